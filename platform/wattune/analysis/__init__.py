@@ -1,0 +1,1 @@
+"""From marks and readings to metrics: pure functions over tables."""

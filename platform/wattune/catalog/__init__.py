@@ -1,0 +1,1 @@
+"""What exists: devices and models, each constant with its source."""

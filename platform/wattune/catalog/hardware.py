@@ -1,0 +1,162 @@
+"""Devices and clusters. A device is what one rank drives; peaks are dense, never the sparse marketing figure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from wattune.errors import PlanError, closest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One kind of device. A field that is None is unknown there, and what needs it is then absent, never guessed."""
+
+    name: str
+    """Catalog name, as search spaces write it."""
+    vendor: str
+    """`nvidia`, `amd` or `cpu`."""
+    peak_bf16_flop_per_s: float | None
+    """Dense bf16 matrix peak of one device."""
+    peak_fp32_flop_per_s: float | None
+    """Dense fp32 peak of one device, without reduced-precision tricks."""
+    memory_bytes: int | None
+    """Memory one rank can address on its device."""
+    memory_bandwidth_bytes_per_s: float | None
+    """Peak bandwidth of that memory."""
+    link_bandwidth_bytes_per_s: float | None
+    """Peak bandwidth to the other devices of the node, one direction, all links of the device together."""
+    power_limit_w: float | None
+    """Default enforced power limit of one device (a package's limit divided by its devices)."""
+    sm_clock_max_mhz: float | None
+    """Highest compute clock."""
+    temp_slowdown_c: float | None
+    """Core temperature at which the device slows down to protect itself."""
+    devices_per_package: int = 1
+    """Devices that share one package, and with it one power sensor (MI250: 2)."""
+    dtypes: tuple[str, ...] = ("bf16", "fp32")
+    """Data types training can run in."""
+    source: str
+    """Where the numbers come from."""
+
+    def peak_flop_per_s(self, dtype: str) -> float | None:
+        """Dense peak for a data type, None where it is not known."""
+        return {"bf16": self.peak_bf16_flop_per_s, "fp32": self.peak_fp32_flop_per_s}[dtype]
+
+
+DEVICES: Final[dict[str, DeviceSpec]] = {
+    device.name: device
+    for device in (
+        DeviceSpec(
+            name="h100_sxm",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=989.4e12,  # half of the 1,979 TFLOP/s the datasheet gives with sparsity
+            peak_fp32_flop_per_s=66.9e12,
+            memory_bytes=80 * 10**9,
+            memory_bandwidth_bytes_per_s=3.35e12,
+            link_bandwidth_bytes_per_s=450e9,  # 18 NVLink 4 links, 900 GB/s both directions together
+            power_limit_w=700.0,
+            sm_clock_max_mhz=1980.0,
+            temp_slowdown_c=89.0,
+            source="NVIDIA H100 Tensor Core GPU datasheet (SXM5) and Hopper architecture white paper, table 2",
+        ),
+        DeviceSpec(
+            name="h200_sxm",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=989.4e12,  # half of the sparse figure, as for H100
+            peak_fp32_flop_per_s=66.9e12,
+            memory_bytes=141 * 10**9,
+            memory_bandwidth_bytes_per_s=4.8e12,
+            link_bandwidth_bytes_per_s=450e9,
+            power_limit_w=700.0,
+            sm_clock_max_mhz=1980.0,
+            temp_slowdown_c=89.0,  # measured: NVML slowdown threshold, driver 580.159.04
+            source="NVIDIA H200 Tensor Core GPU datasheet (SXM); limits and thresholds read by NVML on one H200",
+        ),
+        DeviceSpec(
+            name="mi250_gcd",
+            vendor="amd",
+            peak_bf16_flop_per_s=181.05e12,  # 362.1 TFLOP/s a package, two GCDs
+            peak_fp32_flop_per_s=45.25e12,  # matrix fp32, 90.5 TFLOP/s a package
+            memory_bytes=64 * 10**9,
+            memory_bandwidth_bytes_per_s=1.6384e12,
+            link_bandwidth_bytes_per_s=300e9,  # 6 Infinity Fabric links of 50 GB/s a direction
+            power_limit_w=250.0,  # 500 W board power a package
+            sm_clock_max_mhz=1700.0,
+            temp_slowdown_c=None,
+            devices_per_package=2,
+            source="AMD Instinct MI250 accelerator datasheet, per-package figures halved for one GCD; not measured",
+        ),
+        DeviceSpec(
+            name="cpu",
+            vendor="cpu",
+            peak_bf16_flop_per_s=None,
+            peak_fp32_flop_per_s=None,
+            memory_bytes=None,
+            memory_bandwidth_bytes_per_s=None,
+            link_bandwidth_bytes_per_s=None,
+            power_limit_w=None,
+            sm_clock_max_mhz=None,
+            temp_slowdown_c=None,
+            dtypes=("fp32", "bf16"),
+            source="any host: one process a rank; its peaks differ by machine and are therefore not given",
+        ),
+    )
+}
+"""Every device by name."""
+
+
+def device(name: str) -> DeviceSpec:
+    """The device of that name.
+
+    Raises:
+        PlanError: There is none.
+    """
+    try:
+        return DEVICES[name]
+    except KeyError:
+        raise PlanError(f'unknown device "{name}"; {closest(name, DEVICES)}') from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """The machines a trial runs on, and what planning has to know of them without touching them."""
+
+    device: str
+    """Catalog name of the device every rank drives."""
+    num_nodes: int = 1
+    """Nodes used."""
+    devices_per_node: int
+    """Devices used on each node; one rank a device."""
+    simulate_sensors_of: str | None = None
+    """On `cpu`: the device whose sensors the simulated backend computes; None leaves only the host's own."""
+    transformer_engine: bool = False
+    """Whether TransformerEngine is installed on the nodes."""
+    nvlink_domain_size: int | None = None
+    """Devices joined by the fast fabric; None means the devices of one node."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial on this cluster."""
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def sensed_device(self) -> DeviceSpec:
+        """The device telemetry describes: the simulated one where sensors are simulated, else the real one."""
+        return device(self.simulate_sensors_of or self.device)
+
+    @property
+    def label(self) -> str:
+        """Short text such as `1x4 h200_sxm`."""
+        return f"{self.num_nodes}x{self.devices_per_node} {self.device}"
+
+
+def parse_cluster_label(text: str) -> ClusterSpec:
+    """The cluster that `"NODESxDEVICES device"` names, such as `"1x4 h200_sxm"`.
+
+    Raises:
+        PlanError: The text has another form or names an unknown device.
+    """
+    size, _, name = text.strip().partition(" ")
+    nodes, _, devices = size.partition("x")
+    if not (nodes.isdigit() and devices.isdigit() and int(nodes) and int(devices) and name):
+        raise PlanError(f'"{text}" does not name a cluster; write NODESxDEVICES and a device, such as "1x4 h200_sxm"')
+    return ClusterSpec(device=device(name.strip()).name, num_nodes=int(nodes), devices_per_node=int(devices))

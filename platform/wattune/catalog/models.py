@@ -1,0 +1,213 @@
+"""Decoder transformers by their published configurations, their parameter counts, and scaled-down slices of them."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.errors import PlanError, closest
+
+NORMS: Final = ("rmsnorm", "layernorm")
+ACTIVATIONS: Final = ("swiglu", "gelu")
+POSITIONS: Final = ("rope", "learned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One decoder transformer. Field words are those of Hugging Face configurations."""
+
+    name: str
+    """Catalog name; fields may have been overridden."""
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    """Inner width of the feed-forward block, of one expert where there are experts."""
+    num_heads: int
+    num_kv_heads: int
+    """Key and value heads; fewer than `num_heads` is grouped-query attention."""
+    vocab_size: int
+    num_experts: int = 0
+    """Experts per layer; 0 is a dense model."""
+    num_experts_per_token: int = 0
+    """Experts each token is sent to."""
+    expert_capacity_factor: float | None = None
+    """Tokens an expert takes, as a multiple of its even share; the rest is dropped. None is dropless."""
+    norm: str = "rmsnorm"
+    activation: str = "swiglu"
+    positions: str = "rope"
+    rope_base: float = 10_000.0
+    max_positions: int = 0
+    """Learned positions that exist; 0 with rotary positions."""
+    bias: bool = False
+    """Whether linear layers (and LayerNorm) carry biases."""
+    tied_embeddings: bool = False
+    """Whether the output projection shares the embedding's weight."""
+    source: str = ""
+    """Where the numbers come from."""
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the feed-forward blocks are mixtures of experts."""
+        return self.num_experts > 0
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer, all experts included."""
+        h, kv = self.hidden_size, self.num_kv_heads * self.head_size
+        attention = 2 * h * h + 2 * h * kv + (2 * h + 2 * kv if self.bias else 0)
+        return attention + self._ffn_parameters(self.num_experts) + 2 * self._norm_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the token embedding and, where learned, the positions."""
+        return (self.vocab_size + (self.max_positions if self.positions == "learned" else 0)) * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, computed from the fields."""
+        output = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        return self.num_layers * self.layer_parameters + self.embedding_parameters + self._norm_parameters + output
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters one token meets: all of a dense model, the chosen experts of a mixture."""
+        if not self.is_moe:
+            return self.num_parameters
+        idle = self._ffn_parameters(self.num_experts) - self._ffn_parameters(self.num_experts_per_token)
+        router = (self.num_experts - self.num_experts_per_token) * self.hidden_size
+        return self.num_parameters - self.num_layers * (idle - router)
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden_size * (2 if self.norm == "layernorm" and self.bias else 1)
+
+    def _ffn_parameters(self, num_experts: int) -> int:
+        matrices = 3 if self.activation == "swiglu" else 2
+        inner_biases = (matrices - 1) * self.ffn_hidden_size
+        one = matrices * self.hidden_size * self.ffn_hidden_size + (inner_biases + self.hidden_size if self.bias else 0)
+        return one if not self.is_moe else num_experts * (one + self.hidden_size)  # the router has a row an expert
+
+
+MODELS: Final[dict[str, ModelSpec]] = {
+    model.name: model
+    for model in (
+        ModelSpec(
+            name="gpt3_175b",
+            num_layers=96,
+            hidden_size=12288,
+            ffn_hidden_size=49152,
+            num_heads=96,
+            num_kv_heads=96,
+            vocab_size=50257,
+            norm="layernorm",
+            activation="gelu",
+            positions="learned",
+            max_positions=2048,
+            bias=True,
+            tied_embeddings=True,
+            source="Brown et al. 2020 (arXiv 2005.14165), table 2.1; vocabulary of the GPT-2 tokenizer",
+        ),
+        ModelSpec(
+            name="llama3_70b",
+            num_layers=80,
+            hidden_size=8192,
+            ffn_hidden_size=28672,
+            num_heads=64,
+            num_kv_heads=8,
+            vocab_size=128256,
+            rope_base=500_000.0,
+            source="Meta-Llama-3-70B config.json; Llama 3 report (arXiv 2407.21783), table 3",
+        ),
+        ModelSpec(
+            name="llama3_8b",
+            num_layers=32,
+            hidden_size=4096,
+            ffn_hidden_size=14336,
+            num_heads=32,
+            num_kv_heads=8,
+            vocab_size=128256,
+            rope_base=500_000.0,
+            source="Meta-Llama-3-8B config.json; Llama 3 report (arXiv 2407.21783), table 3",
+        ),
+        ModelSpec(
+            name="mixtral_8x7b",
+            num_layers=32,
+            hidden_size=4096,
+            ffn_hidden_size=14336,
+            num_heads=32,
+            num_kv_heads=8,
+            vocab_size=32000,
+            num_experts=8,
+            num_experts_per_token=2,
+            rope_base=1_000_000.0,
+            source="Mixtral-8x7B-v0.1 config.json; Jiang et al. 2024 (arXiv 2401.04088), table 1",
+        ),
+        ModelSpec(
+            name="mixtral_8x22b",
+            num_layers=56,
+            hidden_size=6144,
+            ffn_hidden_size=16384,
+            num_heads=48,
+            num_kv_heads=8,
+            vocab_size=32768,
+            num_experts=8,
+            num_experts_per_token=2,
+            rope_base=1_000_000.0,
+            source="Mixtral-8x22B-v0.3 config.json (v0.1 has 32,000 tokens)",
+        ),
+    )
+}
+"""Every model by name."""
+
+
+def model(name: str) -> ModelSpec:
+    """The model of that name.
+
+    Raises:
+        PlanError: There is none.
+    """
+    try:
+        return MODELS[name]
+    except KeyError:
+        raise PlanError(f'unknown model "{name}"; {closest(name, MODELS)}') from None
+
+
+STATE_BYTES_PER_PARAMETER: Final = 18
+"""bf16 weight 2, fp32 gradient 4, fp32 master weight and two Adam moments 12 bytes (Rajbhandari et al. 2020, arXiv
+1910.02054, section 3.1, with the gradient kept in fp32 as Megatron-Core does)."""
+
+STATE_MEMORY_FRAC: Final = 0.6
+"""Share of device memory a slice's training state may fill, so that activations and buffers have room."""
+
+
+def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
+    """The deepest slice of a model whose training state fits a smaller cluster.
+
+    Only layers are dropped. Widths, heads, experts and vocabulary stay, so every per-layer matrix product, message
+    size and arithmetic intensity is that of the full model; the embedding's share of the step grows.
+
+    Args:
+        full: The published model.
+        cluster: Where the slice is to run; its device's memory must be known.
+
+    Returns:
+        The model with as many layers as fit, a multiple of the world size where that many fit.
+
+    Raises:
+        PlanError: The device's memory is unknown, or not one layer fits.
+    """
+    memory_bytes = cluster.sensed_device.memory_bytes
+    if memory_bytes is None:
+        raise PlanError(f'scale_to: the memory of "{cluster.device}" is not in the catalog; give num_layers instead')
+    budget = STATE_MEMORY_FRAC * memory_bytes * cluster.world_size / STATE_BYTES_PER_PARAMETER
+    outside_layers = full.num_parameters - full.num_layers * full.layer_parameters
+    num_layers = min(full.num_layers, int((budget - outside_layers) // full.layer_parameters))
+    if num_layers < 1:
+        raise PlanError(f"scale_to: not one layer of {full.name} fits {cluster.label}; use a larger cluster")
+    if num_layers > cluster.world_size:
+        num_layers -= num_layers % cluster.world_size
+    return replace(full, num_layers=num_layers)

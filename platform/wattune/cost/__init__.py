@@ -1,0 +1,1 @@
+"""Predictions, never measurements."""

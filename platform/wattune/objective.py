@@ -1,0 +1,120 @@
+"""Objectives and constraints: a small grammar that is parsed, never evaluated as code.
+
+`maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from wattune.errors import SpaceError, closest
+from wattune.schema import METRICS
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
+_CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
+_LONGEST_TEXT: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the best trial has most, or least, of."""
+
+    metric: str
+    maximize: bool
+
+    def __str__(self) -> str:
+        """The text it was parsed from, in canonical form."""
+        return f"{'maximize' if self.maximize else 'minimize'} {self.metric}"
+
+    def score(self, metrics: Mapping[str, float]) -> float | None:
+        """The value to maximize (negated when minimizing), None where the metric is absent."""
+        value = metrics.get(self.metric)
+        return None if value is None else value if self.maximize else -value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """A bound on a metric: a number, or a number times another metric such as a limit."""
+
+    metric: str
+    operator: str
+    factor: float
+    limit_metric: str | None = None
+
+    def __str__(self) -> str:
+        """The text it was parsed from, in canonical form."""
+        times = f" * {self.limit_metric}" if self.limit_metric else ""
+        return f"{self.metric} {self.operator} {self.factor:.12g}{times}"
+
+    def bound(self, metrics: Mapping[str, float]) -> float | None:
+        """The number the metric is held to, None where the limit's metric is absent."""
+        if self.limit_metric is None:
+            return self.factor
+        limit = metrics.get(self.limit_metric)
+        return None if limit is None else self.factor * limit
+
+    def missing(self, metrics: Mapping[str, float]) -> list[str]:
+        """The metrics it needs that were not measured."""
+        needed = [self.metric, *([self.limit_metric] if self.limit_metric else [])]
+        return [name for name in needed if name not in metrics]
+
+    def slack(self, metrics: Mapping[str, float]) -> float | None:
+        """How far the metric is on the allowed side of its bound, in the metric's unit; negative is violated.
+
+        None where a metric is absent: the constraint is then unknown, neither held nor violated.
+        """
+        value, bound = metrics.get(self.metric), self.bound(metrics)
+        if value is None or bound is None:
+            return None
+        return bound - value if self.operator.startswith("<") else value - bound
+
+    def holds(self, metrics: Mapping[str, float]) -> bool | None:
+        """Whether the metric is within the bound, None where that is unknown."""
+        slack = self.slack(metrics)
+        if slack is None:
+            return None
+        return slack > 0 if self.operator in ("<", ">") else slack >= 0
+
+
+def _metric(name: str, text: str) -> str:
+    if name not in METRICS:
+        raise SpaceError(f'unknown metric "{name}" in "{text}"; {closest(name, METRICS)}')
+    return name
+
+
+def parse_objective(text: str) -> Objective:
+    """The objective a text states.
+
+    Raises:
+        SpaceError: The text has another form or names an unknown metric.
+    """
+    match = _OBJECTIVE.fullmatch(text[:_LONGEST_TEXT])
+    if match is None:
+        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is no objective; write "maximize METRIC" or "minimize METRIC"')
+    return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
+
+
+def parse_constraint(text: str) -> Constraint:
+    """The constraint a text states.
+
+    Raises:
+        SpaceError: The text has another form, names an unknown metric, or its number is not finite.
+    """
+    match = _CONSTRAINT.fullmatch(text[: _LONGEST_TEXT + 1])
+    if match is None:
+        raise SpaceError(
+            f'"{text[:_LONGEST_TEXT]}" is no constraint; write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" '
+            "with OP one of <= < >= >"
+        )
+    factor = float(match[3])
+    if not math.isfinite(factor):
+        raise SpaceError(f'the bound of "{text}" is not a finite number; write one that is')
+    return Constraint(
+        metric=_metric(match[1], text),
+        operator=match[2],
+        factor=factor,
+        limit_metric=_metric(match[4], text) if match[4] else None,
+    )

@@ -1,0 +1,1 @@
+"""The only home of Ray: clusters, telemetry actors, trials and studies."""

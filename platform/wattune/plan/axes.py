@@ -1,0 +1,109 @@
+"""The axes of a configuration, in one table, and `Plan`, one value on each of them."""
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+AxisKind = Literal["count", "choice", "layout", "order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One dimension a search may vary."""
+
+    name: str
+    kind: AxisKind
+    """`count`: positive integer; `choice`: one of `choices`; `layout`: layers per stage; `order`: rank order."""
+    choices: tuple[str, ...] = ()
+    neutral: str
+    """The value taken where the space leaves the axis out, in words."""
+    meaning: str
+    """One line for people."""
+
+
+AXES: Final[dict[str, Axis]] = {
+    axis.name: axis
+    for axis in (
+        Axis(name="tp", kind="count", neutral="1", meaning="tensor parallel degree, with sequence parallel"),
+        Axis(name="pp", kind="count", neutral="1", meaning="pipeline stages"),
+        Axis(name="cp", kind="count", neutral="1", meaning="context parallel degree"),
+        Axis(name="ep", kind="count", neutral="1", meaning="expert parallel degree; divides dp*cp*tp/etp"),
+        Axis(name="etp", kind="count", neutral="tp", meaning="tensor parallel degree inside experts"),
+        Axis(name="vpp", kind="count", neutral="1", meaning="model chunks per pipeline stage (interleaving)"),
+        Axis(name="micro_batch_size", kind="count", neutral="1", meaning="sequences per micro-batch and replica"),
+        Axis(
+            name="sharding",
+            kind="choice",
+            choices=("none", "zero1", "zero2", "zero3"),
+            neutral="none",
+            meaning="what data-parallel ranks share: optimizer state, gradients, parameters",
+        ),
+        Axis(
+            name="recompute",
+            kind="choice",
+            choices=("none", "selective", "full"),
+            neutral="none",
+            meaning="activations computed again in the backward pass: none, attention, every layer",
+        ),
+        Axis(
+            name="overlap",
+            kind="choice",
+            choices=("none", "grad", "grad_param", "tp"),
+            neutral="none",
+            meaning="communication run beside compute: gradient reduction, parameter gathering, tensor parallel",
+        ),
+        Axis(
+            name="dtype",
+            kind="choice",
+            choices=("bf16", "fp32"),
+            neutral="bf16, on cpu fp32",
+            meaning="data type of weights and activations in the forward and backward pass",
+        ),
+        Axis(name="layout", kind="layout", neutral="even", meaning="layers per pipeline stage, such as [21, 19]"),
+        Axis(name="rank_order", kind="order", neutral="topology", meaning="which device slot each rank drives"),
+    )
+}
+"""Every axis by name, in the order tables list them."""
+
+DEGREES: Final = ("tp", "pp", "cp", "ep", "etp", "vpp")
+"""The axes that are parallel degrees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One value on every axis: how a model is laid out over ranks and how a step runs. `dp` follows from the ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    vpp: int = 1
+    micro_batch_size: int = 1
+    sharding: str = "none"
+    recompute: str = "none"
+    overlap: str = "none"
+    dtype: str = "bf16"
+    layout: tuple[int, ...] = ()
+    """Layers per pipeline stage in stage order (chunk-major with interleaving); empty is even."""
+    rank_order: str | tuple[int, ...] = "topology"
+    """`topology`, or the device slot of every rank, counted over all nodes."""
+
+    def dp(self, world_size: int) -> int:
+        """Data parallel degree on that many ranks: world = tp * pp * cp * dp."""
+        return world_size // (self.tp * self.pp * self.cp)
+
+    @property
+    def label(self) -> str:
+        """Short text of what is not neutral, such as `tp2 pp2 mbs4 zero1`."""
+        neutral = Plan(etp=self.tp, dtype=self.dtype)
+        parts = [f"{name}{getattr(self, name)}" for name in DEGREES if getattr(self, name) != getattr(neutral, name)]
+        parts.append(f"mbs{self.micro_batch_size}")
+        parts += [self.sharding] if self.sharding != "none" else []
+        parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
+        parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []
+        parts += [f"order={self.rank_order}"] if self.rank_order != "topology" else []
+        return " ".join(parts)
+
+
+assert {field.name for field in fields(Plan)} == set(AXES), "Plan and AXES name the same axes"

@@ -1,0 +1,180 @@
+"""The tables wattune writes and the metrics it names: one line a column or metric, a unit on every one.
+
+Workers and telemetry meet here and nowhere else: both write tables of these schemas on one node clock, and analysis
+joins them. Tables and rules are those of the design's telemetry contract; a failed read is null, never 0.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from wattune.units import unit_of
+
+SCHEMA_VERSION: Final = "1"
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+def _column(name: str, type_: pa.DataType, kind: str = "gauge") -> pa.Field:
+    """A column whose metadata holds the unit its name declares and whether it is a gauge or a cumulative counter."""
+    unit = unit_of(name)
+    metadata = {"kind": kind} | ({"unit": unit} if unit else {})
+    return pa.field(name, type_, metadata=metadata)
+
+
+_KEYS = [
+    _column("node", _TEXT, "key"),
+    _column("device", _TEXT, "key"),
+    _column("mono_ns", pa.int64(), "time"),
+    _column("wall_ns", pa.int64(), "time"),
+]
+
+TELEMETRY: Final[dict[str, pa.Schema]] = {
+    "ring": pa.schema([*_KEYS, _column("sensor_ns", pa.int64(), "time"), _column("power_w", pa.float32())]),
+    "fast": pa.schema(
+        [
+            *_KEYS,
+            _column("power_instant_w", pa.float32()),
+            _column("sm_clock_mhz", pa.int64()),
+            _column("event_reasons", pa.uint64(), "bits"),
+            _column("gpu_temp_c", pa.float32()),
+        ]
+    ),
+    "counter": pa.schema(
+        [
+            *_KEYS,
+            _column("nvlink_tx_bytes", pa.int64(), "cumulative"),
+            _column("nvlink_rx_bytes", pa.int64(), "cumulative"),
+            _column("pcie_tx_bytes", pa.int64(), "cumulative"),
+            _column("pcie_rx_bytes", pa.int64(), "cumulative"),
+            _column("tensor_active_frac", pa.float32()),
+            _column("dram_active_frac", pa.float32()),
+            _column("sm_active_frac", pa.float32()),
+        ]
+    ),
+    "slow": pa.schema(
+        [
+            *_KEYS,
+            _column("energy_j", pa.float64(), "cumulative"),
+            _column("power_average_w", pa.float32()),
+            _column("power_limit_w", pa.float32()),
+            _column("memory_temp_c", pa.float32()),
+            _column("thermal_margin_c", pa.float32()),
+            _column("throttle_power_ns", pa.int64(), "cumulative"),
+            _column("throttle_thermal_ns", pa.int64(), "cumulative"),
+            _column("throttle_hw_ns", pa.int64(), "cumulative"),
+            _column("memory_used_bytes", pa.int64()),
+        ]
+    ),
+    "host": pa.schema(
+        [
+            *_KEYS,
+            _column("cpu_busy_frac", pa.float32()),
+            _column("package_power_w", pa.float32()),
+            _column("dram_power_w", pa.float32()),
+            _column("memory_used_bytes", pa.int64()),
+            _column("nic_tx_bytes", pa.int64(), "cumulative"),
+            _column("nic_rx_bytes", pa.int64(), "cumulative"),
+        ]
+    ),
+}
+"""Telemetry tables by tier. `ring` is the driver's own power history, the others are what the sampler read."""
+
+MARKS: Final = pa.schema(
+    [
+        _column("node", _TEXT, "key"),
+        _column("device", _TEXT, "key"),
+        _column("rank", pa.int32(), "key"),
+        _column("step", pa.int32(), "key"),
+        _column("micro_batch", pa.int32(), "key"),
+        _column("chunk", pa.int32(), "key"),
+        _column("phase", _TEXT, "key"),
+        _column("start_mono_ns", pa.int64(), "time"),
+        _column("end_mono_ns", pa.int64(), "time"),
+        _column("start_wall_ns", pa.int64(), "time"),
+        _column("end_wall_ns", pa.int64(), "time"),
+    ]
+)
+"""When each rank was in which phase of which step; `micro_batch` and `chunk` are null where they do not apply."""
+
+PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
+"""The phases workers mark."""
+
+THROTTLE_REASON_BITS: Final[dict[str, int]] = {
+    "power": 0x4,  # software power cap
+    "thermal": 0x20 | 0x40,  # software and hardware thermal slowdown
+    "hw": 0x8 | 0x80,  # hardware slowdown, external power brake
+}
+"""Bits of `event_reasons` by cause, as NVML numbers them (nvml.h, nvmlClocksEventReasons; on H200 0x4 was seen)."""
+
+
+def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
+    """A tier's schema with what every stored table says of itself.
+
+    Args:
+        tier: A key of `TELEMETRY`, or `marks`.
+        backend: What read the sensors.
+        simulated: Whether the values were computed instead of measured.
+    """
+    base = MARKS if tier == "marks" else TELEMETRY[tier]
+    return base.with_metadata(
+        {
+            "wattune.schema_version": SCHEMA_VERSION,
+            "wattune.table": tier,
+            "wattune.backend": backend,
+            "wattune.simulated": str(simulated).lower(),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure a trial's result may hold."""
+
+    name: str
+    group: str
+    better: str
+    """`lower`, `higher`, or `none` where neither is better by itself."""
+
+    @property
+    def unit(self) -> str | None:
+        """The unit its name declares."""
+        return unit_of(self.name)
+
+
+def _group(group: str, better: str, names: str) -> list[Metric]:
+    return [Metric(name=name, group=group, better=better) for name in names.split()]
+
+
+METRICS: Final[dict[str, Metric]] = {
+    metric.name: metric
+    for metric in (
+        *_group("speed", "lower", "step_time_s step_time_p95_s"),
+        *_group("speed", "higher", "tokens_per_s tokens_per_s_per_device mfu_frac"),
+        *_group("energy", "lower", "energy_per_step_j energy_per_token_j"),
+        *_group("energy", "higher", "tokens_per_j"),
+        *_group("energy", "lower", "energy_delay_product_js"),
+        *_group("power", "lower", "device_power_mean_w device_power_peak_20ms_w device_power_peak_100ms_w"),
+        *_group("power", "lower", "device_power_peak_1s_w node_device_power_mean_w node_device_power_peak_100ms_w"),
+        *_group("power", "lower", "node_device_power_peak_1s_w cluster_device_power_peak_1s_w"),
+        *_group("power", "lower", "node_power_mean_w node_power_peak_1s_w"),
+        *_group("power", "none", "device_power_limit_w power_coincidence_frac"),
+        *_group("power", "lower", "power_ramp_max_w_per_s power_swing_rms_w"),
+        *_group("excursion", "lower", "excursion_count excursion_time_frac excursion_energy_j"),
+        *_group("excursion", "lower", "excursion_peak_over_limit_frac over_limit_20ms_time_frac"),
+        *_group("throttle", "lower", "throttle_time_s throttle_frac throttle_loss_frac throttle_power_frac"),
+        *_group("throttle", "lower", "throttle_thermal_frac throttle_hw_frac clock_deficit_frac"),
+        *_group("throttle", "lower", "power_cap_active_frac thermal_active_frac hw_active_frac"),
+        *_group("thermal", "lower", "device_temp_max_c device_temp_mean_c device_temp_spread_c memory_temp_max_c"),
+        *_group("thermal", "higher", "thermal_margin_min_c"),
+        *_group("use", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
+        *_group("use", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
+        *_group("memory", "lower", "memory_peak_bytes"),
+        *_group("memory", "higher", "memory_headroom_frac"),
+        *_group("where", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
+        *_group("trust", "higher", "sample_coverage_frac"),
+        *_group("trust", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
+    )
+}
+"""Every metric by name, in the order tables list them. `analysis` computes them, nothing else names new ones."""

@@ -1,0 +1,290 @@
+"""The study folder: the only reader and writer of its layout.
+
+```
+<storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
+  trials/<trial_id>-<repeat>/spec.json result.json marks.parquet
+  trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
+<storage>/recordings/<name>/manifest.json telemetry/<node>/... [marks.parquet]
+```
+
+A finished trial is a `result.json` renamed into place: whatever is killed, a folder either has a whole result or none,
+and a study resumes by looking at its folder.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.schema import TELEMETRY
+from wattune.trial import TrialResult, TrialSpec
+
+STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
+DEFAULT_STORAGE: Final = "~/wattune-studies"
+RECORDINGS: Final = "recordings"
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_GROWS: Final = ("search.num_trials", "measure.timeout_s")
+"""What may change between two runs of one study without making it another study."""
+
+
+def storage_path(storage: str | None = None) -> Path:
+    """The folder studies are kept in: the argument, else `$WATTUNE_STORAGE`, else `~/wattune-studies`.
+
+    Raises:
+        PlanError: A URI was given; work happens in a local folder.
+    """
+    text = storage or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+    if "://" in text:
+        raise PlanError(f'storage "{text}" is a URI; studies are written to a local folder, give its path')
+    return Path(text).expanduser().absolute()
+
+
+def check_study_name(name: str) -> str:
+    """A name that is one folder inside the storage.
+
+    Raises:
+        SpaceError: It is not: empty, too long, with separators, or taken by the layout.
+    """
+    if not _NAME.fullmatch(name) or name == RECORDINGS:
+        raise SpaceError(
+            f'study name "{name}" cannot be a folder of the storage; use up to 100 letters, digits, ".", "_" and "-", '
+            f'the first a letter or digit, and not "{RECORDINGS}"'
+        )
+    return name
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that a crash leaves either the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    _write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes one Parquet file, whole or not at all, in the study's one set of options."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", compression_level=3)
+    _write_whole(path, sink.getvalue().to_pybytes())
+
+
+class MeasuredFolder:
+    """Marks and telemetry of one trial or recording, as files."""
+
+    def __init__(self, path: Path) -> None:
+        """Names a folder; nothing is read or made."""
+        self.path = path
+
+    def write_marks(self, marks: pa.Table) -> None:
+        """Writes the marks of all ranks."""
+        write_table(self.path / "marks.parquet", marks)
+
+    def marks(self) -> pa.Table | None:
+        """The marks of all ranks, None where there are none."""
+        path = self.path / "marks.parquet"
+        return pq.read_table(path) if path.exists() else None
+
+    def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
+        """Writes one node's tables and, last, its manifest: a node with a manifest is complete."""
+        folder = self.path / "telemetry" / node
+        for tier, table in tables.items():
+            write_table(folder / f"{tier}.parquet", table)
+        _write_json(folder / "manifest.json", manifest)
+
+    def nodes(self) -> list[str]:
+        """The nodes there is telemetry of."""
+        return sorted(folder.name for folder in (self.path / "telemetry").glob("*/"))
+
+    def telemetry(self) -> dict[str, pa.Table]:
+        """Every tier's table over all nodes; a tier nobody recorded is not in it.
+
+        Raises:
+            TelemetryError: A file is there and is not a Parquet table.
+        """
+        tables = {}
+        for tier in TELEMETRY:
+            paths = sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
+            try:
+                parts = [pq.read_table(path) for path in paths]
+            except (pa.ArrowInvalid, OSError) as error:
+                raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+            if parts:
+                tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+        return tables
+
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        """What each node's sampler knew, by node: the node's own file, else its part of the recording's."""
+        found: dict[str, dict[str, Any]] = {}
+        whole = self.path / "manifest.json"
+        if whole.exists():
+            found |= json.loads(whole.read_text()).get("nodes", {})
+        for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
+            found[path.parent.name] = json.loads(path.read_text())
+        return found
+
+
+class TrialFolder(MeasuredFolder):
+    """One repeat of one trial."""
+
+    def write_spec(self, spec: TrialSpec) -> None:
+        """Writes what is about to run."""
+        _write_json(self.path / "spec.json", spec.to_json())
+
+    def spec(self) -> TrialSpec:
+        """What ran.
+
+        Raises:
+            PlanError: The folder holds no readable specification.
+        """
+        try:
+            return TrialSpec.from_json(json.loads((self.path / "spec.json").read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanError(f"{self.path}: no trial of this version of wattune ({error})") from error
+
+    def write_result(self, result: TrialResult) -> None:
+        """Writes the result in one rename; from then on the trial is done."""
+        _write_json(self.path / "result.json", result.to_json())
+
+    def result(self) -> TrialResult | None:
+        """The result, None while there is none."""
+        path = self.path / "result.json"
+        return TrialResult.from_json(json.loads(path.read_text())) if path.exists() else None
+
+
+class StudyFolder:
+    """One study's folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Names a folder; nothing is read or made. Use `create` or `open`."""
+        self.path = path
+
+    @classmethod
+    def create(cls, storage: Path, name: str, document: Mapping[str, Any]) -> "StudyFolder":
+        """The folder of a study, made now or found as the same study left it.
+
+        Args:
+            storage: Where studies are kept.
+            name: The study's name.
+            document: The search space, every default spelled out.
+
+        Raises:
+            SpaceError: The name is unusable, or the folder holds a study of another space; the difference is shown.
+        """
+        study = cls(storage / check_study_name(name))
+        if (study.path / "study.yaml").exists():
+            differences = _differences(study.document(), document)
+            if differences:
+                listed = "\n".join(f"  {line}" for line in differences)
+                raise SpaceError(
+                    f"study {study.path} was begun with another space:\n{listed}\n"
+                    "give the study another name, or restore the space to continue it"
+                )
+        _write_whole(study.path / "study.yaml", yaml.safe_dump(dict(document), sort_keys=False).encode())
+        return study
+
+    @classmethod
+    def open(cls, name_or_path: str, storage: Path) -> "StudyFolder":
+        """An existing study, by name under the storage or by its folder.
+
+        Raises:
+            PlanError: There is no study there; those that are, are named.
+        """
+        for path in (storage / name_or_path, Path(name_or_path).expanduser()):
+            if (path / "study.yaml").is_file():
+                return cls(path.absolute())
+        known = sorted(path.parent.name for path in storage.glob("*/study.yaml"))
+        have = f"it holds: {', '.join(known)}" if known else "it holds none"
+        raise PlanError(f'no study "{name_or_path}" in {storage}, {have}; give a name, a study folder, or --storage')
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.path.name
+
+    def document(self) -> dict[str, Any]:
+        """The search space the study was begun with."""
+        document: dict[str, Any] = yaml.safe_load((self.path / "study.yaml").read_text())
+        return document
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Holds the study for one runner; the lock ends with its process, however that ends.
+
+        Raises:
+            PlanError: Another process is running this study.
+        """
+        with open(self.path / ".running", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise PlanError(f"study {self.path} is being run by another process; wait for it or stop it") from None
+            yield
+
+    def trial(self, trial_id: str, repeat: int) -> TrialFolder:
+        """The folder of one repeat of one trial, made or not."""
+        return TrialFolder(self.path / "trials" / f"{trial_id}-{repeat}")
+
+    def trials(self) -> list[TrialFolder]:
+        """Every trial begun, finished or not."""
+        return [TrialFolder(path.parent) for path in sorted(self.path.glob("trials/*/spec.json"))]
+
+    def results(self) -> list[tuple[TrialSpec, TrialResult]]:
+        """Every finished trial with its specification."""
+        finished = ((folder, folder.result()) for folder in self.trials())
+        return [(folder.spec(), result) for folder, result in finished if result is not None]
+
+    def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes every combination of the space: kept, rejected by a rule, or folded into another."""
+        write_table(self.path / "candidates.parquet", pa.Table.from_pylist(list(rows)))
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """Every combination of the space as `write_candidates` got it; empty before that."""
+        path = self.path / "candidates.parquet"
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
+        return rows
+
+    def write_ranking(self, table: pa.Table) -> None:
+        """Writes the ranking of the moment."""
+        write_table(self.path / "ranking.parquet", table)
+
+    @property
+    def report_path(self) -> Path:
+        """Where the study's report stands."""
+        return self.path / "report.html"
+
+    def write_report(self, html: str) -> Path:
+        """Writes the report and says where."""
+        _write_whole(self.report_path, html.encode())
+        return self.report_path
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
+    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, after = _flatten(old), _flatten(new)
+    return [
+        f"{path}: was {before.get(path, 'absent')}, now {after.get(path, 'absent')}"
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path) and path not in _GROWS
+    ]

@@ -1,0 +1,1 @@
+"""What reads sensors, and where the readings go."""

@@ -1,0 +1,141 @@
+"""What a trial is and what came of it: one frozen specification in, one frozen result out."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import Plan
+
+TRIAL_ID_DIGITS: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained on: sequence length, batch, and the kind of work."""
+
+    mode: str = "pretrain"
+    seq_len: int
+    global_batch_size: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.seq_len * self.global_batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How a trial is measured; not part of what it is."""
+
+    warmup_steps: int = 5
+    """Least steps before anything counts; warm-up goes on until step time is stable."""
+    min_steps: int = 20
+    min_seconds: float = 15.0
+    repeats: int = 1
+    soak_finalists: int = 0
+    """Best trials to run again until temperatures are steady."""
+    timeout_s: float = 1800.0
+    """Longest a trial may take, start included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """One configuration, complete and hashable: a model, a cluster, an engine, a workload and a plan."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    engine: str
+    workload: Workload
+    plan: Plan
+
+    @property
+    def trial_id(self) -> str:
+        """First 12 hex digits of the SHA-256 of this specification's sorted JSON, sources left out.
+
+        Called on an effective specification (folded, see `wattune.search.prune`), equal ids mean equal work.
+        """
+        content = asdict(self)
+        del content["model"]["source"]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:TRIAL_ID_DIGITS]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `spec.json`, the trial's id beside its content."""
+        return {"trial_id": self.trial_id, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "TrialSpec":
+        """The specification `to_json` wrote; sequences become tuples again."""
+        plan = dict(data["plan"])
+        plan["layout"] = tuple(plan["layout"])
+        if not isinstance(plan["rank_order"], str):
+            plan["rank_order"] = tuple(plan["rank_order"])
+        return cls(
+            model=ModelSpec(**data["model"]),
+            cluster=ClusterSpec(**data["cluster"]),
+            engine=data["engine"],
+            workload=Workload(**data["workload"]),
+            plan=Plan(**plan),
+        )
+
+
+class TrialStatus(StrEnum):
+    """How a trial ended."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    """Never ran: a rule or a hard limit."""
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    """With the reason, such as `non_finite_loss`."""
+    ABORTED = "aborted"
+    """Stopped at a hard limit."""
+    INTERRUPTED = "interrupted"
+    INVALID = "invalid"
+    """Ran, but the measurement fails quality."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a resumed study leaves this trial alone."""
+        return self is not TrialStatus.INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What a trial gave. A metric that was not measured is not in `metrics`."""
+
+    trial_id: str
+    repeat: int
+    status: TrialStatus
+    reason: str = ""
+    """Why, for every status but `completed`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Values by the names of `wattune.schema.METRICS`."""
+    quality: str = ""
+    """`publishable`, `indicative` or `invalid`; empty where nothing was measured."""
+    quality_reasons: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
+    start_wall_ns: int = 0
+    end_wall_ns: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `result.json`."""
+        return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
+        """The result `to_json` wrote."""
+        return cls(
+            **{
+                **data,
+                "status": TrialStatus(data["status"]),
+                "quality_reasons": tuple(data.get("quality_reasons", ())),
+            }
+        )

@@ -1,0 +1,112 @@
+"""Units: conversions at the edges, and the rule that every dimensional name ends in its unit.
+
+Inside wattune quantities are SI (seconds, watts, joules, bytes); megahertz is the one exception, because every
+vendor, datasheet and sensor speaks it. Nanoseconds appear only as integer timestamps and counters.
+"""
+
+from typing import Final
+
+NS_PER_S: Final = 1_000_000_000
+"""Nanoseconds in a second."""
+
+BYTES_PER_GIB: Final = 1024**3
+"""Bytes in a gibibyte, the unit memory is shown in to people."""
+
+SUFFIX_UNITS: Final[dict[str, str]] = {
+    "_bytes_per_s": "B/s",
+    "_flop_per_s": "FLOP/s",
+    "_w_per_s": "W/s",
+    "_per_s_per_device": "1/s",
+    "_per_s": "1/s",
+    "_per_j": "1/J",
+    "_per_step_j": "J",
+    "_per_token_j": "J",
+    "_js": "J*s",
+    "_ns": "ns",
+    "_s": "s",
+    "_w": "W",
+    "_j": "J",
+    "_c": "degC",
+    "_mhz": "MHz",
+    "_bytes": "B",
+    "_flop": "FLOP",
+    "_frac": "1",
+    "_count": "1",
+}
+"""Name suffix to unit, longest suffixes first: the first one that matches wins."""
+
+
+def ns_to_s(duration_ns: float) -> float:
+    """Converts nanoseconds to seconds."""
+    return duration_ns / NS_PER_S
+
+
+def s_to_ns(duration_s: float) -> int:
+    """Converts seconds to whole nanoseconds, rounded to the nearest."""
+    return round(duration_s * NS_PER_S)
+
+
+def mw_to_w(power_mw: float) -> float:
+    """Converts milliwatts, as NVML reports power, to watts."""
+    return power_mw / 1e3
+
+
+def mj_to_j(energy_mj: float) -> float:
+    """Converts millijoules, as NVML reports energy, to joules."""
+    return energy_mj / 1e3
+
+
+def uj_to_j(energy_uj: float) -> float:
+    """Converts microjoules, as Linux powercap (RAPL) reports energy, to joules."""
+    return energy_uj / 1e6
+
+
+def kib_to_bytes(size_kib: int) -> int:
+    """Converts kibibytes, as NVML reports NVLink traffic, to bytes."""
+    return size_kib * 1024
+
+
+def unit_of(name: str) -> str | None:
+    """The unit a quantity's name declares by its suffix.
+
+    Args:
+        name: A column, metric or field name such as ``device_power_mean_w``.
+
+    Returns:
+        The unit, ``"1"`` for fractions and counts, or None for a name without a unit suffix.
+    """
+    for suffix, unit in SUFFIX_UNITS.items():
+        if name.endswith(suffix):
+            return unit
+    return None
+
+
+_PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_quantity(name: str, value: float) -> str:
+    """A value as people read it: three significant digits, its unit from the name, fractions as percent.
+
+    Args:
+        name: The quantity's name; its suffix decides unit and style.
+        value: The value in the name's unit.
+
+    Returns:
+        Text such as ``"2.79 kW"``, ``"41.3 %"``, ``"18.2 ms"`` or ``"11.3 GiB"``.
+    """
+    unit = unit_of(name)
+    if unit == "1" and name.endswith("_frac"):
+        return f"{100 * value:.1f} %"
+    if unit == "B":
+        return f"{value / BYTES_PER_GIB:.2f} GiB" if abs(value) >= BYTES_PER_GIB / 10 else f"{value / 2**20:.1f} MiB"
+    if unit == "s" and abs(value) < 1:
+        return f"{1e3 * value:.1f} ms"
+    if unit in ("degC", "MHz"):
+        return f"{value:.1f} {'°C' if unit == 'degC' else 'MHz'}"
+    if unit == "J" and 0 < abs(value) < 1:
+        return f"{1e3 * value:.3g} mJ"
+    label = {None: "", "1": "", "1/s": "/s", "1/J": "/J"}.get(unit, unit)
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{label}".rstrip()
+    return f"{value:.3g} {label}".rstrip()

@@ -1,0 +1,1 @@
+"""What trains: engines, the measuring loop, and the marks of when each rank was in which phase."""
