@@ -36,6 +36,12 @@ class PlanError(WattuneError):
     exit_code = 2
 
 
+class NothingToTryError(PlanError):
+    """A space in which every combination is rejected."""
+
+    exit_code = 3
+
+
 class EngineError(WattuneError):
     """A training engine that cannot build or run a specification."""
 

@@ -47,7 +47,7 @@ class Constraint:
     def __str__(self) -> str:
         """The text it was parsed from, in canonical form."""
         times = f" * {self.limit_metric}" if self.limit_metric else ""
-        return f"{self.metric} {self.operator} {self.factor:.12g}{times}"
+        return f"{self.metric} {self.operator} {repr(self.factor).removesuffix('.0')}{times}"
 
     def bound(self, metrics: Mapping[str, float]) -> float | None:
         """The number the metric is held to, None where the limit's metric is absent."""
@@ -91,7 +91,7 @@ def parse_objective(text: str) -> Objective:
     Raises:
         SpaceError: The text has another form or names an unknown metric.
     """
-    match = _OBJECTIVE.fullmatch(text[:_LONGEST_TEXT])
+    match = _OBJECTIVE.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is no objective; write "maximize METRIC" or "minimize METRIC"')
     return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
@@ -103,7 +103,7 @@ def parse_constraint(text: str) -> Constraint:
     Raises:
         SpaceError: The text has another form, names an unknown metric, or its number is not finite.
     """
-    match = _CONSTRAINT.fullmatch(text[: _LONGEST_TEXT + 1])
+    match = _CONSTRAINT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise SpaceError(
             f'"{text[:_LONGEST_TEXT]}" is no constraint; write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" '

@@ -38,9 +38,11 @@ class Measure:
     min_seconds: float = 15.0
     repeats: int = 1
     soak_finalists: int = 0
-    """Best trials to run again until temperatures are steady."""
+    """Best trials to run once more at the end, long enough for temperatures to settle."""
+    soak_seconds: float = 600.0
+    """Least seconds of a finalist's last run; air-cooled nodes settle in 5 to 15 minutes."""
     timeout_s: float = 1800.0
-    """Longest a trial may take, start included."""
+    """Longest the workers of a trial may take, from the start of the engine's build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

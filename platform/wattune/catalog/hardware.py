@@ -1,5 +1,6 @@
 """Devices and clusters. A device is what one rank drives; peaks are dense, never the sparse marketing figure."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,14 +150,16 @@ class ClusterSpec:
         return f"{self.num_nodes}x{self.devices_per_node} {self.device}"
 
 
+_CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)", re.ASCII)
+
+
 def parse_cluster_label(text: str) -> ClusterSpec:
     """The cluster that `"NODESxDEVICES device"` names, such as `"1x4 h200_sxm"`.
 
     Raises:
         PlanError: The text has another form or names an unknown device.
     """
-    size, _, name = text.strip().partition(" ")
-    nodes, _, devices = size.partition("x")
-    if not (nodes.isdigit() and devices.isdigit() and int(nodes) and int(devices) and name):
+    match = _CLUSTER_LABEL.fullmatch(text.strip())
+    if match is None:
         raise PlanError(f'"{text}" does not name a cluster; write NODESxDEVICES and a device, such as "1x4 h200_sxm"')
-    return ClusterSpec(device=device(name.strip()).name, num_nodes=int(nodes), devices_per_node=int(devices))
+    return ClusterSpec(device=device(match[3]).name, num_nodes=int(match[1]), devices_per_node=int(match[2]))

@@ -12,8 +12,9 @@ class Axis:
 
     name: str
     kind: AxisKind
-    """`count`: positive integer; `choice`: one of `choices`; `layout`: layers per stage; `order`: rank order."""
+    """`count`: positive integer; `choice`: a name; `layout`: layers per stage, or a name; `order`: slots, or a name."""
     choices: tuple[str, ...] = ()
+    """The names a value may be."""
     neutral: str
     """The value taken where the space leaves the axis out, in words."""
     meaning: str
@@ -58,8 +59,20 @@ AXES: Final[dict[str, Axis]] = {
             neutral="bf16, on cpu fp32",
             meaning="data type of weights and activations in the forward and backward pass",
         ),
-        Axis(name="layout", kind="layout", neutral="even", meaning="layers per pipeline stage, such as [21, 19]"),
-        Axis(name="rank_order", kind="order", neutral="topology", meaning="which device slot each rank drives"),
+        Axis(
+            name="layout",
+            kind="layout",
+            choices=("even",),
+            neutral="even",
+            meaning="layers per pipeline stage, such as [21, 19]",
+        ),
+        Axis(
+            name="rank_order",
+            kind="order",
+            choices=("topology",),
+            neutral="topology",
+            meaning="which device slot each rank drives",
+        ),
     )
 }
 """Every axis by name, in the order tables list them."""

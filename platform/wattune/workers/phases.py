@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from wattune.clock import ClockAnchor
 from wattune.schema import MARKS, PHASES
 
 
@@ -43,25 +44,6 @@ class PhaseRecorder:
         marks = tuple(sorted(self.marks, key=lambda mark: (mark.start_mono_ns, -mark.end_mono_ns)))
         self.marks = []
         return marks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockAnchor:
-    """One reading of both clocks; turns monotonic into wall time on the same node."""
-
-    mono_ns: int
-    wall_ns: int
-
-    @classmethod
-    def now(cls) -> "ClockAnchor":
-        """Reads both clocks, the monotonic one before and after to sit in the middle."""
-        before_ns = time.monotonic_ns()
-        wall_ns = time.time_ns()
-        return cls(mono_ns=(before_ns + time.monotonic_ns()) // 2, wall_ns=wall_ns)
-
-    def to_wall_ns(self, mono_ns: int) -> int:
-        """The wall time of a monotonic reading."""
-        return self.wall_ns + mono_ns - self.mono_ns
 
 
 def marks_table(

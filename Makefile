@@ -1,0 +1,50 @@
+# Two commands: `make demo` runs the main job, `make test` the tests. Each installs what it needs first.
+# Variables: PYTHON (python3), TORCH_INDEX (package index of the torch wheel; the public default is the CUDA build).
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+STORAGE := wattune-studies
+
+.PHONY: setup demo test check e2e format clean help
+
+help:
+	@echo "make demo    run the main job on this machine (about 6 minutes after installation)"
+	@echo "make test    unit, contract, golden and quick end-to-end tests"
+	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make e2e     every end-to-end test, the slow ones too"
+	@echo "make setup   only install, into $(VENV)"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "wattune needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 2; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --constraint constraints/cpu.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/cpu.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --storage $(STORAGE)
+
+test: setup
+	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+e2e: setup
+	@$(BIN)/python -m pytest tests/e2e -m "not gpu"
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist platform/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

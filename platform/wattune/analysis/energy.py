@@ -1,0 +1,218 @@
+"""Power series of devices, the energy under them, and how well that agrees with the devices' own energy counters."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.analysis.align import Aligned, Device, Readings, Series
+
+COVERED_PERIODS: Final = 3.0
+"""An interval between samples counts as covered up to this many of the series' usual intervals.
+
+The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, driver 580.159.04).
+"""
+
+LEAST_COVERAGE_FRAC: Final = 0.9
+"""Share of the window a power series has to cover; below it, nothing is said of power or energy."""
+
+LEAST_COUNTER_SPAN_S: Final = 5.0
+"""Shortest span over which a counter can be held against an integral: it steps every 100 ms, 2 % of 5 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerTrace:
+    """The power of one sensor over the window: of a device, or of a package several devices share."""
+
+    devices: tuple[Device, ...]
+    """All devices behind the sensor, by the manifest; the first is the one whose readings these are."""
+    series: Series
+    """Watts, clipped to the window."""
+    from_ring: bool
+    """Whether the driver's own history was read, else instant power."""
+    spacing_s: float
+    """Median interval between samples."""
+    sensor_period_s: float
+    """Median interval between new values: the finest the sensor resolves."""
+    coverage_frac: float
+    """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
+    largest_gap_s: float
+    """Longest time of the window without a sample, its ends included."""
+
+    @property
+    def node(self) -> str:
+        """The node it is on."""
+        return self.devices[0][0]
+
+    @property
+    def share(self) -> int:
+        """Devices the sensor's power is divided by, evenly, where a metric is of one device."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Powers:
+    """The power traces of a trial."""
+
+    traces: tuple[PowerTrace, ...]
+    """One per sensor, whatever it covers."""
+    num_sensors: int
+    """Sensors there should be."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether every sensor covers enough of the window; sums and worst cases over fewer would be wrong."""
+        return (
+            0 < self.num_sensors == len(self.traces)
+            and min(t.coverage_frac for t in self.traces) >= LEAST_COVERAGE_FRAC
+        )
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes they are on."""
+        return sorted({trace.node for trace in self.traces})
+
+
+def powers(aligned: Aligned) -> Powers:
+    """The power traces of every device that counts.
+
+    The series of a device is the ring where there is one, else fast instant power. Devices whose manifest names one
+    `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the package's
+    power is read at one of its two GCDs).
+    """
+    domains: dict[tuple[str, str], list[Device]] = {}
+    for device in sorted({*aligned.devices, *aligned.known}):
+        domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
+    counted = set(aligned.devices)
+    sensors = [devices for devices in domains.values() if counted.intersection(devices)]
+    found = [trace for devices in sensors if (trace := _first_trace(aligned, devices)) is not None]
+    return Powers(traces=tuple(found), num_sensors=len(sensors))
+
+
+def _domain(aligned: Aligned, device: Device) -> str:
+    facts: dict[str, Any] = dict(aligned.known.get(device, {}))
+    return str(facts.get("power_domain") or device[1])
+
+
+def _first_trace(aligned: Aligned, devices: list[Device]) -> PowerTrace | None:
+    for tier, column in (("ring", "power_w"), ("fast", "power_instant_w")):
+        for device in devices:
+            readings = aligned.tiers.get(tier, {}).get(device)
+            raw = readings.series(column) if readings is not None else None
+            clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
+            if raw is not None and clipped is not None:
+                ordered = (device, *(other for other in devices if other != device))
+                return _trace(ordered, raw, clipped, aligned.duration_s, from_ring=tier == "ring")
+    return None
+
+
+def _trace(
+    devices: tuple[Device, ...], raw: Series, clipped: Series, window_s: float, *, from_ring: bool
+) -> PowerTrace:
+    intervals_s = np.diff(clipped.time_s)
+    spacing_s = period_s = float(np.median(np.diff(raw.time_s)))
+    if not from_ring:
+        # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
+        # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
+        changed = np.flatnonzero(np.diff(raw.value)) + 1
+        period_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
+    covered_s = intervals_s[intervals_s <= COVERED_PERIODS * spacing_s].sum()
+    edges_s = (clipped.time_s[0], window_s - clipped.time_s[-1])
+    return PowerTrace(
+        devices=devices,
+        series=clipped,
+        from_ring=from_ring,
+        spacing_s=spacing_s,
+        sensor_period_s=period_s,
+        coverage_frac=float(covered_s / window_s),
+        largest_gap_s=float(max(intervals_s.max(), *edges_s)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSpan:
+    """What a cumulative counter rose by, and between which two readings."""
+
+    start_s: float
+    end_s: float
+    rise: float
+
+    @property
+    def per_s(self) -> float:
+        """Mean rise per second over the counter's own span."""
+        return self.rise / (self.end_s - self.start_s)
+
+
+def counter_span(readings: Readings, name: str, start_s: float, end_s: float) -> CounterSpan | None:
+    """A cumulative column's rise between its first and last reading in an interval.
+
+    A counter that falls was set back or wrapped: the longest stretch without a fall is used, and what it rose by before
+    and after is left out, as nothing tells how far it came.
+
+    Returns:
+        The span, None with fewer than two readings in one stretch.
+    """
+    time_s, value = readings.inside(name, start_s, end_s)
+    if len(value) < 2:
+        return None
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(value) < 0) + 1])
+    ends = np.concatenate([starts[1:] - 1, [len(value) - 1]])
+    longest = int(np.argmax(time_s[ends] - time_s[starts]))
+    first, last = starts[longest], ends[longest]
+    if time_s[last] <= time_s[first]:
+        return None
+    return CounterSpan(start_s=float(time_s[first]), end_s=float(time_s[last]), rise=float(value[last] - value[first]))
+
+
+def total_energy_j(powers: Powers, window_s: float) -> float:
+    """Energy of all devices over the window: each series' trapezoid, what it does not cover at its own mean."""
+    return float(sum(trace.series.mean() for trace in powers.traces) * window_s)
+
+
+def integral_error_frac(aligned: Aligned, powers: Powers) -> float | None:
+    """How far the integrated power is from the energy counters: absolute difference over the counters' rise.
+
+    Each counter is compared over its own span, and the devices' energies are summed before they are compared, because
+    the sum is what energy metrics report. One device alone can disagree by more: a counter steps every 100 ms, which is
+    1.4 % of 14 s at twice the mean power.
+
+    Returns:
+        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S`.
+    """
+    integral_j = counter_j = 0.0
+    for trace in powers.traces:
+        readings = aligned.tiers.get("slow", {}).get(trace.devices[0])
+        # Only where the series is, so that what it misses at the window's ends is no disagreement.
+        ends_s = float(trace.series.time_s[0]), float(trace.series.time_s[-1])
+        span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
+        if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
+            return None
+        at = trace.series.cumulative(np.array([span.start_s, span.end_s]))
+        integral_j += float(at[1] - at[0])
+        counter_j += span.rise
+    return abs(integral_j / counter_j - 1.0) if counter_j > 0 else None
+
+
+def energy_metrics(
+    aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: int | None
+) -> dict[str, float]:
+    """Energy per unit of work, from the integral of power over the window; all devices together.
+
+    `energy_per_step_j`: energy over measured steps. `energy_per_token_j`: energy over their tokens; `tokens_per_j` its
+    inverse. `energy_delay_product_js`: energy per step times `step_time_s`.
+
+    Args:
+        aligned: The trial.
+        powers: Its power traces.
+        step_time_s: The median step time, None without steps.
+        tokens_per_step: Tokens of a step over all ranks, None where nothing says.
+    """
+    if not powers.usable or aligned.steps is None:
+        return {}
+    step_j = total_energy_j(powers, aligned.duration_s) / len(aligned.steps.number)
+    metrics = {"energy_per_step_j": step_j}
+    if step_time_s is not None:
+        metrics["energy_delay_product_js"] = step_j * step_time_s
+    if tokens_per_step and step_j > 0:
+        metrics |= {"energy_per_token_j": step_j / tokens_per_step, "tokens_per_j": tokens_per_step / step_j}
+    return metrics

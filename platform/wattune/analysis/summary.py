@@ -1,0 +1,232 @@
+"""One trial or recording, from marks and readings to metrics and a verdict."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.analysis.align import HOST, Aligned, Device, Floats, align
+from wattune.analysis.decompose import decompose_metrics
+from wattune.analysis.energy import Powers, energy_metrics, integral_error_frac, powers
+from wattune.analysis.excursion import excursion_metrics
+from wattune.analysis.power import GRID_S, SWING_BAND_HZ, common_grid, power_metrics, total
+from wattune.analysis.quality import INVALID, Facts, judge
+from wattune.analysis.speed import speed_metrics, step_time_drift_frac, step_times_s
+from wattune.analysis.thermal import temperature_rise_c_per_min, thermal_metrics
+from wattune.analysis.throttle import throttle_metrics
+from wattune.analysis.use import memory_metrics, use_metrics
+from wattune.catalog.hardware import device
+from wattune.plan.parallel import num_micro_batches
+from wattune.schema import METRICS
+from wattune.trial import TrialSpec
+
+NO_WINDOW: Final = "no_window"
+"""The one reason that is no threshold: without marks or a stated window nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a trial or recording gave, and how far to trust it."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Finite values by the names of `wattune.schema.METRICS`; what was not measured is not in it."""
+    quality: str
+    """`publishable`, `indicative` or `invalid`."""
+    quality_reasons: tuple[str, ...] = ()
+    """Codes of `wattune.analysis.quality.THRESHOLDS`, or `no_window`."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`, and
+    `quality_<group>` for a group of metrics (`thermal`, `where`) that deserves less trust than the rest."""
+
+
+def summarize(
+    spec: TrialSpec | None,
+    marks: pa.Table | None,
+    tables: Mapping[str, pa.Table],
+    manifests: Mapping[str, Mapping[str, Any]],
+    *,
+    measured_steps: Sequence[int] | None = None,
+    memory_peak_bytes: Sequence[int] = (),
+    power_limit_w: float | None = None,
+    window: tuple[int, int] | None = None,
+) -> Summary:
+    """Every metric that can be told, and a verdict. Pure: the same input gives the same summary.
+
+    Args:
+        spec: What ran; None for a recording, which then has no tokens, MFU, shares of link peaks or decomposition.
+        marks: Marks of all ranks, None where there are none.
+        tables: Telemetry by tier, all nodes together; a tier nobody recorded is not in it.
+        manifests: What each node's sampler knew, by node.
+        measured_steps: The steps to count; None counts every step from 0 on.
+        memory_peak_bytes: Every rank's highest memory.
+        power_limit_w: A limit of one device to hold excursions against, instead of the enforced one.
+        window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
+            where there are no marks.
+    """
+    aligned = align(tables, marks, manifests, measured_steps=measured_steps, window=window)
+    if aligned is None:
+        return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
+    used = None if spec is None else device(spec.cluster.device)
+    sensed = None if spec is None else spec.cluster.sensed_device
+    traces = powers(aligned)
+    grids = common_grid(traces.traces) if traces.usable else []
+    speed = speed_metrics(aligned, spec)
+    metrics = {
+        **speed,
+        **energy_metrics(
+            aligned,
+            traces,
+            step_time_s=speed.get("step_time_s"),
+            tokens_per_step=None if spec is None else spec.workload.tokens_per_step,
+        ),
+        **power_metrics(aligned, traces, grids),
+        **excursion_metrics(aligned, traces, grids, power_limit_w=power_limit_w),
+        **throttle_metrics(aligned, clock_max_mhz=None if sensed is None else sensed.sm_clock_max_mhz),
+        **thermal_metrics(aligned),
+        **use_metrics(aligned, sensed),
+        **memory_metrics(memory_peak_bytes, used),
+        **_decomposition(aligned, marks, spec),
+        **_trust_metrics(aligned, traces),
+    }
+    assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
+    # A reading of infinity or a counter beyond floats ends here instead of in a ranking.
+    metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
+    simulated = is_simulated(tables, manifests)
+    verdict = judge(_facts(aligned, traces, metrics, manifests, spec, simulated=simulated))
+    tags = {
+        "window_s": f"{aligned.duration_s:.3f}",
+        "simulated": str(simulated).lower(),
+        **_power_tags(traces, metrics, power_limit_w),
+        **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
+    }
+    return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
+
+
+def is_simulated(tables: Mapping[str, pa.Table], manifests: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether any part of the telemetry was computed instead of measured."""
+    return (
+        any((table.schema.metadata or {}).get(b"wattune.simulated") == b"true" for table in tables.values())
+        or any(manifest.get("simulated") is True for manifest in manifests.values())
+        or any(
+            facts.get("backend") == "simulated"
+            for manifest in manifests.values()
+            for facts in manifest.get("devices", {}).values()
+        )
+    )
+
+
+def power_series(aligned: Aligned) -> dict[Device, tuple[Floats, Floats]]:
+    """Each power sensor's samples in the window, for plots: seconds from its start, and watts.
+
+    Args:
+        aligned: From `wattune.analysis.align.align`.
+
+    Returns:
+        By node and device; devices that share a sensor are there once, undivided.
+    """
+    return {trace.devices[0]: (trace.series.time_s, trace.series.value) for trace in powers(aligned).traces}
+
+
+def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, tuple[Floats, Floats]]:
+    """The sum of each node's devices in consecutive windows, for plots: their middles in seconds, and mean watts.
+
+    Args:
+        aligned: From `wattune.analysis.align.align`.
+        window_s: Length of a window, a multiple of `wattune.analysis.power.GRID_S`.
+
+    Returns:
+        By node; nothing where a sensor does not cover the window.
+    """
+    traces = powers(aligned)
+    if not traces.usable:
+        return {}
+    grids, width = common_grid(traces.traces), max(round(window_s / GRID_S), 1)
+    start_s = max(float(trace.series.time_s[0]) for trace in traces.traces)
+    series: dict[str, tuple[Floats, Floats]] = {}
+    for node in traces.nodes:
+        members = [grid for grid, trace in zip(grids, traces.traces, strict=True) if trace.node == node]
+        watts: Floats = np.diff(total(members).energy_j[::width]) / (width * GRID_S)
+        middles_s: Floats = start_s + (np.arange(len(watts), dtype=np.float64) + 0.5) * (width * GRID_S)
+        series[node] = middles_s, watts
+    return series
+
+
+def _decomposition(aligned: Aligned, marks: pa.Table | None, spec: TrialSpec | None) -> dict[str, float]:
+    if marks is None or aligned.steps is None or spec is None:
+        return {}
+    count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    return decompose_metrics(marks, aligned.steps, spec.plan, num_micro_batches=count)
+
+
+def _trust_metrics(aligned: Aligned, traces: Powers) -> dict[str, float]:
+    """How well power was sampled.
+
+    `sample_coverage_frac`: the worst sensor's share of the window in intervals of at most three of its usual ones, 0
+    for a sensor that was never read. `sensor_period_s`: the slowest sensor's period. `energy_integral_error_frac`: see
+    `wattune.analysis.energy.integral_error_frac`.
+    """
+    if not traces.traces:
+        return {}
+    complete = len(traces.traces) == traces.num_sensors
+    metrics = {
+        "sample_coverage_frac": min(trace.coverage_frac for trace in traces.traces) if complete else 0.0,
+        "sensor_period_s": max(trace.sensor_period_s for trace in traces.traces),
+    }
+    error = integral_error_frac(aligned, traces) if complete else None
+    return metrics if error is None else metrics | {"energy_integral_error_frac": error}
+
+
+def _facts(
+    aligned: Aligned,
+    traces: Powers,
+    metrics: Mapping[str, float],
+    manifests: Mapping[str, Mapping[str, Any]],
+    spec: TrialSpec | None,
+    *,
+    simulated: bool,
+) -> Facts:
+    steps, missing = aligned.steps, aligned.missing
+    gone = 0 if len(missing) == len(aligned.devices) else len(missing)
+    has_power = bool(traces.traces)
+    return Facts(
+        num_steps=None if steps is None else len(steps.number),
+        num_missing_ranks=0 if steps is None or spec is None else max(spec.cluster.world_size - len(steps.rank), 0),
+        num_missing_devices=gone,
+        has_power=has_power,
+        simulated=simulated,
+        coverage_frac=metrics.get("sample_coverage_frac"),
+        largest_gap_s=max((trace.largest_gap_s for trace in traces.traces), default=None),
+        energy_error_frac=metrics.get("energy_integral_error_frac"),
+        energy_checked=not has_power or "energy_integral_error_frac" in metrics,
+        rate_frac=_rate_frac(manifests),
+        step_time_drift_frac=None if steps is None else step_time_drift_frac(step_times_s(steps)),
+        temperature_rise_c_per_min=temperature_rise_c_per_min(aligned),
+        thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
+        unexplained_frac=metrics.get("other_frac"),
+    )
+
+
+def _rate_frac(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The worst tier's achieved over requested rate; None where no sampler says."""
+    rates = [
+        tier["achieved_hz"] / tier["requested_hz"]
+        for manifest in manifests.values()
+        for name, tier in manifest.get("tiers", {}).items()
+        if name != HOST and tier.get("achieved_hz") is not None and tier.get("requested_hz")
+    ]
+    return min(rates, default=None)
+
+
+def _power_tags(traces: Powers, metrics: Mapping[str, float], power_limit_w: float | None) -> dict[str, str]:
+    tags = {}
+    if traces.traces:
+        tags["power_source"] = "+".join(sorted({"ring" if trace.from_ring else "fast" for trace in traces.traces}))
+    if "excursion_count" in metrics or "over_limit_20ms_time_frac" in metrics:
+        tags["excursion_limit"] = "enforced" if power_limit_w is None else f"{power_limit_w:g} W"
+    if "power_swing_rms_w" in metrics:
+        high_hz = min(SWING_BAND_HZ[1], 0.5 / metrics["sensor_period_s"])
+        tags["power_swing_band_hz"] = f"{SWING_BAND_HZ[0]:g}-{high_hz:g}"
+    return tags

@@ -1,0 +1,259 @@
+"""The command line: one verb a function, each a thin skin over `wattune.api`.
+
+Tables and progress are for people; `--json` prints one object on standard output and nothing else. Exit codes: 0 done,
+1 failed, 2 wrong usage or input, 3 nothing feasible.
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from wattune import __version__, api
+from wattune.doctor import examine
+from wattune.errors import TrackingError, WattuneError
+from wattune.ranking import Ranking, pareto_front
+from wattune.terminal import (
+    StudyProgress,
+    print_candidates,
+    print_catalog,
+    print_findings,
+    print_front,
+    print_metrics,
+    print_ranking,
+    print_rejections,
+)
+from wattune.tracking import ui_command
+
+NOTHING_FEASIBLE: Final = 3
+
+_UNSEEN_WIDTH: Final = 160
+"""Columns of tables that go to a file or a pipe."""
+
+_out = Console(width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
+_err = Console(stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
+
+app = typer.Typer(
+    name="wattune",
+    help="Finds the fastest, or cheapest in energy, training configuration a power and cooling budget allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
+StudyArgument = Annotated[str, typer.Argument(help="A study's name or folder.", show_default=False)]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder studies are kept in. [default: $WATTUNE_STORAGE or ~/wattune-studies]", show_default=False
+    ),
+]
+TrackingOption = Annotated[
+    str | None, typer.Option(help="MLflow store. [default: mlflow.db in the storage folder]", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def main() -> None:
+    """Runs a command; every failure wattune can explain is one message and an exit code."""
+    try:
+        app()
+    except WattuneError as error:
+        _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, allow_nan=False))  # noqa: T201 - the one object `--json` promises
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"wattune {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Says what this machine has, what it lacks, and what follows."""
+    findings = examine()
+    if as_json:
+        _print_json({"findings": [finding.to_json() for finding in findings]})
+    else:
+        print_findings(_out, findings)
+
+
+@app.command()
+def catalog(as_json: JsonOption = False) -> None:
+    """Lists the devices and models search spaces can name, with sources."""
+    if as_json:
+        _print_json(api.catalog_json())
+    else:
+        print_catalog(_out)
+
+
+@app.command()
+def plan(space: SpaceArgument, as_json: JsonOption = False) -> None:
+    """Lists what a search space would try, what a rule rejects, and what is folded into an equal."""
+    _, candidates = api.plan(space)
+    if as_json:
+        _print_json(candidates.to_json())
+    else:
+        print_candidates(_out, candidates)
+    candidates.require_kept()
+
+
+@app.command()
+def run(
+    space: SpaceArgument,
+    storage: StorageOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster. [default: $RAY_ADDRESS, else one on this machine]", show_default=False),
+    ] = None,
+    tracking_uri: TrackingOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
+    signal.signal(signal.SIGTERM, _as_interrupt)  # a job that is stopped leaves its study in order, as on Ctrl-C
+    study_spec, candidates = api.plan(space)
+    measure = study_spec.measure
+    num_trials = api.num_trials(study_spec, candidates) * measure.repeats + measure.soak_finalists
+    console = _err if as_json else _out
+    with StudyProgress(console, study_spec.objective.metric, num_trials) as progress:
+        outcome = api.run_study(space, storage=storage, address=address, tracking_uri=tracking_uri, listener=progress)
+    ranking = outcome.ranking
+    if as_json:
+        _print_json({"study": str(outcome.study.path), "finished": outcome.finished, **ranking.to_json()})
+    else:
+        print_ranking(_out, ranking)
+        if candidates.rejected:
+            print_rejections(_out, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
+        _out.print(f"Report    {outcome.report_path}", markup=False, highlight=False, soft_wrap=True)
+        command = ui_command(outcome.tracking_uri)
+        _out.print(f"MLflow UI {command}", markup=False, highlight=False, soft_wrap=True)
+    if outcome.tracking_problem:
+        raise TrackingError(f"{outcome.tracking_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
+    if not outcome.finished:
+        _err.print("stopped before the end; the same command continues")
+        raise typer.Exit(1)
+    _end(ranking)
+
+
+@app.command()
+def rank(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="Read results from this MLflow store instead.", show_default=False)
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help='Instead of the study\'s own, e.g. "minimize energy_per_token_j".', show_default=False),
+    ] = None,
+    constraint: Annotated[
+        list[str] | None, typer.Option(help="Instead of the study's own; may be repeated.", show_default=False)
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help='Rank only trials that hold this, e.g. "mfu_frac > 0.3".', show_default=False),
+    ] = None,
+    pareto: Annotated[
+        str | None,
+        typer.Option(help="Two metrics, as a,b: the feasible trials no other beats in both.", show_default=False),
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Rows of each kind at most.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ranks a study's trials: feasible in order, infeasible with what fails, unknown with what is missing."""
+    ranking = api.rank(
+        study,
+        storage=storage,
+        tracking_uri=tracking_uri,
+        objective=objective,
+        constraints=constraint,
+        where=where or (),
+    )
+    metrics = [name.strip() for name in pareto.split(",")] if pareto else []
+    if pareto and len(metrics) != 2:
+        raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
+    front = pareto_front(ranking.feasible, *metrics) if metrics else []
+    if as_json:
+        _print_json(ranking.to_json() | ({"pareto": [row.to_json() for row in front]} if metrics else {}))
+    else:
+        print_ranking(_out, ranking, top=top)
+        if metrics:
+            print_front(_out, front, metrics)
+    _end(ranking)
+
+
+@app.command()
+def report(study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False) -> None:
+    """Writes a study's report.html anew."""
+    path = api.report(api.load_study(study, storage=storage))
+    if as_json:
+        _print_json({"report": str(path)})
+    else:
+        _out.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def analyze(
+    folder: Annotated[Path, typer.Argument(help="A trial's or a recording's folder.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Recomputes metrics and quality of a trial or recording from its folder alone."""
+    summary = api.analyze(folder)
+    if as_json:
+        _print_json(
+            {
+                "metrics": dict(summary.metrics),
+                "quality": summary.quality,
+                "quality_reasons": list(summary.quality_reasons),
+            }
+        )
+    else:
+        verdict = f"quality: {summary.quality}" + (
+            f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""
+        )
+        print_metrics(_out, str(folder), summary.metrics, verdict)
+
+
+@app.command()
+def sync(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sends every finished trial the tracking store does not have yet."""
+    sent = api.sync(api.load_study(study, storage=storage), tracking_uri=tracking_uri)
+    if as_json:
+        _print_json({"sent": sent})
+    else:
+        _out.print(f"{sent} trial(s) sent")
+
+
+def _end(ranking: Ranking) -> None:
+    if ranking.best is None:
+        _err.print("nothing is feasible; loosen a constraint or widen the space", style="yellow")
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,80 @@
+"""What this machine has, what it lacks, and what follows for a study on it."""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from wattune.study import storage_path
+from wattune.telemetry.backend import probe
+from wattune.units import format_quantity
+
+_LIBRARIES: Final = {
+    "torch": "training needs it",
+    "ray": "studies need it",
+    "mlflow": "tracking needs it",
+    "megatron-core": "its engine needs it; install wattune[megatron]",
+    "deepspeed": "its engine needs it",
+    "transformer-engine": "without it the megatron engine runs its local layers",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is there, or is not."""
+
+    topic: str
+    ok: bool
+    have: str
+    """What was found."""
+    follows: str = ""
+    """What that means for a study here; empty where nothing does."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Looks at interpreter, processors, memory, libraries, sensors and storage; starts nothing and writes nothing."""
+    return [_python(), *_host(), *map(_library, _LIBRARIES), *_sensors(), _storage()]
+
+
+def _python() -> Finding:
+    ok = sys.version_info >= (3, 11)
+    return Finding(topic="python", ok=ok, have=platform.python_version(), follows="" if ok else "wattune needs 3.11")
+
+
+def _host() -> list[Finding]:
+    cpus, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+    follows = f"{cpus} CPU ranks run side by side; more share processors, and their step times say so"
+    return [
+        Finding(topic="processors", ok=True, have=str(cpus), follows=follows),
+        Finding(topic="memory", ok=True, have=format_quantity("memory_bytes", memory_bytes)),
+    ]
+
+
+def _library(name: str) -> Finding:
+    try:
+        return Finding(topic=name, ok=True, have=version(name))
+    except PackageNotFoundError:
+        return Finding(topic=name, ok=False, have="not installed", follows=_LIBRARIES[name])
+
+
+def _sensors() -> list[Finding]:
+    return [Finding(topic=one.name, ok=one.available, have=one.detail, follows=one.follows) for one in probe()]
+
+
+def _storage() -> Finding:
+    folder = storage_path()
+    existing: Path = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    writable = os.access(existing, os.W_OK)
+    free = format_quantity("free_bytes", shutil.disk_usage(existing).free)
+    follows = "" if writable else "set WATTUNE_STORAGE or give --storage"
+    return Finding(topic="storage", ok=writable, have=f"{folder}, {free} free", follows=follows)

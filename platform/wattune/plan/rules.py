@@ -1,0 +1,282 @@
+"""Validity: each rule is one function whose name is the rule's stable name, and whose text has numbers and a remedy."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from wattune.catalog.hardware import device
+from wattune.plan.axes import AXES
+from wattune.plan.engines import CAPABILITIES, Configuration
+from wattune.plan.parallel import num_micro_batches
+from wattune.plan.placement import order_problem
+
+_MOST_LISTED: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """Why a configuration cannot run."""
+
+    rule: str
+    """Name of a function of `RULES`."""
+    reason: str
+    """What does not hold, the numbers, and what to use instead."""
+
+
+Rule = Callable[[Configuration], str | None]
+
+
+def violations(configuration: Configuration) -> Iterator[Violation]:
+    """Every rule an effective configuration breaks, in the order of `RULES`, found as they are asked for.
+
+    Degrees that do not fit the world size leave no data parallel degree, so then nothing else is judged.
+    """
+    for rule in RULES:
+        reason = rule(configuration)
+        if reason is not None:
+            yield Violation(rule=rule.__name__, reason=reason)
+            if rule is world_size:
+                return
+
+
+def world_size(c: Configuration) -> str | None:
+    """Tensor, pipeline and context degrees divide the ranks; data parallel is what is left."""
+    plan, world = c.plan, c.cluster.world_size
+    if world % (plan.tp * plan.pp * plan.cp) == 0:
+        return None
+    return (
+        f"tp*pp*cp={plan.tp}*{plan.pp}*{plan.cp}={plan.tp * plan.pp * plan.cp} does not divide world_size={world} "
+        f"of {c.cluster.label}; use degrees whose product is in {_divisors(world)}"
+    )
+
+
+def workload_mode(c: Configuration) -> str | None:
+    """The engine does this kind of work."""
+    modes = CAPABILITIES[c.engine].modes
+    if c.workload.mode in modes:
+        return None
+    return f"engine {c.engine} does not run mode={c.workload.mode}; use mode in {_listed(modes)}"
+
+
+def engine_device(c: Configuration) -> str | None:
+    """The engine runs on this kind of device."""
+    vendors, vendor = CAPABILITIES[c.engine].vendors, device(c.cluster.device).vendor
+    if vendor in vendors:
+        return None
+    return f"engine {c.engine} does not run on {c.cluster.device} ({vendor}); use a device of {_listed(vendors)}"
+
+
+def dtype(c: Configuration) -> str | None:
+    """Engine and device train in this data type."""
+    of_engine, of_device = CAPABILITIES[c.engine].dtypes, device(c.cluster.device).dtypes
+    both = [name for name in of_device if name in of_engine]
+    if c.plan.dtype in both:
+        return None
+    return f"dtype={c.plan.dtype} does not run on {c.cluster.device} with engine {c.engine}; use {_listed(both)}"
+
+
+def engine_combination(c: Configuration) -> str | None:
+    """The engine can combine these settings."""
+    for exclusion in CAPABILITIES[c.engine].exclusions:
+        if exclusion.met_by(c):
+            setting = " with ".join(f"{axis}={getattr(c.plan, axis)}" for axis in exclusion.setting)
+            remedies = [
+                f"{axis} in {_listed([name for name in AXES[axis].choices if name not in values])}"
+                if AXES[axis].kind == "choice"
+                else f"{axis}=1"
+                for axis, values in exclusion.setting.items()
+            ]
+            remedies += ["a cluster with transformer_engine"] if exclusion.unless_transformer_engine else []
+            return f"engine {c.engine} cannot run {setting}: {exclusion.why}; use {' or '.join(remedies)}"
+    return None
+
+
+def expert_tensor_parallel(c: Configuration) -> str | None:
+    """The engine can split experts otherwise than the rest."""
+    if c.plan.etp == c.plan.tp or not CAPABILITIES[c.engine].etp_is_tp:
+        return None
+    return f"engine {c.engine} splits experts as the rest: etp={c.plan.etp} is not tp={c.plan.tp}; use etp={c.plan.tp}"
+
+
+def heads(c: Configuration) -> str | None:
+    """Tensor parallel ranks hold whole attention heads."""
+    return _indivisible(c, "tp", c.plan.tp, "num_heads", c.model.num_heads)
+
+
+def kv_heads(c: Configuration) -> str | None:
+    """Tensor parallel ranks hold whole key and value heads."""
+    return _indivisible(c, "tp", c.plan.tp, "num_kv_heads", c.model.num_kv_heads)
+
+
+def feed_forward(c: Configuration) -> str | None:
+    """Feed-forward blocks, or experts, split evenly."""
+    axis, degree = ("etp", c.plan.etp) if c.model.is_moe else ("tp", c.plan.tp)
+    return _indivisible(c, axis, degree, "ffn_hidden_size", c.model.ffn_hidden_size)
+
+
+def vocabulary(c: Configuration) -> str | None:
+    """Embedding and output projection are split over the vocabulary."""
+    tp, size = c.plan.tp, c.model.vocab_size
+    reason = _indivisible(c, "tp", tp, "vocab_size", size)
+    return reason and f"{reason}, or pad it: model.vocab_size: {-(-size // tp) * tp}"
+
+
+def positions(c: Configuration) -> str | None:
+    """A model with learned positions has one for every token of a sequence."""
+    if c.model.positions != "learned" or c.workload.seq_len <= c.model.max_positions:
+        return None
+    return (
+        f"seq_len={c.workload.seq_len} exceeds the max_positions={c.model.max_positions} learned by {c.model.name}; "
+        f"use seq_len of at most {c.model.max_positions}"
+    )
+
+
+def sequence(c: Configuration) -> str | None:
+    """Context parallel splits the sequence, and tensor parallel (its sequence parallel half) splits each part."""
+    ways = c.plan.cp * c.plan.tp
+    if c.workload.seq_len % ways == 0:
+        return None
+    return (
+        f"cp*tp={c.plan.cp}*{c.plan.tp}={ways} does not divide seq_len={c.workload.seq_len}; "
+        f"use degrees whose product does, or a seq_len that is a multiple of {ways}"
+    )
+
+
+def interleaving(c: Configuration) -> str | None:
+    """More than one chunk a stage needs more than one stage."""
+    if c.plan.vpp == 1 or c.plan.pp > 1:
+        return None
+    return f"vpp={c.plan.vpp} interleaves pipeline stages and pp=1 has none; use vpp=1, or pp of at least 2"
+
+
+def layers(c: Configuration) -> str | None:
+    """Without a layout every chunk of every stage has equally many layers."""
+    if c.plan.layout:
+        return None
+    num_layers, pp, vpp = c.model.num_layers, c.plan.pp, c.plan.vpp
+    if num_layers % (pp * vpp) == 0:
+        return None
+    if num_layers % pp:
+        return _indivisible(c, "pp", pp, "num_layers", num_layers)
+    per_stage = num_layers // pp
+    return (
+        f"pp*vpp={pp}*{vpp}={pp * vpp} does not divide num_layers={num_layers} of {c.model.name}; "
+        f"use vpp in {_divisors(per_stage)} at pp={pp}"
+    )
+
+
+def layout(c: Configuration) -> str | None:
+    """A layout names every chunk of every stage, leaves none empty and uses all layers."""
+    sizes, chunks = c.plan.layout, c.plan.pp * c.plan.vpp
+    if not sizes:
+        return None
+    if len(sizes) != chunks:
+        return f"layout={list(sizes)} has {len(sizes)} entries for pp*vpp={c.plan.pp}*{c.plan.vpp}; list {chunks}"
+    if min(sizes) < 1:
+        return f"layout={list(sizes)} leaves a stage empty; give each at least 1 layer"
+    if sum(sizes) != c.model.num_layers:
+        return (
+            f"layout={list(sizes)} has {sum(sizes)} layers and {c.model.name} has num_layers={c.model.num_layers}; "
+            "make them equal"
+        )
+    return None
+
+
+def experts(c: Configuration) -> str | None:
+    """Expert parallel ranks hold whole experts of a model that has some."""
+    if c.plan.ep > 1 and not c.model.is_moe:
+        return f"ep={c.plan.ep} splits experts and {c.model.name} has none; use ep=1"
+    return _indivisible(c, "ep", c.plan.ep, "num_experts", c.model.num_experts)
+
+
+def expert_groups(c: Configuration) -> str | None:
+    """Experts are spread over the ranks of one pipeline stage."""
+    ep, etp = c.plan.ep, c.plan.etp
+    ranks = c.cluster.world_size // c.plan.pp
+    if ranks % (ep * etp) == 0:
+        return None
+    use = f"ep in {_divisors(ranks // etp)}" if ranks % etp == 0 else f"etp in {_divisors(ranks)}"
+    return (
+        f"ep*etp={ep}*{etp}={ep * etp} does not divide dp*cp*tp={ranks}, the ranks of a pipeline stage at "
+        f"pp={c.plan.pp}; use {use}"
+    )
+
+
+def batch(c: Configuration) -> str | None:
+    """The global batch is a whole number of micro-batches on every replica."""
+    size, dp, global_batch = c.plan.micro_batch_size, c.plan.dp(c.cluster.world_size), c.workload.global_batch_size
+    if global_batch % (size * dp) == 0:
+        return None
+    if global_batch % dp:
+        remedy = f"use a global_batch_size that is a multiple of dp={dp}"
+    else:
+        remedy = f"use micro_batch_size in {_divisors(global_batch // dp)}"
+    return f"micro_batch_size*dp={size}*{dp}={size * dp} does not divide global_batch_size={global_batch}; {remedy}"
+
+
+def micro_batches(c: Configuration) -> str | None:
+    """Pipeline schedules have the micro-batches they are made of: whole rounds of `pp` where chunks interleave."""
+    pp = c.plan.pp
+    number = num_micro_batches(c.plan, c.cluster.world_size, c.workload.global_batch_size)
+    if c.plan.vpp > 1 and number % pp:
+        return (
+            f"{number} micro-batches are not a multiple of pp={pp}, which vpp={c.plan.vpp} needs; "
+            "use vpp=1, or another micro_batch_size or global_batch_size"
+        )
+    if number < pp and CAPABILITIES[c.engine].fills_pipeline:
+        return (
+            f"{number} micro-batches do not fill pp={pp} stages, as engine {c.engine} needs; "
+            "use a smaller pp or micro_batch_size, or a larger global_batch_size"
+        )
+    return None
+
+
+def rank_order(c: Configuration) -> str | None:
+    """A rank order gives every rank a device slot of its own."""
+    return order_problem(c.plan.rank_order, c.cluster.world_size)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    world_size,
+    workload_mode,
+    engine_device,
+    dtype,
+    engine_combination,
+    heads,
+    kv_heads,
+    experts,
+    expert_groups,
+    expert_tensor_parallel,
+    feed_forward,
+    vocabulary,
+    positions,
+    sequence,
+    interleaving,
+    layout,
+    layers,
+    batch,
+    micro_batches,
+    rank_order,
+)
+"""Every rule, in the order they are asked: a rejected configuration names the first it breaks."""
+
+
+def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:
+    if total % degree == 0:
+        return None
+    allowed = _divisors(total, c.cluster.world_size)
+    return f"{axis}={degree} does not divide {field}={total} of {c.model.name}; use {axis} in {allowed}"
+
+
+@lru_cache(maxsize=4096)
+def _divisors(total: int, largest: int | None = None) -> str:
+    """The divisors of a number up to `largest`, as a set in a message."""
+    small = [i for i in range(1, int(total**0.5) + 1) if total % i == 0]
+    found = sorted({*small, *(total // i for i in small)})
+    return _listed([i for i in found if largest is None or i <= largest])
+
+
+def _listed(values: Sequence[object]) -> str:
+    shown = [str(value) for value in values[:_MOST_LISTED]]
+    return "{" + ", ".join([*shown, *(["..."] if len(values) > _MOST_LISTED else [])]) + "}"

@@ -1,0 +1,131 @@
+"""HTML by templates that escape what is put into them, and how the report looks.
+
+Names and reasons come from users and programs: text is escaped unless it is a `Html` already, so nothing has to be
+remembered. Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers tell apart.
+"""
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+FEASIBLE_COLOR: Final = "#0072B2"
+INFEASIBLE_COLOR: Final = "#D55E00"
+INK: Final = "#1b2430"
+LINE: Final = "#dfe4ea"
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif'
+
+POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""Content security policy of the page: whatever is on it, a browser makes no request."""
+
+STYLE: Final = f"""
+:root {{ color-scheme: light; --ink: {INK}; --soft: #566172; --line: {LINE};
+  --good: {FEASIBLE_COLOR}; --bad: #b34700; }}
+* {{ box-sizing: border-box; margin: 0; }}
+body {{ background: #f6f7f9; color: var(--ink); font: 15px/1.5 {FONT}; }}
+main {{ max-width: 1120px; margin: 0 auto; padding: 40px 24px 80px; display: grid; gap: 24px; }}
+main > * {{ min-width: 0; }}
+section, .counts li {{ background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 24px 28px; }}
+h1 {{ font-size: 32px; line-height: 1.2; letter-spacing: -.01em; overflow-wrap: anywhere; }}
+h2 {{ font-size: 18px; margin-bottom: 14px; }}
+ul {{ list-style: none; padding: 0; }}
+small, caption, figcaption, .note, .eyebrow, dt {{ color: var(--soft); }}
+small, .eyebrow, .pill {{ font-size: 12.5px; }}
+.banner {{ background: var(--bad); color: #fff; border-radius: 10px; padding: 20px 28px; }}
+.banner strong {{ display: block; font-size: 28px; letter-spacing: .06em; }}
+.chips {{ display: flex; flex-wrap: wrap; gap: 8px; margin-top: 14px; font-size: 13.5px; }}
+.chips li {{ border: 1px solid var(--line); border-radius: 99px; padding: 3px 12px; background: #fff; }}
+.chips .goal {{ background: var(--ink); border-color: var(--ink); color: #fff; }}
+.headline {{ display: grid; grid-template-columns: 1fr auto; gap: 20px 40px; border-top: 5px solid var(--good); }}
+.headline.none {{ display: block; border-top-color: var(--bad); }}
+.label {{ font-size: 25px; font-weight: 650; line-height: 1.3; margin: 2px 0 6px; }}
+.figure {{ font-size: 34px; font-weight: 650; line-height: 1.2; white-space: nowrap; }}
+.note {{ margin-top: 10px; max-width: 70ch; }}
+.meters {{ grid-column: 1 / -1; display: grid; gap: 8px; border-top: 1px solid var(--line); padding-top: 18px; }}
+.meters li {{ display: grid; grid-template-columns: 4fr 3fr 4fr; gap: 18px; align-items: center; }}
+.meters li > * {{ min-width: 0; overflow-wrap: anywhere; }}
+.meter {{ display: block; height: 10px; border-radius: 5px; background: #e6e9ee; overflow: hidden; }}
+.meter b {{ display: block; height: 100%; background: var(--good); }}
+.counts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(110px, 1fr)); gap: 12px; }}
+.counts li {{ padding: 12px 16px; display: grid; }}
+.counts strong {{ font-size: 24px; line-height: 1.25; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
+caption {{ caption-side: bottom; text-align: left; padding-top: 12px; font-size: 13px; }}
+th, td {{ text-align: left; vertical-align: top; padding: 8px 14px 8px 0; border-bottom: 1px solid var(--line); }}
+th {{ color: var(--soft); font-weight: 600; font-size: 13px; }}
+td small {{ display: block; }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+td.number {{ white-space: nowrap; }}
+.fails {{ color: var(--bad); font-weight: 650; }}
+.pill {{ display: inline-block; border: 1px solid currentColor; border-radius: 99px; padding: 0 9px; color: var(--soft);
+  margin-right: 4px; white-space: nowrap; }}
+.publishable {{ color: var(--good); }}
+.invalid, .simulated {{ color: var(--bad); }}
+figcaption {{ font-size: 13px; max-width: 90ch; margin-top: 8px; }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 8px 24px; }}
+dd {{ overflow-wrap: anywhere; }}
+pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace; white-space: pre-wrap; }}
+@media (max-width: 720px) {{
+  .headline, .meters li, dl {{ grid-template-columns: 1fr; }}
+  .figure {{ white-space: normal; }}
+}}
+@media print {{
+  body {{ background: #fff; font-size: 11pt; }}
+  main {{ max-width: none; padding: 0; display: block; }}
+  main > * {{ margin-bottom: 14px; }}
+  figure, .headline, .banner, .counts, tr {{ break-inside: avoid; }}
+  h2 {{ break-after: avoid; }}
+  .scroll {{ overflow: visible; }}
+  .modebar {{ display: none; }}
+  .banner, .meter, .meter b, .goal {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
+}}
+"""
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def escape(text: str) -> Html:
+    """The text as markup that shows it, quotes included; markup stays as it is."""
+    return text if isinstance(text, Html) else Html(html.escape(text))
+
+
+def fill(template: str, *values: str) -> Html:
+    """A template of the program's own with escaped values in place of its `{}`."""
+    return Html(template.format(*map(escape, values)))
+
+
+def join(parts: Iterable[str]) -> Html:
+    """The parts one after another, escaped."""
+    return Html("".join(map(escape, parts)))
+
+
+def section(title: str, *parts: str) -> Html:
+    """A titled part of the page."""
+    return fill("<section><h2>{}</h2>{}</section>\n", title, join(parts))
+
+
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[str] = ()) -> Html:
+    """A table that scrolls by itself where the page is narrow.
+
+    Args:
+        caption: How to read it.
+        columns: Headings.
+        rows: Cells, one per column.
+        numeric: The headings of columns that line up on the right.
+    """
+    kinds = [' class="number"' if column in set(numeric) else "" for column in columns]
+
+    def line(tag: str, cells: Sequence[str]) -> Html:
+        written = (fill(f"<{tag}{kind}>{{}}</{tag}>", cell) for kind, cell in zip(kinds, cells, strict=True))
+        return fill("<tr>{}</tr>\n", join(written))
+
+    return fill(
+        '<div class="scroll"><table><caption>{}</caption><thead>{}</thead><tbody>{}</tbody></table></div>',
+        caption,
+        line("th", [Html(escape(column).replace("_", "_<wbr>")) for column in columns]),
+        join(line("td", row) for row in rows),
+    )

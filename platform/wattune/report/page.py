@@ -1,0 +1,348 @@
+"""One HTML page that carries all it needs, plotly.js included: it opens offline and shows the same in ten years.
+
+A figure does not stand without its method, and simulated figures say so in a banner, in every table and across every
+chart.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import yaml
+
+from wattune.ranking import Interval, Margin, RankedTrial, Ranking, Verdict, is_simulated
+from wattune.report import charts
+from wattune.report.charts import Trace
+from wattune.report.markup import POLICY, STYLE, Html, fill, join, section, table
+from wattune.trial import TrialResult, TrialStatus
+from wattune.units import NS_PER_S, format_quantity
+
+MAX_ROWS: Final = 50
+"""Rows a table shows; the ranking file has all of them."""
+
+_NOT_VERSIONS: Final = ("simulated", "engine", "device", "warmup_steps", "steady", "build_time_s")
+"""Tags of a result that are no part of the software it ran on."""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{}"><title>{} – wattune</title><style>{}</style>{}</head>
+<body><main>
+{}</main></body></html>
+"""
+
+
+def render_report(
+    study_name: str,
+    document: Mapping[str, Any],
+    ranking: Ranking,
+    candidates: Sequence[Mapping[str, Any]],
+    traces: Mapping[str, Trace],
+    temperatures_c: Mapping[str, float] | None = None,
+) -> str:
+    """The whole report as HTML text.
+
+    Args:
+        study_name: The study's name.
+        document: The search space, every default spelled out.
+        ranking: Every trial, judged.
+        candidates: Rows of `candidates.parquet`: `status` (kept, rejected, folded), `rule`, `reason`.
+        traces: Node power by trial id; usually of the best feasible and the best infeasible trial.
+        temperatures_c: Mean temperature of the best trial's devices by slot.
+    """
+    drawn = [
+        charts.trade_off(ranking),
+        charts.power(ranking, traces, document.get("limits") or {}),
+        charts.temperatures(ranking, temperatures_c or {}),
+    ]
+    shown = [chart for chart in drawn if chart is not None]
+    body = [
+        _banner(ranking),
+        _heading(study_name, ranking),
+        _headline(ranking),
+        _counts(ranking, candidates),
+        *shown,
+        *_tables(ranking),
+        _rejections(candidates),
+        _method(ranking, document),
+        section(
+            "Search space",
+            fill("<pre>{}</pre>", yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None)),
+        ),
+    ]
+    return fill(_PAGE, Html(POLICY), study_name, Html(STYLE), charts.script() if shown else Html(), join(body))
+
+
+def _range(metric: str, interval: Interval | None) -> str:
+    if interval is None:
+        return "–"
+    low, high = (format_quantity(metric, value) for value in interval)
+    return low if low == high else f"{low} to {high}"
+
+
+def _slack(margin: Margin) -> str:
+    share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
+    slack = f"{'+' if margin.slack > 0 else ''}{format_quantity(margin.metric, margin.slack)}{share}"
+    return slack.replace("-", "−")
+
+
+def _worst(row: RankedTrial, ranking: Ranking) -> float:
+    """The objective in the row's worst repeat."""
+    assert row.objective is not None, "feasible rows and those asked for have one"
+    return row.objective.low if ranking.objective.maximize else row.objective.high
+
+
+def _banner(ranking: Ranking) -> Html:
+    if not ranking.simulated:
+        return Html()
+    return Html(
+        '<div class="banner" role="alert"><strong>SIMULATED TELEMETRY</strong>Power, temperature, clocks and energy on '
+        "this page were computed from a model of the device, not measured. They show how the tools work and prove "
+        "nothing about hardware.</div>\n"
+    )
+
+
+def _heading(study_name: str, ranking: Ranking) -> Html:
+    bounds = [*map(str, ranking.constraints)] or ["no constraints"]
+    return fill(
+        '<header><p class="eyebrow">wattune study</p><h1>{}</h1>'
+        '<ul class="chips"><li class="goal">{}</li>{}</ul></header>\n',
+        study_name,
+        str(ranking.objective),
+        join(fill("<li>{}</li>", bound) for bound in bounds),
+    )
+
+
+def _headline(ranking: Ranking) -> Html:
+    best = ranking.best
+    if best is None:
+        return fill(
+            '<section class="headline none"><p class="eyebrow">Best feasible configuration</p>'
+            '<p class="label">None: no trial is known to keep every bound.</p><p class="note">{}</p></section>\n',
+            _price(ranking),
+        )
+    meters = [
+        fill(
+            "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
+            margin.constraint,
+            _meter(margin),
+            format_quantity(margin.metric, margin.got),
+            _slack(margin),
+        )
+        for margin in best.margins
+    ]
+    ties = sum(row.rank == 1 for row in ranking.feasible) - 1
+    shared = f"Shares rank 1 with {ties} more: the measurement does not tell them apart. " if ties else ""
+    return fill(
+        '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
+        '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'
+        '<div><p class="eyebrow">{}</p><p class="figure">{}</p><p>{} {}</p></div>{}</section>\n',
+        best.label,
+        best.spec.model.name,
+        best.spec.cluster.label,
+        best.spec.engine,
+        best.trial_id,
+        shared + _price(ranking),
+        ranking.objective.metric,
+        _range(ranking.objective.metric, best.objective),
+        _repeats(best),
+        _quality(best),
+        fill('<ul class="meters">{}</ul>', join(meters)) if meters else Html(),
+    )
+
+
+def _repeats(row: RankedTrial) -> str:
+    left_out = len(row.repeats) - len(row.counted)
+    count = "1 repeat" if len(row.counted) == 1 else f"{len(row.counted)} repeats"
+    return f"{count}, {left_out} left out" if left_out else count
+
+
+def _price(ranking: Ranking) -> str:
+    """What the bounds cost: the first infeasible trial against the best feasible one."""
+    row = next((row for row in ranking.infeasible if row.objective is not None), None)
+    if row is None:
+        return ""
+    failing = row.failing[0]
+    past = f"fails {failing.constraint} by {format_quantity(failing.metric, -failing.slack)}"
+    reached = format_quantity(ranking.objective.metric, _worst(row, ranking))
+    if ranking.best is None:
+        return f"The best of those that break a bound, {row.label}, reaches {reached} and {past}."
+    own = _worst(ranking.best, ranking)
+    gain = (_worst(row, ranking) - own) * (1 if ranking.objective.maximize else -1)
+    if gain <= 0 or not own:
+        return "No trial that breaks a bound does better."
+    return f"The bounds cost {100 * gain / abs(own):.1f} %: {row.label} reaches {reached} but {past}."
+
+
+def _meter(margin: Margin) -> Html:
+    """How much of what is allowed is used; nothing where that is no share, as around 0."""
+    low, high = sorted((margin.got, margin.bound))
+    if low < 0 or high <= 0:
+        return Html("<i></i>")
+    return Html(f'<i class="meter" aria-hidden="true"><b style="width:{100 * low / high:.1f}%"></b></i>')
+
+
+def _quality(row: RankedTrial) -> Html:
+    named = row.quality or "not judged"
+    reasons = sorted({reason for result in row.counted for reason in result.quality_reasons})
+    pill = fill('<span class="pill {}" title="{}">{}</span>', named, ", ".join(reasons), named)
+    return join([pill, Html('<span class="pill simulated">simulated</span>')]) if row.simulated else pill
+
+
+def _counts(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
+    statuses = Counter(row["status"] for row in candidates)
+    figures = [(str(verdict), len(getattr(ranking, verdict)), "trials") for verdict in Verdict]
+    figures += [(status, statuses[status], "combinations") for status in ("kept", "rejected", "folded") if candidates]
+    item = "<li><strong>{}</strong><span>{}</span><small>{}</small></li>"
+    return fill('<ul class="counts">{}</ul>\n', join(fill(item, f"{n:,}", name, of) for name, n, of in figures))
+
+
+def _tables(ranking: Ranking) -> list[Html]:
+    """One table for each verdict there are trials of."""
+    metric, bounds = ranking.objective.metric, [*map(str, ranking.constraints)]
+    varying = _varying(ranking)
+    columns = ["configuration", *varying, metric, *bounds, "quality"]
+    numeric = ["rank", metric, *bounds]
+
+    def cells(row: RankedTrial) -> list[str]:
+        margins = {margin.constraint: _margin(margin) for margin in row.margins}
+        return [
+            fill("<strong>{}</strong><small>{}</small>", row.label, row.trial_id),
+            *(read(row) for read in varying.values()),
+            fill("{}<small>{}</small>", _range(metric, row.objective), _repeats(row)),
+            *(margins.get(bound, "–") for bound in bounds),
+            _quality(row),
+        ]
+
+    def part(
+        rows: Sequence[RankedTrial], reading: str, columns: Sequence[str], line: Callable[[RankedTrial], list[str]]
+    ) -> Html:
+        if not rows:
+            return Html()
+        more = f" The first {MAX_ROWS} of {len(rows):,}; ranking.parquet has all." if len(rows) > MAX_ROWS else ""
+        stamp = "SIMULATED TELEMETRY. " if ranking.simulated else ""
+        return section(
+            str(rows[0].verdict).capitalize(),
+            table(f"{stamp}{reading}{more}", columns, [line(row) for row in rows[:MAX_ROWS]], numeric),
+        )
+
+    return [
+        part(
+            ranking.feasible,
+            "A rank is 1 plus the number of trials whose interval over repeats lies wholly above. Under each bound the "
+            "repeat that comes closest to it, and its slack.",
+            ["rank", *columns],
+            lambda row: [str(row.rank), *cells(row)],
+        ),
+        part(ranking.infeasible, "Best first; ✕ marks the bounds that fail.", columns, cells),
+        part(
+            ranking.unknown,
+            "A metric that was not measured neither keeps nor breaks a bound.",
+            ["configuration", metric, "not measured"],
+            lambda row: [row.label, _range(metric, row.objective), ", ".join(row.missing)],
+        ),
+        _failures(ranking),
+    ]
+
+
+def _margin(margin: Margin) -> Html:
+    value = format_quantity(margin.metric, margin.got)
+    shown = value if margin.holds else fill('<span class="fails">✕ {}</span>', value)
+    return fill("{}<small>{}</small>", shown, _slack(margin))
+
+
+def _varying(ranking: Ranking) -> dict[str, Callable[[RankedTrial], str]]:
+    """The columns beside the plan that tell this study's trials apart."""
+    readers: dict[str, Callable[[RankedTrial], str]] = {
+        "model": lambda row: row.spec.model.name,
+        "cluster": lambda row: row.spec.cluster.label,
+        "engine": lambda row: row.spec.engine,
+    }
+    return {name: read for name, read in readers.items() if len({read(row) for row in ranking.trials}) > 1}
+
+
+def _failures(ranking: Ranking) -> Html:
+    groups: dict[TrialStatus, list[tuple[RankedTrial, TrialResult]]] = {}
+    for row in ranking.failed:
+        result = next(result for result in row.repeats if result.status is not TrialStatus.COMPLETED)
+        groups.setdefault(result.status, []).append((row, result))
+    rows = [
+        [status.replace("_", " "), str(len(group)), group[0][0].label, group[0][1].reason or "no reason given"]
+        for status, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    columns = ["how it ended", "trials", "for example", "its reason"]
+    return (
+        section("Failed", table("A trial with one failed repeat has failed.", columns, rows, ["trials"]))
+        if rows
+        else Html()
+    )
+
+
+def _rejections(candidates: Sequence[Mapping[str, Any]]) -> Html:
+    rejected = [row for row in candidates if row["status"] == "rejected"]
+    num_folded = sum(row["status"] == "folded" for row in candidates)
+    examples = {row["rule"]: row["reason"] for row in reversed(rejected)}
+    counts = Counter(row["rule"] for row in rejected).most_common()
+    parts = []
+    if rejected:
+        rows = [[rule, f"{count:,}", examples[rule]] for rule, count in counts]
+        parts.append(
+            table("Combinations that cannot run.", ["rule", "combinations", "for example"], rows, ["combinations"])
+        )
+    if num_folded:
+        parts.append(
+            fill('<p class="note">{} more do the same work as one that is kept: not run twice.</p>', f"{num_folded:,}")
+        )
+    return section("Rejected and folded", *parts) if parts else Html()
+
+
+def _method(ranking: Ranking, document: Mapping[str, Any]) -> Html:
+    counted = [result for row in ranking.trials for result in row.counted]
+    measured = [row for row in ranking.trials if row.counted]
+    spreads = [
+        (row.objective.high - row.objective.low) / abs(row.objective.low)
+        for row in measured
+        if row.objective is not None and len(row.counted) > 1 and row.objective.low
+    ]
+    spread = f"largest spread of the objective {100 * max(spreads):.1f} %" if spreads else "no trial was repeated"
+    reasons = Counter(reason for result in counted for reason in result.quality_reasons).most_common()
+    facts = {
+        "Window": "from the earliest start to the latest end of the measured steps over all ranks",
+        "Steps": ", ".join(f"{name} {value}" for name, value in (document.get("measure") or {}).items()),
+        "Repeats": f"{len(counted)} of {len(measured)} trials; {spread}" if counted else "",
+        "Sensor": _sensor(counted),
+        "Quality": ranking.note.removeprefix("quality: "),
+        "Held back by": ", ".join(f"{reason} ({count})" for reason, count in reasons),
+        "Measured": _period(counted),
+        "Software": _versions(counted),
+    }
+    items = (fill("<dt>{}</dt><dd>{}</dd>", name, text) for name, text in facts.items() if text)
+    return section("Method and quality", fill("<dl>{}</dl>", join(items)))
+
+
+def _sensor(counted: Sequence[TrialResult]) -> str:
+    """What telemetry says of itself, in the worst repeat."""
+    parts = ["simulated"] if any(map(is_simulated, counted)) else []
+    for name, label, worst in (
+        ("sensor_period_s", "period up to", max),
+        ("sample_coverage_frac", "coverage at least", min),
+        ("energy_integral_error_frac", "power integral and energy counter agree within", max),
+        ("telemetry_overhead_frac", "own overhead up to", max),
+    ):
+        values = [abs(result.metrics[name]) for result in counted if name in result.metrics]
+        parts += [f"{label} {format_quantity(name, worst(values))}"] if values else []
+    return ", ".join(parts)
+
+
+def _period(counted: Sequence[TrialResult]) -> str:
+    times_ns = [ns for result in counted for ns in (result.start_wall_ns, result.end_wall_ns) if ns]
+    ends = [min(times_ns), max(times_ns)] if times_ns else []
+    return " to ".join(datetime.fromtimestamp(ns / NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M UTC") for ns in ends)
+
+
+def _versions(counted: Sequence[TrialResult]) -> str:
+    found: dict[str, set[str]] = {}
+    for result in counted:
+        for name in result.tags.keys() - set(_NOT_VERSIONS):
+            found.setdefault(name, set()).add(result.tags[name])
+    return ", ".join(f"{name} {' / '.join(sorted(texts))}" for name, texts in sorted(found.items()))

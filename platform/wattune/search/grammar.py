@@ -1,0 +1,281 @@
+"""What a search space file may say: its keys, types and bounds, and every problem of it in words with its path.
+
+pydantic reads the file strictly (a boolean is no integer, an unknown key is an error) and goes on after a problem, so
+one reading finds them all; `wattune.search.problems` puts them in words.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
+from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, model, scale_model
+from wattune.errors import WattuneError, closest
+from wattune.objective import parse_constraint, parse_objective
+from wattune.plan.axes import AXES, Axis
+from wattune.plan.engines import MODES, built_engine
+from wattune.search.problems import Path, got, refuse
+from wattune.search.strategy import check_strategy
+from wattune.study import check_study_name
+from wattune.trial import Measure
+
+LARGEST_COUNT: Final = 10**9
+"""Bound on every count of a file: above any real one, below what arithmetic on it could choke on."""
+
+
+def _named_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Accepts what one of wattune's own functions does, and passes on its message otherwise."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except WattuneError as error:
+            raise refuse([((), str(error))]) from None
+        return text
+
+    return AfterValidator(check)
+
+
+def _one_of(names: tuple[str, ...]) -> AfterValidator:
+    """Accepts a few names."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise refuse([((), f'unknown value "{text[:60]}"; {closest(text, names)}')])
+        return text
+
+    return AfterValidator(check)
+
+
+def _one_or_more(value: Any) -> Any:
+    """A single entry as the list of itself: model, cluster and engine may be written either way."""
+    return value if isinstance(value, list) else [value]
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    """A list whose entries mean different things; a repetition is always a slip."""
+    meant = [value.resolve() if isinstance(value, ModelEntry | ClusterEntry) else value for value in values]
+    repeated = _repetitions([repr(value) for value in meant])
+    if repeated:
+        raise refuse(repeated)
+    return values
+
+
+def _repetitions(texts: list[str]) -> list[tuple[Path, str]]:
+    first = {text: index for index, text in reversed(list(enumerate(texts)))}
+    return [((i,), f"the same as entry {first[text]}; remove one") for i, text in enumerate(texts) if first[text] < i]
+
+
+def _axis_problem(axis: Axis, value: Any) -> str | None:
+    """Why a value cannot be on an axis, None where it can."""
+    if axis.kind == "count":
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT:
+            return None
+        return got(value, f"an integer from 1 to {LARGEST_COUNT:,}")
+    if isinstance(value, str) and value in axis.choices:
+        return None
+    if isinstance(value, str) and axis.kind == "choice":
+        return f'unknown value "{value[:60]}"; {closest(value, axis.choices)}'
+    if axis.kind == "choice":
+        return got(value, " | ".join(axis.choices))
+    least = 1 if axis.kind == "layout" else 0
+    if isinstance(value, list) and value and all(type(item) is int and least <= item for item in value):
+        return None
+    what = "layers per stage, each at least 1" if axis.kind == "layout" else "device slots, each at least 0"
+    return got(value, f"{' | '.join(axis.choices)}, or a list of {what}")
+
+
+def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
+    """Axes that exist, each with a list of different values it can take."""
+    found: list[tuple[Path, str]] = []
+    if not space:
+        found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
+    for name, values in space.items():
+        if name not in AXES:
+            found.append(((name,), f"unknown axis; {closest(name, AXES)}"))
+        elif not isinstance(values, list):
+            found.append(((name,), got(values, "a list of values, in brackets")))
+        elif not values:
+            found.append(((name,), f"empty; list values, or leave the axis out to take {AXES[name].neutral}"))
+        else:
+            wrong = [((i,), text) for i, value in enumerate(values) if (text := _axis_problem(AXES[name], value))]
+            found += [((name, *path), text) for path, text in wrong or _repetitions([repr(value) for value in values])]
+    if found:
+        raise refuse(found)
+    return space
+
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Entry(BaseModel):
+    """One mapping of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ModelEntry(_Entry):
+    """`model`: a catalog name, fields that differ from the catalog's, and how far to scale it down."""
+
+    name: Annotated[str, _named_by(model)]
+    num_layers: Count | None = None
+    hidden_size: Count | None = None
+    ffn_hidden_size: Count | None = None
+    num_heads: Count | None = None
+    num_kv_heads: Count | None = None
+    vocab_size: Count | None = None
+    num_experts: CountOrZero | None = None
+    num_experts_per_token: CountOrZero | None = None
+    expert_capacity_factor: Positive | None = None
+    norm: Annotated[str, _one_of(NORMS)] | None = None
+    activation: Annotated[str, _one_of(ACTIVATIONS)] | None = None
+    positions: Annotated[str, _one_of(POSITIONS)] | None = None
+    rope_base: Positive | None = None
+    max_positions: CountOrZero | None = None
+    bias: bool | None = None
+    tied_embeddings: bool | None = None
+    scale_to: Annotated[str, _named_by(parse_cluster_label)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelEntry":
+        found = _model_problems(self._overridden())
+        if self.scale_to and self.num_layers:
+            found.append((("scale_to",), f"chooses num_layers, which is given as {self.num_layers}; leave one out"))
+        elif self.scale_to and not found:
+            try:
+                self.resolve()
+            except WattuneError as error:
+                found.append((("scale_to",), str(error).removeprefix("scale_to: ")))
+        if found:
+            raise refuse(found)
+        return self
+
+    def resolve(self) -> ModelSpec:
+        """The model it names, overridden and scaled down."""
+        spec = self._overridden()
+        return scale_model(spec, parse_cluster_label(self.scale_to)) if self.scale_to else spec
+
+    def _overridden(self) -> ModelSpec:
+        return replace(model(self.name), **self.model_dump(exclude_none=True, exclude={"name", "scale_to"}))
+
+
+def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
+    """Why a model of these fields cannot exist, field by field."""
+    found: list[tuple[Path, str]] = []
+    heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
+    if spec.hidden_size % heads:
+        found.append((("num_heads",), f"{heads} does not divide hidden_size={spec.hidden_size}; use a divisor"))
+    elif spec.positions == "rope" and spec.head_size % 2:
+        found.append((("num_heads",), f"{heads} makes head_size={spec.head_size}; rotary positions need an even one"))
+    if heads % kv_heads:
+        found.append((("num_kv_heads",), f"{kv_heads} does not divide num_heads={heads}; use a divisor"))
+    if bool(chosen) != spec.is_moe or chosen > experts:
+        allowed = f"1 to num_experts={experts}" if spec.is_moe else "0, as num_experts=0"
+        found.append((("num_experts_per_token",), f"got {chosen}, allowed: {allowed}"))
+    if spec.expert_capacity_factor is not None and not spec.is_moe:
+        found.append((("expert_capacity_factor",), f"{spec.name} has num_experts=0; leave it out"))
+    if (spec.positions == "learned") != (spec.max_positions > 0):
+        allowed = "at least 1, as positions=learned" if spec.positions == "learned" else "0, as positions=rope"
+        found.append((("max_positions",), f"got {spec.max_positions}, allowed: {allowed}"))
+    return found
+
+
+class ClusterEntry(_Entry):
+    """`cluster`: the machines, and what planning has to know of them."""
+
+    device: Annotated[str, _named_by(device)]
+    num_nodes: Count = 1
+    devices_per_node: Count
+    simulate_sensors_of: Annotated[str, _named_by(device)] | None = None
+    transformer_engine: bool = False
+    nvlink_domain_size: Count | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ClusterEntry":
+        simulated = self.simulate_sensors_of
+        if simulated and (self.device != "cpu" or simulated == "cpu"):
+            real = sorted(DEVICES.keys() - {"cpu"})
+            text = (
+                f"got {simulated} on device {self.device}; only device cpu has its sensors simulated; leave it out"
+                if self.device != "cpu"
+                else f"got cpu, which has no sensors of its own; use one of: {', '.join(real)}, or leave it out"
+            )
+            raise refuse([(("simulate_sensors_of",), text)])
+        return self
+
+    def resolve(self) -> ClusterSpec:
+        """The cluster it describes."""
+        return ClusterSpec(**self.model_dump())
+
+
+class WorkloadEntry(_Entry):
+    """`workload`: what is trained on."""
+
+    mode: Annotated[str, _one_of(MODES)] = "pretrain"
+    seq_len: Count
+    global_batch_size: Count
+
+
+_MEASURE: Final = Measure()
+
+
+class MeasureEntry(_Entry):
+    """`measure`: how a trial is measured."""
+
+    warmup_steps: CountOrZero = _MEASURE.warmup_steps
+    min_steps: Count = _MEASURE.min_steps
+    min_seconds: Annotated[float, Field(ge=0)] = _MEASURE.min_seconds
+    repeats: Count = _MEASURE.repeats
+    soak_finalists: CountOrZero = _MEASURE.soak_finalists
+    soak_seconds: Positive = _MEASURE.soak_seconds
+    timeout_s: Positive = _MEASURE.timeout_s
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "MeasureEntry":
+        needed = {"min_seconds": self.min_seconds, "soak_seconds": self.soak_seconds if self.soak_finalists else 0.0}
+        name = max(needed, key=needed.__getitem__)
+        if needed[name] >= self.timeout_s:
+            text = f"{self.timeout_s:g} leaves no time for {name}={needed[name]:g}; use more than that"
+            raise refuse([(("timeout_s",), text)])
+        return self
+
+
+class LimitsEntry(_Entry):
+    """`limits`: hard ones; nothing estimated above is started, what is measured above is stopped."""
+
+    node_device_power_w: Positive | None = None
+
+
+class SearchEntry(_Entry):
+    """`search`: who proposes trials, and how many."""
+
+    strategy: Annotated[str, _named_by(check_strategy)] = "grid"
+    num_trials: Count | None = None
+    seed: CountOrZero = 0
+
+
+class SpaceFile(_Entry):
+    """The whole file."""
+
+    study: Annotated[str, _named_by(check_study_name)]
+    model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
+    cluster: Annotated[
+        list[ClusterEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)
+    ]
+    engine: Annotated[
+        list[Annotated[str, _named_by(built_engine)]],
+        Field(min_length=1),
+        BeforeValidator(_one_or_more),
+        AfterValidator(_distinct),
+    ]
+    workload: WorkloadEntry
+    space: Annotated[dict[str, Any], AfterValidator(_axes)]
+    measure: MeasureEntry = MeasureEntry()
+    objective: Annotated[str, _named_by(parse_objective)]
+    constraints: list[Annotated[str, _named_by(parse_constraint)]] = []
+    limits: LimitsEntry = LimitsEntry()
+    search: SearchEntry = SearchEntry()

@@ -1,0 +1,140 @@
+"""Problems of a file in words: what pydantic found, as lines with the path inside the file that say what to do."""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from wattune.errors import closest
+
+Path = tuple[str | int, ...]
+"""Keys and list indices from the top of the file, or from the value being validated, down."""
+
+_LONGEST_SHOWN: Final = 60
+
+_ALLOWED: Final = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than_equal": "at most {le:g}",
+    "too_short": "at least {min_length} entry",
+}
+"""pydantic's error types a space file can give, and what would have been allowed."""
+
+
+def refuse(found: Sequence[tuple[Path, str]]) -> PydanticCustomError:
+    """What a validator raises: texts, each with its path below the value that was being validated."""
+    return PydanticCustomError("refused", "see context", {"found": list(found)})
+
+
+def got(value: Any, allowed: str) -> str:
+    """What was written and what would be allowed, with a remedy where YAML's reading is the likely surprise."""
+    text, wants_number = f"got {_shown(value)}, allowed: {allowed}", "integer" in allowed or "number" in allowed
+    if isinstance(value, bool) and not wants_number:
+        return f"{text}; YAML reads yes, no, on and off as true and false, so quote a text"
+    if isinstance(value, float) and value.is_integer() and "integer" in allowed:
+        return f"{text}; write {value:.0f}"
+    number = _number_in(value) if isinstance(value, str) and wants_number else None
+    return f"{text}; this is text to YAML, write {number}" if number else text
+
+
+def problems_of(error: ValidationError, document: Any, entry: type[BaseModel]) -> list[str]:
+    """Every problem pydantic found, one line each, with its path as the file has it.
+
+    Args:
+        error: What validating `document` as `entry` raised.
+        document: The file's content.
+        entry: The model of the whole file, asked for its keys where one is unknown.
+    """
+    lines = []
+    for detail in error.errors(include_url=False):
+        path = tuple(detail["loc"])
+        if detail["type"] == "refused":
+            lines += [f"{_path_text((*path, *below), document)}: {text}" for below, text in detail["ctx"]["found"]]
+        else:
+            lines.append(f"{_path_text(path, document)}: {_text(detail, entry)}")
+    return lines
+
+
+def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
+    kind, value = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key; {closest(str(detail['loc'][-1]), _keys_at(entry, detail['loc'][:-1]))}"
+    if kind == "missing":
+        return "missing; add it"
+    if kind == "invalid_key" or detail["loc"][-1:] == ("[key]",):
+        return f"the key {_shown(value)} is no text; quote it if it is meant"
+    if kind in _ALLOWED:
+        return got(value, _ALLOWED[kind].format(**detail.get("ctx", {})))
+    return got(value, detail["msg"])
+
+
+def _keys_at(entry: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """The keys a file may have at a path, found by walking the models' annotations."""
+    for part in path:
+        if isinstance(part, str):
+            entry = _models_in(entry.model_fields[part].annotation)[0]
+    return list(entry.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in getattr(annotation, "__args__", ()) for found in _models_in(argument)]
+
+
+def _path_text(path: Path, document: Any) -> str:
+    """A path as people point into the file: `space.tp[1]`, without indices the file does not have."""
+    text, here = "", document
+    for part in path:
+        if isinstance(part, int) and not isinstance(here, list):
+            continue  # one entry written without a list around it
+        if part == "[key]":
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        try:
+            here = here[part]
+        except (KeyError, IndexError, TypeError):
+            here = None
+    return text.lstrip(".") or "file"
+
+
+def _shown(value: Any) -> str:
+    """A value of a file in one short phrase."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    text = str(value)
+    text = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return f'the text "{text}"' if isinstance(value, str) else text
+
+
+def _number_in(text: str) -> str | None:
+    """How YAML has to be given the number a text means, None where it means none.
+
+    PyYAML follows YAML 1.1, where `1e3` is text: an exponent needs a point before it and a sign inside it.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or not (number == 0 or 1e-9 <= abs(number) < 1e15):
+        return None
+    return format(Decimal(text.replace("_", "").strip()).normalize(), "f")

@@ -1,0 +1,175 @@
+"""From a space to candidates: every combination is kept, rejected by a named rule, or folded into its equal."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wattune.catalog.hardware import device
+from wattune.errors import NothingToTryError
+from wattune.plan.axes import Plan
+from wattune.plan.engines import effective
+from wattune.plan.rules import violations
+from wattune.search.space import StudySpec, plain_value
+from wattune.trial import TrialSpec
+
+Config = Mapping[str, Any]
+"""One combination as the file writes it: axis values, and model, cluster and engine where the study has several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A combination that is a trial."""
+
+    spec: TrialSpec
+    """The effective specification; it may differ from `config` in settings that do nothing there."""
+    config: Config
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return self.spec.trial_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A combination that cannot run."""
+
+    config: Config
+    rule: str
+    """The first rule of `wattune.plan.rules.RULES` it breaks."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """A combination that does the same work as one that is kept."""
+
+    config: Config
+    into: str
+    """Id of the trial that stands for it."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Every combination of a space, each in exactly one of three lists, in the order they were met."""
+
+    kept: tuple[Kept, ...]
+    rejected: tuple[Rejected, ...]
+    folded: tuple[Folded, ...]
+
+    @property
+    def specs(self) -> list[TrialSpec]:
+        """The specifications that are trials."""
+        return [kept.spec for kept in self.kept]
+
+    def rejected_by_rule(self) -> Counter[str]:
+        """Number of rejected combinations by rule."""
+        return Counter(rejected.rule for rejected in self.rejected)
+
+    def require_kept(self) -> None:
+        """Passes where there is something to run.
+
+        Raises:
+            NothingToTryError: Every combination was rejected; the rules are counted and each is shown once.
+        """
+        if self.kept:
+            return
+        counts = ", ".join(f"{rule} {count}" for rule, count in self.rejected_by_rule().most_common())
+        examples = {rejected.rule: rejected for rejected in self.rejected}.values()
+        shown = "\n".join(f"  {example.rule}: {example.reason}" for example in examples)
+        total = len(self.rejected)
+        which = "the only combination" if total == 1 else f"every one of {total} combinations"
+        raise NothingToTryError(f"space: {which} is rejected ({counts}); change it by the remedies, such as\n{shown}")
+
+    def to_json(self) -> dict[str, list[dict[str, Any]]]:
+        """Plain data for `wattune plan --json`."""
+        return {
+            "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.plan.label} for k in self.kept],
+            "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
+            "folded": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.folded],
+        }
+
+    def rows(self) -> list[dict[str, str]]:
+        """Flat rows for `StudyFolder.write_candidates`; a column that does not apply is empty text."""
+        empty = {"status": "", "trial_id": "", "rule": "", "reason": "", "config": ""}
+        return [
+            *({**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(k.config)} for k in self.kept),
+            *(
+                {**empty, "status": "rejected", "rule": r.rule, "reason": r.reason, "config": json.dumps(r.config)}
+                for r in self.rejected
+            ),
+            *(
+                {**empty, "status": "folded", "trial_id": f.into, "reason": f.reason, "config": json.dumps(f.config)}
+                for f in self.folded
+            ),
+        ]
+
+
+def prune(study: StudySpec) -> Candidates:
+    """Sorts every combination of a study's space.
+
+    Settings that do nothing are set to neutral first, then the rules judge what is left: a switch without effect
+    neither rejects a combination nor makes it a trial of its own. Of equal combinations the one that is written as it
+    runs is kept.
+    """
+    kept: dict[TrialSpec, tuple[Kept, tuple[str, ...]]] = {}
+    same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
+    rejected = []
+    for written, config in _combinations(study):
+        plan, folds = effective(written)
+        spec = replace(written, plan=plan) if folds else written
+        violation = next(violations(spec), None)
+        if violation:
+            rejected.append(Rejected(config=config, rule=violation.rule, reason=violation.reason))
+        elif spec not in kept:
+            kept[spec] = Kept(spec=spec, config=config), folds
+        elif folds:
+            same.append((spec, config, folds))
+        else:
+            earlier, earlier_folds = kept[spec]
+            same.append((spec, earlier.config, earlier_folds))
+            kept[spec] = Kept(spec=spec, config=config), folds
+    ids = {spec: spec.trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
+    return Candidates(
+        kept=tuple(candidate for candidate, _ in kept.values()),
+        rejected=tuple(rejected),
+        folded=tuple(Folded(config=config, into=ids[spec], reason="; ".join(folds)) for spec, config, folds in same),
+    )
+
+
+def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
+    """Every combination as written, in the order of the file: its specification and its configuration."""
+    outer = list(
+        itertools.product(
+            zip(study.models, _labels([model.name for model in study.models], study.models), strict=True),
+            zip(study.clusters, _labels([cluster.label for cluster in study.clusters], study.clusters), strict=True),
+            study.engines,
+        )
+    )
+    for (model, model_label), (cluster, cluster_label), engine in outer:
+        where = {
+            **({"model": model_label} if len(study.models) > 1 else {}),
+            **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
+            **({"engine": engine} if len(study.engines) > 1 else {}),
+        }
+        neutral = {"dtype": device(cluster.device).dtypes[0]}
+        for values in itertools.product(*study.axes.values()):
+            chosen = dict(zip(study.axes, values, strict=True))
+            plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
+            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=study.workload, plan=plan)
+            yield spec, where | {axis: plain_value(value) for axis, value in chosen.items()}
+
+
+def _labels(names: Sequence[str], specs: Sequence[Any]) -> list[str]:
+    """A short name for each model or cluster; where names repeat, with the fields that tell them apart."""
+    fields = [name for name in specs[0].__dataclass_fields__ if len({getattr(spec, name) for spec in specs}) > 1]
+    if len(set(names)) == len(names):
+        return list(names)
+    return [
+        " ".join([name, *(f"{field}={getattr(spec, field)}" for field in fields)])
+        for name, spec in zip(names, specs, strict=True)
+    ]

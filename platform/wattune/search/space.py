@@ -1,0 +1,191 @@
+"""A study as its YAML file describes it: models, clusters and engines, axes to vary, and what is wanted of a trial."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.errors import SpaceError
+from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.plan.axes import AXES, Plan
+from wattune.search.grammar import SpaceFile
+from wattune.search.problems import problems_of
+from wattune.trial import Measure, Workload
+
+MAX_COMBINATIONS: Final = 1_000_000
+"""Most combinations one study may list; more is a slip, or several studies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Who proposes trials, and how many."""
+
+    strategy: str
+    num_trials: int | None
+    """Trials to run at most; None is every kept candidate."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySpec:
+    """One study, checked: everything a search space file says, in wattune's own types."""
+
+    name: str
+    models: tuple[ModelSpec, ...]
+    """Overridden and scaled down as the file asks."""
+    clusters: tuple[ClusterSpec, ...]
+    engines: tuple[str, ...]
+    workload: Workload
+    axes: Mapping[str, tuple[Any, ...]]
+    """Values by axis, as `Plan` holds them; an axis that is not here takes its neutral value."""
+    measure: Measure
+    objective: Objective
+    constraints: tuple[Constraint, ...]
+    limits: Mapping[str, float]
+    """Hard limits by metric name, in the metric's unit."""
+    search: Search
+    document: Mapping[str, Any]
+    """The file in plain data with every default spelled out, as `study.yaml` keeps it; itself a valid space."""
+
+    @property
+    def num_combinations(self) -> int:
+        """Combinations of models, clusters, engines and axis values."""
+        return math.prod(map(len, [self.models, self.clusters, self.engines, *self.axes.values()]))
+
+
+def load_space(path: str | Path) -> StudySpec:
+    """The study a YAML file describes.
+
+    Raises:
+        SpaceError: The file cannot be read, is no YAML mapping, or says something that cannot be used; every problem
+            is listed with its path inside the file.
+    """
+    source = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpaceError(f"{source}: cannot be read ({error.strerror}); give the path of a search space") from error
+    except UnicodeDecodeError as error:
+        raise SpaceError(f"{source}: is not UTF-8 text ({error.reason}); give the path of a search space") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpaceError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:  # a date or number that cannot exist, thousands of open brackets
+        raise SpaceError(f"{source}: is YAML that cannot be read: {error}") from error
+    return _study(document, source, [] if node is None else _duplicate_keys(node))
+
+
+def parse_space(document: Any, source: str = "space") -> StudySpec:
+    """The study a file's content describes, for content that was not read from a file.
+
+    Args:
+        document: What the YAML holds: a mapping in the form of a search space.
+        source: What messages call it.
+
+    Raises:
+        SpaceError: It says something that cannot be used; every problem is listed with its path.
+    """
+    return _study(document, source, [])
+
+
+def _study(document: Any, source: str, problems: Sequence[str]) -> StudySpec:
+    if not isinstance(document, dict):
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise SpaceError(f"{source}: is {kind}; a search space is a mapping that begins with study, model, cluster")
+    try:
+        file = SpaceFile.model_validate(document)
+    except ValidationError as error:
+        raise SpaceError.from_problems(source, [*problems, *problems_of(error, document, SpaceFile)]) from None
+    if problems:
+        raise SpaceError.from_problems(source, problems)
+    study = _resolved(file)
+    if study.num_combinations > MAX_COMBINATIONS:
+        text = f"space: {study.num_combinations:,} combinations, allowed: {MAX_COMBINATIONS:,}; list fewer values"
+        raise SpaceError.from_problems(source, [text])
+    return study
+
+
+def _resolved(file: SpaceFile) -> StudySpec:
+    """A file without problems in wattune's own types, and its document."""
+    models = tuple(entry.resolve() for entry in file.model)
+    clusters = tuple(entry.resolve() for entry in file.cluster)
+    workload = Workload(**file.workload.model_dump())
+    measure = Measure(**file.measure.model_dump())
+    search = Search(**file.search.model_dump())
+    objective = parse_objective(file.objective)
+    constraints = tuple(parse_constraint(text) for text in file.constraints)
+    limits = file.limits.model_dump(exclude_none=True)
+    return StudySpec(
+        name=file.study,
+        models=models,
+        clusters=clusters,
+        engines=tuple(file.engine),
+        workload=workload,
+        axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
+        measure=measure,
+        objective=objective,
+        constraints=constraints,
+        limits=limits,
+        search=search,
+        document={
+            "study": file.study,
+            "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
+            "cluster": [asdict(cluster) for cluster in clusters],
+            "engine": list(file.engine),
+            "workload": asdict(workload),
+            "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
+            "measure": asdict(measure),
+            "objective": str(objective),
+            "constraints": [str(constraint) for constraint in constraints],
+            "limits": limits,
+            "search": asdict(search),
+        },
+    )
+
+
+def plain_value(value: Any) -> Any:
+    """An axis value as a file writes it: a list for a tuple, `even` for the layout without entries."""
+    return (list(value) or "even") if isinstance(value, tuple) else value
+
+
+def _plan_value(value: Any) -> Any:
+    """An axis value as `Plan` holds it."""
+    return tuple(value) if isinstance(value, list) else () if value == "even" else value
+
+
+_NEUTRAL: Final = {
+    field.name: plain_value(field.default) for field in fields(Plan) if field.name in AXES.keys() - {"etp", "dtype"}
+}
+"""Neutral values that do not depend on the rest: `etp` follows `tp`, and `dtype` the device."""
+
+
+def _duplicate_keys(root: yaml.Node) -> list[str]:
+    """Every key a mapping of the file has twice, where YAML would keep the last without a word."""
+    problems, waiting, seen = [], [("", root)], set()
+    while waiting:
+        path, node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(f"{path}[{index}]", item) for index, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                name = str(key.value)
+                if name in lines and name != "<<":
+                    line = key.start_mark.line + 1
+                    problems.append(
+                        f"{path}.{name}".lstrip(".") + f": twice, in lines {lines[name]} and {line}; keep one"
+                    )
+                lines.setdefault(name, key.start_mark.line + 1)
+                waiting.append((f"{path}.{name}", value))
+    return sorted(problems)

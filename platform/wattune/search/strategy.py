@@ -1,0 +1,97 @@
+"""Strategies: which kept candidate is measured next."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from wattune.errors import SpaceError, closest
+from wattune.trial import TrialResult, TrialSpec
+
+
+class Strategy(Protocol):
+    """Proposes trials and learns from what came of them, failures included."""
+
+    def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
+        """Takes every candidate it may propose; the same seed gives the same proposals."""
+        ...
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Up to `n` specifications never proposed or told before; fewer, and at last none, when they run out."""
+        ...
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Says what came of a specification, of this run of the study or of one before it."""
+        ...
+
+
+class Grid:
+    """Every candidate in the order the space lists them."""
+
+    def __init__(self, specs: Sequence[TrialSpec], *, seed: int = 0) -> None:
+        """Takes every candidate; the seed decides nothing here."""
+        del seed
+        self._waiting = dict.fromkeys(specs)
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """The next `n` in order."""
+        asked = [spec for spec, _ in zip(self._waiting, range(n), strict=False)]
+        self._forget(asked)
+        return asked
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Leaves the specification out from now on, whatever its result."""
+        del result
+        self._forget([spec])
+
+    def _forget(self, specs: Iterable[TrialSpec]) -> None:
+        for spec in specs:
+            self._waiting.pop(spec, None)
+
+
+class Random:
+    """Every candidate once, in an order drawn by the seed.
+
+    The order sorts by a hash of seed and trial id: it is the same on every machine and version, and candidates that
+    are added to a space leave the order of the others as it was.
+    """
+
+    def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
+        """Draws the order."""
+        draw = {spec: hashlib.sha256(f"{seed} {spec.trial_id}".encode()).digest() for spec in specs}
+        self._grid = Grid(sorted(draw, key=draw.__getitem__))
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """The next `n` drawn."""
+        return self._grid.ask(n)
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Leaves the specification out from now on, whatever its result."""
+        self._grid.tell(spec, result)
+
+
+STRATEGIES: Final[dict[str, type[Strategy]]] = {"grid": Grid, "random": Random}
+"""Every strategy by name."""
+
+_NOT_BUILT: Final = ("tpe", "model_guided")
+
+
+def check_strategy(name: str) -> str:
+    """The name of a strategy that can be used.
+
+    Raises:
+        SpaceError: There is none of that name, or it is not built yet.
+    """
+    if name in _NOT_BUILT:
+        raise SpaceError(f"strategy {name} is not built yet; built: {', '.join(STRATEGIES)}")
+    if name not in STRATEGIES:
+        raise SpaceError(f'unknown strategy "{name}"; {closest(name, STRATEGIES)}')
+    return name
+
+
+def make_strategy(name: str, specs: Sequence[TrialSpec], *, seed: int) -> Strategy:
+    """A strategy over every kept candidate.
+
+    Raises:
+        SpaceError: There is none of that name, or it is not built yet.
+    """
+    return STRATEGIES[check_strategy(name)](specs, seed=seed)

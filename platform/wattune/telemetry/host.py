@@ -1,0 +1,270 @@
+"""The host backend: CPU, memory, network and RAPL power, from procfs and sysfs alone.
+
+Everything is machine-wide, also inside a container: the kernel shows one `/proc/stat` to all. Sources: Linux
+Documentation/filesystems/proc.rst, ABI/stable/sysfs-class-infiniband, power/powercap/powercap.rst.
+"""
+
+import errno
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from wattune.errors import TelemetryError
+from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
+from wattune.units import kib_to_bytes, ns_to_s, uj_to_j
+
+HOST: Final = "host"
+"""The one device's name and its tier's."""
+
+_IDLE_FIELDS: Final = (3, 4)
+"""Positions of idle and iowait in a `cpu` line (proc.rst 1.7): the processor does nothing in either."""
+_TIME_FIELDS: Final = 8
+"""Fields that add up to all time; guest and guest_nice after them are counted in user and nice already."""
+_INFINIBAND_TYPE: Final = "32"
+"""ARPHRD_INFINIBAND of if_arp.h, as `/sys/class/net/*/type` gives it."""
+_INFINIBAND_WORD_BYTES: Final = 4
+"""`port_xmit_data` and `port_rcv_data` count double words (ABI/stable/sysfs-class-infiniband)."""
+_MACHINE_NAMESPACE: Final = uuid.UUID("6f2c2a0e-8a43-4c0d-9d0f-5b7f6f3f7f10")
+"""Makes a public identity of the machine-id, which machine-id(5) asks to keep confidential."""
+
+
+def _code(error: Exception) -> str:
+    """The error code a failed read leaves in its row: the kernel's name for it, or that the text made no sense."""
+    number = error.errno if isinstance(error, OSError) else None
+    return errno.errorcode.get(number, str(number)) if number is not None else "unparsable"
+
+
+def _read_int(path: Path) -> int:
+    return int(path.read_text())
+
+
+@dataclass(frozen=True, slots=True)
+class RaplZone:
+    """One RAPL energy counter."""
+
+    folder: Path
+    range_uj: int
+    """The counter wraps to 0 after this value."""
+
+    def energy_uj(self) -> int:
+        """The counter."""
+        return _read_int(self.folder / "energy_uj")
+
+
+def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
+    """The RAPL counters of a kind, one a socket or die.
+
+    The `intel-rapl-mmio` zones are left out: they are the same packages through another door.
+
+    Args:
+        sysfs: The root of sysfs.
+        kind: `package` or `dram`.
+
+    Returns:
+        The zones, none where the machine has none.
+
+    Raises:
+        PermissionError: They are there, and only root may read them (since CVE-2020-8694).
+        OSError: They are there and cannot be read.
+        ValueError: They are there and hold no numbers.
+    """
+    zones = []
+    for folder in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):
+        if re.fullmatch(rf"{kind}(-\d+(-die-\d+)?)?", (folder / "name").read_text().strip()):
+            zone = RaplZone(folder, _read_int(folder / "max_energy_range_uj"))
+            zone.energy_uj()
+            zones.append(zone)
+    return zones
+
+
+class _RaplPower:
+    """Mean power of a set of counters since the last reading."""
+
+    def __init__(self, zones: Sequence[RaplZone], clock_ns: Callable[[], int]) -> None:
+        self._zones = zones
+        self._clock_ns = clock_ns
+        self._last: tuple[int, list[int]] | None = self._counters()
+
+    def _counters(self) -> tuple[int, list[int]]:
+        return self._clock_ns(), [zone.energy_uj() for zone in self._zones]
+
+    def read_w(self) -> float | None:
+        """Watts over all zones; None where a counter stood still, for that is no power, but no measurement."""
+        last, self._last = self._last, None
+        now_ns, energies_uj = self._counters()
+        self._last = (now_ns, energies_uj)
+        if last is None:
+            return None
+        last_ns, last_uj = last
+        deltas_uj = [
+            now - before + (zone.range_uj if now < before else 0)
+            for zone, before, now in zip(self._zones, last_uj, energies_uj, strict=True)
+        ]
+        return uj_to_j(sum(deltas_uj)) / ns_to_s(now_ns - last_ns) if all(deltas_uj) and now_ns > last_ns else None
+
+
+class _CpuBusy:
+    """The fraction of all processors' time that was not idle since the last reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = self._jiffies()
+
+    def _jiffies(self) -> tuple[int, int]:
+        with open(self._path) as file:
+            fields = [int(field) for field in file.readline().split()[1 : 1 + _TIME_FIELDS]]
+        return sum(fields[position] for position in _IDLE_FIELDS), sum(fields)
+
+    def read_frac(self) -> float | None:
+        """The fraction, None where less than one tick of the kernel passed."""
+        (last_idle, last_total), self._last = self._last, self._jiffies()
+        idle, total = self._last
+        if total <= last_total:
+            return None
+        # iowait may run backwards (proc.rst), so the quotient may leave [0, 1] by a tick.
+        return min(1.0, max(0.0, 1 - (idle - last_idle) / (total - last_total)))
+
+
+def _memory_used_bytes(path: Path) -> int:
+    """What is not available to a new program: page cache that can be dropped does not count as used."""
+    fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    total_kib, available_kib = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return kib_to_bytes(total_kib - available_kib)
+
+
+def _port_counters(sysfs: Path, direction: str) -> list[tuple[Path, int]]:
+    """Files that count bytes through the machine's own ports, each with the bytes of one count.
+
+    Bridges, tunnels and bonds are left out, since their traffic is counted again below them, and so are IPoIB
+    interfaces, which miss RDMA, where the InfiniBand port's own counter has all of it.
+    """
+    netdev, infiniband = {"tx": ("tx_bytes", "port_xmit_data"), "rx": ("rx_bytes", "port_rcv_data")}[direction]
+    counters = [
+        (folder / "statistics" / netdev, 1)
+        for folder in sorted((sysfs / "class/net").glob("*"))
+        if (folder / "device").exists() and (folder / "type").read_text().strip() != _INFINIBAND_TYPE
+    ]
+    counters += [
+        (path, _INFINIBAND_WORD_BYTES)
+        for path in sorted((sysfs / "class/infiniband").glob(f"*/ports/*/counters/{infiniband}"))
+    ]
+    return counters
+
+
+def _sum_bytes(counters: Sequence[tuple[Path, int]]) -> int:
+    return sum(_read_int(path) * scale for path, scale in counters)
+
+
+class HostBackend:
+    """This machine as one device, `host`. Fractions and powers are means since the previous read."""
+
+    simulated: Final = False
+
+    def __init__(
+        self,
+        procfs: Path = Path("/proc"),
+        sysfs: Path = Path("/sys"),
+        machine_id: Path = Path("/etc/machine-id"),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Finds what there is to read, and reads the counters once, as the start of the first difference.
+
+        Args:
+            procfs: Where the kernel's process file system is.
+            sysfs: Where the kernel's device file system is.
+            machine_id: The file that identifies the machine (machine-id(5)).
+            clock_ns: The monotonic clock that times energy differences.
+        """
+        self._procfs, self._machine_id = procfs, machine_id
+        self._readers: dict[str, Callable[[], float | int | None]] = {}
+        self._capabilities: dict[str, str] = {}
+        self._offer("cpu_busy_frac", lambda: _CpuBusy(procfs / "stat").read_frac)
+        for kind in ("package", "dram"):
+            self._offer(f"{kind}_power_w", partial(self._rapl, sysfs, kind, clock_ns))
+        self._offer("memory_used_bytes", partial(self._memory, procfs / "meminfo"))
+        for direction in ("tx", "rx"):
+            self._offer(f"nic_{direction}_bytes", partial(self._nic, sysfs, direction))
+
+    def _offer(self, column: str, open_reader: Callable[[], Callable[[], float | int | None]]) -> None:
+        """Keeps a column's reader, or why there is none."""
+        try:
+            self._readers[column] = open_reader()
+            self._capabilities[column] = AVAILABLE
+        except TelemetryError as absent:
+            self._capabilities[column] = f"unavailable: {absent}"
+        except PermissionError:
+            self._capabilities[column] = "unavailable: permission"
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            self._capabilities[column] = f"unavailable: {_code(error)}"
+
+    @staticmethod
+    def _rapl(sysfs: Path, kind: str, clock_ns: Callable[[], int]) -> Callable[[], float | None]:
+        zones = rapl_zones(sysfs, kind)
+        if not zones:
+            raise TelemetryError(f"no RAPL {kind} zone")
+        return _RaplPower(zones, clock_ns).read_w
+
+    @staticmethod
+    def _memory(path: Path) -> Callable[[], int]:
+        _memory_used_bytes(path)
+        return lambda: _memory_used_bytes(path)
+
+    @staticmethod
+    def _nic(sysfs: Path, direction: str) -> Callable[[], int]:
+        counters = _port_counters(sysfs, direction)
+        if not counters:
+            raise TelemetryError("no physical network port")
+        _sum_bytes(counters)
+        return lambda: _sum_bytes(counters)
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The one device."""
+        return [
+            DeviceInfo(
+                device=HOST,
+                name=self._cpu_name(),
+                uuid=self._uuid(),
+                driver=self._text(self._procfs / "sys/kernel/osrelease"),
+                power_domain=HOST,
+            )
+        ]
+
+    @staticmethod
+    def _text(path: Path) -> str | None:
+        try:
+            return path.read_text().strip() or None
+        except OSError:
+            return None
+
+    def _cpu_name(self) -> str:
+        match = re.search(r"^model name\s*:\s*(.+)$", self._text(self._procfs / "cpuinfo") or "", re.MULTILINE)
+        return match[1] if match else "unknown processor"
+
+    def _uuid(self) -> str | None:
+        machine_id = self._text(self._machine_id)
+        return str(uuid.uuid5(_MACHINE_NAMESPACE, machine_id)) if machine_id else None
+
+    def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
+        """The tier `host` and its columns."""
+        assert device == HOST, device
+        return {HOST: self._capabilities}
+
+    def read(self, device: str, tier: str) -> Sequence[Row]:
+        """One row; a file that cannot be read is None with the kernel's error name beside it."""
+        assert (device, tier) == (HOST, HOST), (device, tier)
+        row: dict[str, int | float | str | None] = {}
+        for column, reader in self._readers.items():
+            try:
+                row[column] = reader()
+            except (OSError, ValueError, KeyError, IndexError) as error:
+                row[column] = None
+                row[f"{column}_error"] = _code(error)
+        return [row]
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""

@@ -1,0 +1,172 @@
+"""Leases and locks: how long a sampler lives, and that no two of them read one device.
+
+Both are files, so they outlive whoever wrote them and need no server. Locks are flock(2)s: the kernel drops them with
+the process, however it ends.
+"""
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Self
+
+from wattune.errors import TelemetryError
+from wattune.units import s_to_ns
+
+LEASE_S: Final = 10.0
+"""Age of the lease at which a sampler closes its files and ends."""
+
+RUNTIME_VARIABLE: Final = "WATTUNE_RUNTIME"
+"""Another folder for device locks: for machines that play several nodes, and for tests."""
+
+_POLL_S: Final = 0.1
+
+
+class Lease:
+    """A file whose owner touches it, seen from who lives by it."""
+
+    def __init__(self, path: Path, lease_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """Counts the lease as renewed now.
+
+        Args:
+            path: The file.
+            lease_s: Age at which it has expired.
+            clock_ns: The monotonic clock its age is measured on.
+        """
+        self._path, self._lease_ns, self._clock_ns = path, s_to_ns(lease_s), clock_ns
+        self._mtime_ns: int | None = None
+        self._renewed_ns = clock_ns()
+
+    def expired(self) -> bool:
+        """Whether its owner is gone: nobody touched it for so long, or it was deleted.
+
+        The age is the time since a change was seen, never wall clock minus file time: stepping the wall clock must not
+        end a recording.
+        """
+        try:
+            mtime_ns = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return True
+        now_ns = self._clock_ns()
+        if mtime_ns != self._mtime_ns:
+            self._mtime_ns, self._renewed_ns = mtime_ns, now_ns
+        return now_ns - self._renewed_ns >= self._lease_ns
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release`, or the end of every process that inherited it."""
+
+    def __init__(self, fd: int) -> None:
+        """Wraps a locked descriptor; use `take`."""
+        self._fd = fd
+
+    @classmethod
+    def take(cls, path: Path) -> "FileLock | None":
+        """Takes the lock, the file made if need be; None where another process holds it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return cls(fd)
+
+    def fileno(self) -> int:
+        """The descriptor, to hand the lock on to a child process."""
+        return self._fd
+
+    def write_holder(self, pid: int) -> None:
+        """Names the process that holds it, for messages and signals."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(pid).encode(), 0)
+
+    def release(self) -> None:
+        """Closes this process's copy; the lock stays where a child inherited it."""
+        os.close(self._fd)
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock.
+
+    Returns:
+        Its id, 0 where it did not say, or None where nobody holds the lock.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 20, 0).decode()
+        return int(text) if text.isdecimal() else 0
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def runtime_folder() -> Path:
+    """The folder where this user's samplers on this node meet, made if need be.
+
+    Where `$WATTUNE_RUNTIME` is not set it depends on the user alone, not on `$TMPDIR` or `$XDG_RUNTIME_DIR`: a login
+    shell and a Ray worker must find the same one.
+
+    Raises:
+        TelemetryError: The folder is not this user's own.
+    """
+    path = Path(os.environ.get(RUNTIME_VARIABLE) or f"/tmp/wattune-locks-{os.getuid()}")  # noqa: S108 – checked below
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise TelemetryError(
+            f"{path} must be a folder only user {os.getuid()} writes to, but belongs to user {found.st_uid} with mode "
+            f"{found.st_mode:o}; remove it, or set {RUNTIME_VARIABLE} to another one"
+        )
+    return path
+
+
+class DeviceLocks:
+    """The right to read a set of devices of one backend."""
+
+    def __init__(self, backend: str, devices: Iterable[str], *, wait_s: float = 0.0) -> None:
+        """Takes one lock a device in `runtime_folder`, all or none.
+
+        Args:
+            backend: The backend's name.
+            devices: What identifies each device: its uuid where it has one.
+            wait_s: Longest to wait for them to become free.
+
+        Raises:
+            TelemetryError: Another sampler reads one of them; the message names its process.
+        """
+        self._locks: list[FileLock] = []
+        deadline_s = time.monotonic() + wait_s
+        for device in devices:
+            path = runtime_folder() / f"{re.sub(r'[^A-Za-z0-9._-]', '_', f'{backend}-{device}')}.lock"
+            while (lock := FileLock.take(path)) is None:
+                if time.monotonic() >= deadline_s:
+                    self.release()
+                    raise TelemetryError(
+                        f"device {device} of backend {backend} is read by another sampler, process "
+                        f"{lock_holder(path) or 'unknown'}, after lock_wait_s={wait_s:g}; attach to that one or stop it"
+                    )
+                time.sleep(_POLL_S)
+            lock.write_holder(os.getpid())
+            self._locks.append(lock)
+
+    def release(self) -> None:
+        """Gives the devices free; may be called twice."""
+        while self._locks:
+            self._locks.pop().release()
+
+    def __enter__(self) -> Self:
+        """The locks themselves."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the devices free."""
+        self.release()

@@ -1,0 +1,218 @@
+"""The measuring loop, the same for every engine: build, warm up until step time is stable, measure, close.
+
+The number of measured steps is decided once, before they begin, so that no measured step carries a collective of ours.
+"""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from wattune.clock import ClockAnchor
+from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.workers.engine import Engine, Ranks, StepMarks
+from wattune.workers.phases import Mark, marks_table
+
+STABLE_FRAC: Final = 0.05
+"""Warm-up ends when the medians of the last round's halves differ by less than this share."""
+
+MOST_WARMUP_ROUNDS: Final = 4
+"""Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on (`build`, `warmup`, `measure`), steps done, and steps to do; never inside measured steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """What one rank brings home from a trial."""
+
+    rank: int
+    status: TrialStatus
+    reason: str = ""
+    marks: pa.Table | None = None
+    """Marks of all steps; warm-up steps are negative, measured ones count from 0."""
+    losses: tuple[float, ...] = ()
+    """Mean loss of each measured step."""
+    num_warmup_steps: int = 0
+    steady: bool = False
+    """Whether step time was stable when measuring began."""
+    build_time_s: float = 0.0
+    memory_peak_bytes: int = 0
+    end_mono_ns: int = 0
+    """When the rank was done or failed, on its node's clock; of several failures the first is the cause."""
+
+
+class _NonFiniteLossError(ArithmeticError):
+    """The loss became infinite or not a number."""
+
+
+def measure_trial(
+    engine: Engine,
+    spec: TrialSpec,
+    measure: Measure,
+    ranks: Ranks,
+    *,
+    node: str,
+    device: str,
+    seed: int,
+    progress: Progress | None = None,
+) -> RankOutcome:
+    """Runs one trial on one rank; every rank of the default process group calls it with the same arguments.
+
+    Args:
+        engine: A new engine.
+        spec: What to run.
+        measure: How long to warm up and measure.
+        ranks: Where this rank stands.
+        node: The rank's node, by the name its telemetry uses.
+        device: The rank's device on that node, by the name its telemetry uses.
+        seed: Seed of weights and data, the same on every rank.
+        progress: Called on rank 0 between the parts of the trial.
+
+    Returns:
+        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept.
+
+    Raises:
+        Exception: Anything else the engine raised; the worker's runner reports it and ends the group.
+    """
+    report = progress if progress is not None and ranks.rank == 0 else _silent
+    anchor = ClockAnchor.now()
+    steps: list[tuple[int, StepMarks]] = []
+    build_time_s, num_warmup_steps, steady = 0.0, 0, False
+    status, reason = TrialStatus.COMPLETED, ""
+    memory_peak_bytes = 0
+    try:
+        report("build", 0, 1)
+        start_ns = time.monotonic_ns()
+        engine.build(spec, ranks, seed=seed)
+        build_time_s = (time.monotonic_ns() - start_ns) / 1e9
+        num_warmup_steps, steady = _warm_up(engine, measure, steps, report)
+        num_steps = _agree(_steps_to_measure(steps, measure), ranks)
+        report("measure", 0, num_steps)
+        dist.barrier()
+        for step in range(num_steps):
+            steps.append((step, _checked(engine.step())))  # noqa: PERF401 - a failed step keeps those before it
+        report("measure", num_steps, num_steps)
+        memory_peak_bytes = engine.memory_peak_bytes()
+    except _NonFiniteLossError as error:
+        status, reason = TrialStatus.CRASHED, f"non_finite_loss: {error}"
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        status, reason = TrialStatus.OUT_OF_MEMORY, f"rank {ranks.rank}: {_first_line(error)}"
+    end_mono_ns = time.monotonic_ns()
+    engine.close()
+    return RankOutcome(
+        rank=ranks.rank,
+        status=status,
+        reason=reason,
+        marks=marks_table(_numbered(steps), node=node, device=device, rank=ranks.rank, anchor=anchor),
+        losses=tuple(result.loss for step, result in steps if step >= 0),
+        num_warmup_steps=num_warmup_steps,
+        steady=steady,
+        build_time_s=build_time_s,
+        memory_peak_bytes=memory_peak_bytes,
+        end_mono_ns=end_mono_ns,
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that host or device memory ran out.
+
+    PyTorch has a class of its own for device memory only; its CPU allocator raises a plain RuntimeError.
+    """
+    text = str(error)
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or "can't allocate memory" in text
+        or "Cannot allocate memory" in text
+    )
+
+
+def _silent(_part: str, _done: int, _total: int) -> None:
+    """Progress nobody asked for."""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _checked(result: StepMarks) -> StepMarks:
+    if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        raise _NonFiniteLossError(f"loss {result.loss}, gradient norm {result.grad_norm}")
+    return result
+
+
+def _step_time_s(result: StepMarks) -> float:
+    (step,) = (mark for mark in result.marks if mark.phase == "step")
+    return (step.end_mono_ns - step.start_mono_ns) / 1e9
+
+
+def _warm_up(
+    engine: Engine, measure: Measure, steps: list[tuple[int, StepMarks]], report: Progress
+) -> tuple[int, bool]:
+    """Runs whole rounds of warm-up steps until step time is stable on every rank, or the rounds run out."""
+    round_steps = max(measure.warmup_steps, 1)
+    gc.collect()
+    for warmup_round in range(MOST_WARMUP_ROUNDS):
+        report("warmup", warmup_round * round_steps, MOST_WARMUP_ROUNDS * round_steps)
+        times_s = []
+        for index in range(round_steps):
+            result = _checked(engine.step())
+            times_s.append(_step_time_s(result))
+            # Numbered from the end once the end is known; until then in order of running.
+            steps.append((-1 - warmup_round * round_steps - index, result))
+        if _all_ranks(is_stable(times_s)):
+            return (warmup_round + 1) * round_steps, True
+    return MOST_WARMUP_ROUNDS * round_steps, False
+
+
+def is_stable(times_s: Sequence[float]) -> bool:
+    """Whether the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
+
+    Fewer than four steps cannot tell; they count as not stable.
+    """
+    if len(times_s) < 4:
+        return False
+    half = len(times_s) // 2
+    first, second = statistics.median(times_s[:half]), statistics.median(times_s[half:])
+    return abs(second - first) <= STABLE_FRAC * second
+
+
+def _steps_to_measure(steps: Sequence[tuple[int, StepMarks]], measure: Measure) -> int:
+    """Steps that fill both the least number and the least seconds, by the median of the last warm-up steps."""
+    recent_s = statistics.median(_step_time_s(result) for _, result in steps[-max(measure.warmup_steps, 1) :])
+    return max(measure.min_steps, math.ceil(measure.min_seconds / recent_s))
+
+
+def _numbered(steps: Sequence[tuple[int, StepMarks]]) -> list[tuple[int, tuple[Mark, ...]]]:
+    """Steps with their marks; warm-up steps renumbered so that the last one is -1 and time runs upward."""
+    num_warmup = sum(step < 0 for step, _ in steps)
+    return [(index - num_warmup, result.marks) for index, (_, result) in enumerate(steps)]
+
+
+def _collective_device() -> torch.device:
+    """Where small tensors of ours must be for the default group's backend."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def _all_ranks(flag: bool) -> bool:
+    """Whether the flag is set on every rank."""
+    tensor = torch.tensor([int(flag)], device=_collective_device())
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return bool(tensor.item())
+
+
+def _agree(number: int, ranks: Ranks) -> int:
+    """Rank 0's number, on every rank."""
+    tensor = torch.tensor([number if ranks.rank == 0 else 0], device=_collective_device())
+    dist.broadcast(tensor, src=0)
+    return int(tensor.item())

@@ -1,0 +1,186 @@
+"""The reference engine: a decoder trained by torch's own parallel libraries, on CPUs over gloo and on GPUs over NCCL.
+
+From one seed every plan with the same global batch takes the same steps, within rounding; other engines are held to
+it. Experts without a capacity are part of that; with a capacity, which tokens are dropped depends on the micro-batch.
+"""
+
+import gc
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from wattune.errors import EngineError
+from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec
+from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.torch_data import Batches
+from wattune.workers.torch_mesh import Meshes
+from wattune.workers.torch_model import Decoder, Rotation
+from wattune.workers.torch_optimizer import ShardedAdamW
+from wattune.workers.torch_parallel import materialise
+from wattune.workers.torch_pipeline import Chunk, Pipeline, Stage
+from wattune.workers.torch_recorder import recorder_for, with_idle
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class TorchEngine:
+    """Trains one specification; see `wattune.workers.engine.Engine`."""
+
+    def __init__(self) -> None:
+        """Holds nothing yet."""
+        self._meshes: Meshes | None = None
+        self._running: _Running | None = None
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        """Makes process groups, this rank's part of the model, its optimizer and its data.
+
+        Raises:
+            EngineError: The specification is one this engine cannot run.
+        """
+        for violation in violations(spec):
+            raise EngineError(f"{violation.rule}: {violation.reason}")
+        if ranks.world_size != spec.cluster.world_size:
+            raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
+        device = torch.device(ranks.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._meshes = Meshes.create(
+            spec.plan,
+            world_size=ranks.world_size,
+            rank=ranks.rank,
+            device_type=device.type,
+            has_experts=spec.model.is_moe,
+        )
+        self._running = _Running(spec, ranks, self._meshes, device, seed)
+
+    def step(self) -> StepMarks:
+        """Runs one optimizer step over one global batch; waits for the device once, at its end."""
+        assert self._running is not None, "build comes first"
+        return self._running.step()
+
+    def memory_peak_bytes(self) -> int:
+        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
+        assert self._running is not None, "build comes first"
+        return self._running.recorder.memory_peak_bytes()
+
+    def close(self) -> None:
+        """Gives back memory and the process groups `build` made."""
+        self._running = None
+        meshes, self._meshes = self._meshes, None
+        gc.collect()  # modules and their hooks refer to each other
+        if meshes is not None:
+            meshes.close()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Running:
+    """One specification built and ready to step on this rank."""
+
+    def __init__(self, spec: TrialSpec, ranks: Ranks, meshes: Meshes, device: torch.device, seed: int) -> None:
+        plan, workload = spec.plan, spec.workload
+        here = coordinates(ranks.rank, plan, ranks.world_size)
+        self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
+        self._group = meshes.dense("pp").get_group()
+        self.recorder = recorder_for(device)
+        micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp])
+        self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 else None
+        boundary = torch.empty(
+            (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),
+            dtype=DTYPES[plan.dtype],
+            device="meta",
+            requires_grad=True,
+        )
+        tokens = torch.empty((plan.micro_batch_size, workload.seq_len), dtype=torch.int64, device="meta")
+        stages = [
+            Stage(
+                Chunk(decoder, workload.tokens_per_step),
+                virtual_stage=chunk * plan.pp + here.pp,
+                plan=plan,
+                group=self._group,
+                boundary=boundary,
+                tokens=tokens,
+                recorder=self.recorder,
+            )
+            for chunk, decoder in enumerate(decoders)
+        ]
+        self._pipeline = Pipeline(stages, plan, num_micro_batches=micro_batches, recorder=self.recorder)
+        self._optimizer = ShardedAdamW((p for decoder in decoders for p in decoder.parameters()), self._tied)
+        self._batches = Batches(
+            seed=seed,
+            vocab_size=spec.model.vocab_size,
+            seq_len=workload.seq_len,
+            replica_batch_size=micro_batches * plan.micro_batch_size,
+            replica=here.dp,
+            device=device,
+        )
+        self._step = 0
+        self._next = self._batches.at(0)
+        # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
+        dist.all_reduce(torch.zeros(1, device=device), group=self._group)
+
+    def step(self) -> StepMarks:
+        """See `TorchEngine.step`."""
+        with self.recorder.phase("step"):
+            loss = self._pipeline.run(*self._next)
+            with self.recorder.phase("wait" if self._has_others else "optimizer"):
+                self._pipeline.finish()
+                if self._tied is not None:
+                    _add_from_other_end(self._tied, self._group)
+                loss, grad_norm = self._optimizer.reduce(loss)
+            with self.recorder.phase("optimizer"):
+                self._optimizer.step(grad_norm)
+        self._step += 1
+        self._next = self._batches.at(self._step)  # made while a GPU still works on this step
+        marks = self.recorder.take()
+        return StepMarks(
+            marks=with_idle(marks) if self._has_stages else marks, loss=loss.item(), grad_norm=grad_norm.item()
+        )
+
+
+def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range]) -> list[Decoder]:
+    """This rank's parts of the model, initialised and sharded."""
+    model, plan = spec.model, spec.plan
+    rotation = None
+    if model.positions == "rope":
+        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.dtype])
+    decoders = []
+    for layers in chunks:
+        with torch.device("meta"):
+            decoder = Decoder(
+                model, layers, rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
+            )
+        materialise(decoder, model, plan, meshes, device, seed)
+        decoders.append(decoder)
+    return decoders
+
+
+def _tied_over_stages(decoders: list[Decoder], spec: TrialSpec) -> nn.Parameter | None:
+    """The copy this rank holds of a weight that the first and the last stage share, None in between."""
+    if not spec.model.tied_embeddings:
+        return None
+    first, last = decoders[0], decoders[-1]
+    if first.embedding is not None:
+        return cast(nn.Parameter, first.embedding.tokens.weight)
+    return None if last.head is None else cast(nn.Parameter, last.head.output.weight)
+
+
+def _add_from_other_end(tied: nn.Parameter, group: dist.ProcessGroup) -> None:
+    """Sums the gradients of a shared weight over the first and the last stage, whose shards are the same."""
+    assert isinstance(tied.grad, DTensor)
+    mine = tied.grad.to_local()
+    theirs = torch.empty_like(mine)
+    peer = dist.get_world_size(group) - 1 if dist.get_rank(group) == 0 else 0
+    operations = [
+        dist.P2POp(dist.isend, mine, group=group, group_peer=peer),
+        dist.P2POp(dist.irecv, theirs, group=group, group_peer=peer),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    mine += theirs

@@ -1,0 +1,179 @@
+"""Mixture of experts: routing, dropping by capacity, exchange between expert-parallel ranks, and the experts.
+
+Legend for shapes: T tokens of this rank's micro-batch, k experts per token, E experts, e experts held here, H hidden
+size, F inner width held here, R tokens received for the experts held here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from wattune.catalog.models import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShard:
+    """Which part of a layer's experts one rank holds: whole experts by expert, slices of each by tensor parallel."""
+
+    ep: int = 1
+    ep_rank: int = 0
+    tp: int = 1
+    tp_rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """Ranks that exchange tokens; None where `ep` is 1."""
+
+    def held(self, num_experts: int) -> range:
+        """The experts of this rank."""
+        count = num_experts // self.ep
+        return range(self.ep_rank * count, (self.ep_rank + 1) * count)
+
+
+class Experts(nn.Module):
+    """The feed-forward blocks of the experts one rank holds, stacked; plain tensors that are slices, not DTensors."""
+
+    SHARD_DIMS: ClassVar = {"gate": 0, "up": 0, "up_bias": 0, "down": 1, "down_bias": 0}
+    """Dimension of one expert's full parameter that tensor parallel cuts."""
+
+    def __init__(self, model: ModelSpec, shard: ExpertShard) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        self.shard = shard
+        self.held = shard.held(model.num_experts)
+        num, hidden, inner = len(self.held), model.hidden_size, model.ffn_hidden_size // shard.tp
+        self.gate = nn.Parameter(torch.empty(num, inner, hidden)) if model.activation == "swiglu" else None
+        self.up = nn.Parameter(torch.empty(num, inner, hidden))
+        self.down = nn.Parameter(torch.empty(num, hidden, inner))
+        self.up_bias = nn.Parameter(torch.empty(num, inner)) if model.bias else None
+        self.down_bias = nn.Parameter(torch.empty(num, hidden // shard.tp)) if model.bias else None
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Runs each expert over its tokens, all in one grouped matrix product per weight.
+
+        Args:
+            tokens: [R, H], grouped by expert.
+            counts: Tokens of each expert held here [e], on the device, summing to R.
+
+        Returns:
+            [R, H]; under tensor parallel this rank's addend of it.
+        """
+        ends = counts.cumsum(0).to(torch.int32)
+        numbers = torch.arange(counts.numel(), device=counts.device)
+        owners = numbers.repeat_interleave(counts, output_size=tokens.shape[0]) if self.up_bias is not None else None
+        up = _product(tokens, self.up, ends)
+        if self.up_bias is not None:
+            up = up + self.up_bias[owners]
+        inner = F.gelu(up) if self.gate is None else F.silu(_product(tokens, self.gate, ends)) * up
+        out = _product(inner, self.down, ends)
+        if self.down_bias is None:
+            return out
+        # Each tensor-parallel rank adds its own piece of the bias, so that the sum over ranks adds it once.
+        piece = self.down_bias[owners]
+        start = self.shard.tp_rank * piece.shape[-1]
+        return out + F.pad(piece, (start, out.shape[-1] - start - piece.shape[-1]))
+
+
+def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """[R, in] times each expert's [out, in], where `ends` are the last rows of the experts' tokens."""
+    return F.grouped_mm(tokens, weight.transpose(-2, -1), offs=ends)
+
+
+class MixtureOfExperts(nn.Module):
+    """Top-k routing as in Mixtral (Jiang et al. 2024, arXiv 2401.04088, section 2.1), without an auxiliary loss."""
+
+    def __init__(self, model: ModelSpec, shard: ExpertShard) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        self.num_per_token = model.num_experts_per_token
+        self.num_experts = model.num_experts
+        self.capacity_factor = model.expert_capacity_factor
+        self.shard = shard
+        self.router = nn.Linear(model.hidden_size, model.num_experts, bias=False)
+        self.experts = Experts(model, shard)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mixes [batch, sequence, H]; under tensor parallel a DTensor cut along the sequence, and so the result."""
+        if not isinstance(x, DTensor):
+            return self._mix(x, self.router.weight)
+        # Every tensor-parallel rank routes all tokens and computes a slice of each expert: gradients of tokens and
+        # router are then addends too, which only the caller of to_local can know.
+        weight = self.router.weight
+        assert isinstance(weight, DTensor)
+        tokens = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        mixed = self._mix(tokens, weight.to_local(grad_placements=[Partial()]))
+        mesh = x.device_mesh
+        return (
+            DTensor.from_local(mixed, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(1)]).to_local()
+        )
+
+    def _mix(self, x: Tensor, router_weight: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        logits = F.linear(tokens, router_weight).float()
+        top, chosen = logits.topk(self.num_per_token)
+        gates = top.softmax(-1).flatten()
+        order, counts = self._assign(chosen.flatten())
+        sources = order // self.num_per_token
+        results = self._exchange(tokens[sources], counts)
+        weighted = results * gates[order].unsqueeze(-1).to(results.dtype)
+        return torch.zeros_like(tokens).index_add(0, sources, weighted).view_as(x)
+
+    def _assign(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Orders the T*k assignments by expert; beyond capacity they are dropped, later tokens first.
+
+        Capacity is ceil(T k / E x factor): Fedus et al. 2022 (arXiv 2101.03961), equation 3, for top-k.
+
+        Returns:
+            Indices of the kept assignments grouped by expert, and how many each expert got [E].
+        """
+        order = chosen.argsort(stable=True)
+        counts = chosen.new_zeros(self.num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
+        if self.capacity_factor is None:
+            return order, counts
+        capacity = math.ceil(chosen.numel() / self.num_experts * self.capacity_factor)
+        position = torch.arange(chosen.numel(), device=chosen.device) - (counts.cumsum(0) - counts)[chosen[order]]
+        return order[position < capacity], counts.clamp(max=capacity)
+
+    def _exchange(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Sends each token to the rank that holds its expert, runs the experts, and brings the results back."""
+        if self.shard.ep == 1:
+            return cast(Tensor, self.experts(tokens, counts))
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts, group=self.shard.group)
+        by_sender = received.view(self.shard.ep, -1)
+        # The exchange wants its splits on the host: the one wait per layer that uneven routing costs.
+        send, receive = torch.stack([counts.view(self.shard.ep, -1).sum(1), by_sender.sum(1)]).tolist()
+        arrived = _travel(tokens, receive, send, self.shard.group)
+        # What arrives is ordered by sender and then expert; experts want it by expert.
+        experts = torch.arange(by_sender.shape[1], device=received.device).repeat(self.shard.ep)
+        by_expert = experts.repeat_interleave(received, output_size=sum(receive)).argsort(stable=True)
+        results = self.experts(arrived[by_expert], by_sender.sum(0))
+        ordered = torch.empty_like(results).index_copy(0, by_expert, results)
+        return _travel(ordered, send, receive, self.shard.group)
+
+
+class _AllToAll(torch.autograd.Function):
+    """`all_to_all_single` with uneven splits; its gradient is the exchange the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup | None) -> Tensor:
+        ctx.receive, ctx.send, ctx.group = receive, send, group
+        return _all_to_all(rows, receive, send, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(grad, ctx.send, ctx.receive, ctx.group), None, None, None
+
+
+def _travel(rows: Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    return cast(Tensor, _AllToAll.apply(rows, receive, send, group))  # type: ignore[no-untyped-call]
+
+
+def _all_to_all(rows: Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    out = rows.new_empty(sum(receive), rows.shape[1])
+    dist.all_to_all_single(out, rows.contiguous(), receive, send, group=group)
+    return out

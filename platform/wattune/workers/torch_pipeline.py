@@ -1,0 +1,165 @@
+"""One step's forward and backward passes over micro-batches, by torch's pipeline schedules.
+
+A model without pipeline parallelism is a pipeline of one stage: the same schedule then accumulates its gradients.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from wattune.plan.axes import Plan
+from wattune.workers.torch_model import Decoder
+from wattune.workers.torch_parallel import fsdp_modules
+from wattune.workers.torch_recorder import Recorder
+
+
+class Chunk(nn.Module):
+    """What one pipeline stage runs: a part of the model and, after the last part, the loss.
+
+    It also keeps torch's pipeline from seeing the FSDP module, whose gathering and reduction `Stage` decides.
+    """
+
+    def __init__(self, decoder: Decoder, tokens_per_step: int) -> None:
+        """Takes the sharded part of the model and the tokens of the global batch."""
+        super().__init__()
+        self.decoder = decoder
+        self.tokens_per_step = tokens_per_step
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Activations for the next stage, or this micro-batch's addend of the mean loss over the global batch."""
+        out: Tensor = self.decoder(x)
+        if self.decoder.head is None:
+            return out
+        losses = F.cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        total = losses.full_tensor() if isinstance(losses, DTensor) else losses
+        return total / self.tokens_per_step
+
+
+class Stage(PipelineStage):
+    """A pipeline stage that marks its phases and reduces its gradients when the plan says so."""
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        *,
+        virtual_stage: int,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        boundary: Tensor,
+        tokens: Tensor,
+        recorder: Recorder,
+    ) -> None:
+        """Describes what passes between stages, so that torch need not run the model to find out.
+
+        Args:
+            chunk: The part of the model.
+            virtual_stage: Its place in the model, from 0 to pp x vpp - 1.
+            plan: Degrees, sharding, overlap.
+            group: The ranks of this pipeline.
+            boundary: Meta tensor like the activations between stages.
+            tokens: Meta tensor like a micro-batch of tokens.
+            recorder: Where phases are marked.
+        """
+        has_head = chunk.decoder.head is not None
+        super().__init__(
+            chunk,
+            virtual_stage,
+            plan.pp * plan.vpp,
+            next(chunk.parameters()).device,
+            input_args=(tokens if chunk.decoder.embedding is not None else boundary,),
+            output_args=(boundary.new_empty(()) if has_head else boundary,),
+            group=group,
+        )
+        self._model: Any = chunk.decoder
+        self._chunk = virtual_stage // plan.pp if plan.vpp > 1 else None
+        self._keeps_weights = plan.sharding != "zero3"
+        self._reduces_every_time = plan.sharding in ("zero2", "zero3")
+        self._reduces_in_backward = self._reduces_every_time or plan.overlap != "none"
+        self._recorder = recorder
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """One micro-batch forward."""
+        with self._recorder.phase("forward", micro_batch=fwd_chunk_id, chunk=self._chunk):
+            try:
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            except RuntimeError as error:  # torch's pipeline wraps whatever the model raises
+                raise error.__cause__ or error from None
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """One micro-batch backward; gradients are reduced on the way only where the plan says so."""
+        self._model.set_is_last_backward(False)  # `finish` waits for what is still under way
+        self._model.set_reshard_after_backward(not self._keeps_weights)
+        self._model.set_requires_gradient_sync(
+            self._reduces_in_backward and (self._reduces_every_time or last_backward)
+        )
+        with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Nothing: the schedule calls this when a stage has done its last micro-batch, `finish` when all have."""
+
+    def finish(self) -> None:
+        """Reduces the gradients that are not yet, waits for all, and frees the gathered weights."""
+        chunk = self.submod
+        self.submod = self._model  # where torch's own method looks for an FSDP module
+        try:
+            super().perform_reduce_grad(1)
+        finally:
+            self.submod = chunk
+
+
+class Pipeline:
+    """All stages of this rank and the schedule that runs them."""
+
+    def __init__(self, stages: list[Stage], plan: Plan, *, num_micro_batches: int, recorder: Recorder) -> None:
+        """Takes one stage per model chunk, in the order of the model."""
+        self._stages = stages
+        self._tp = plan.tp
+        self._gathers_first = plan.sharding in ("zero1", "zero2") and plan.overlap != "grad_param"
+        self._recorder = recorder
+        arguments: dict[str, Any] = {
+            "n_microbatches": num_micro_batches,
+            "loss_fn": lambda loss, _targets: loss,  # the last chunk has computed it, inside its forward phase
+            "scale_grads": False,
+        }
+        if plan.vpp > 1:
+            self._schedule: Any = ScheduleInterleaved1F1B(list(stages), **arguments)
+        else:
+            self._schedule = Schedule1F1B(stages[0], **arguments)
+
+    def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward over all micro-batches.
+
+        Args:
+            tokens: Inputs of this replica [sequences, seq_len].
+            targets: Next tokens, alike.
+
+        Returns:
+            This rank's addend of the mean loss over the global batch, fp32; zero off the last stage.
+        """
+        if self._gathers_first:
+            with self._recorder.phase("wait"):
+                for unit in (unit for stage in self._stages for unit in fsdp_modules(stage.submod)):
+                    unit.unshard()
+        losses: list[Tensor] = []
+        inputs = (tokens,) if self._stages[0].is_first else ()
+        with loss_parallel() if self._tp > 1 else nullcontext():
+            self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False, targets=targets)
+        if not losses:
+            return torch.zeros((), device=targets.device)
+        # Every tensor-parallel rank of the last stage knows the whole loss of its replica.
+        return torch.stack(losses).detach().sum() / self._tp
+
+    def finish(self) -> None:
+        """Leaves reduced gradients on every parameter; see `Stage.finish`."""
+        for stage in self._stages:
+            stage.finish()

@@ -1,0 +1,67 @@
+"""One rank of an engine contract: runs the specifications of a file one after another in one process group.
+
+Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE`; reads `cases.json`, writes `<rank>.json`.
+"""
+
+import gc
+import json
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from wattune.errors import EngineError
+from wattune.trial import TrialSpec
+from wattune.workers.engine import Ranks, load_engine
+
+NUM_STEPS = 3
+SEED = 7
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+
+def live_groups() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def run_case(spec: TrialSpec, ranks: Ranks) -> dict[str, Any]:
+    tensors, groups = live_tensors(), live_groups()
+    engine = load_engine(spec.engine)
+    outcome: dict[str, Any] = {}
+    try:
+        engine.build(spec, ranks, seed=SEED)
+        steps = [engine.step() for _ in range(NUM_STEPS)]
+        outcome["losses"] = [step.loss for step in steps]
+        outcome["grad_norms"] = [step.grad_norm for step in steps]
+        outcome["marks"] = [astuple(mark) for mark in steps[-1].marks]
+        outcome["memory_peak_bytes"] = engine.memory_peak_bytes()
+        del steps
+    except EngineError as error:
+        outcome["error"] = str(error)
+    engine.close()
+    engine.close()
+    outcome["tensors_left"] = live_tensors() - tensors
+    outcome["groups_left"] = live_groups() - groups
+    return outcome
+
+
+def main(folder: Path, rank: int, world_size: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    ranks = Ranks(rank=rank, world_size=world_size, local_rank=rank, device="cpu")
+    cases = json.loads((folder / "cases.json").read_text())
+    outcomes = {name: run_case(TrialSpec.from_json(spec), ranks) for name, spec in cases.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,253 @@
+"""What every engine keeps: one seed gives one training run, whatever the plan; marks nest; close gives all back.
+
+Each plan is compared with the same model on one device, one micro-batch, fp32: loss and gradient norm before clipping
+of three optimizer steps. Agreement after the first step also needs the same clipped gradients and the same update.
+
+Tolerances are relative. In fp32 plans differ by the order of sums alone: a few units of 6e-8, which AdamW's division
+by small second moments magnifies; 1e-5 is some ten times what is seen and far below what a wrong gradient changes. In
+bf16 each activation is rounded to 2^-9 = 2e-3, averaged over many: 1e-3 on the loss, 5e-3 on the norm.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import Plan
+from wattune.plan.parallel import num_micro_batches
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec, Workload
+from wattune.workers.engine import ENGINES
+
+WORKER = Path(__file__).with_name("engine_worker.py")
+GROUP_TIMEOUT_S = 200
+WORKLOAD = Workload(seq_len=16, global_batch_size=8)
+
+LLAMA = ModelSpec(
+    name="llama", num_layers=4, hidden_size=32, ffn_hidden_size=64, num_heads=8, num_kv_heads=4, vocab_size=128
+)
+GPT = ModelSpec(
+    name="gpt",
+    num_layers=4,
+    hidden_size=32,
+    ffn_hidden_size=64,
+    num_heads=4,
+    num_kv_heads=4,
+    vocab_size=128,
+    norm="layernorm",
+    activation="gelu",
+    positions="learned",
+    max_positions=20,
+    bias=True,
+    tied_embeddings=True,
+)
+MIXTRAL = ModelSpec(
+    name="mixtral",
+    num_layers=2,
+    hidden_size=32,
+    ffn_hidden_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=128,
+    num_experts=4,
+    num_experts_per_token=2,
+)
+ROOMY = replace(MIXTRAL, name="mixtral", expert_capacity_factor=2.0)
+"""Capacity for every token to choose every expert: nothing is dropped, so it trains as without capacity."""
+BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
+
+
+@dataclass(frozen=True)
+class Case:
+    model: ModelSpec
+    world_size: int = 1
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, engine: str) -> TrialSpec:
+        neutral = {"dtype": "fp32", "etp": self.axes.get("tp", 1)}
+        cluster = ClusterSpec(device="cpu", devices_per_node=self.world_size)
+        plan = Plan(**(neutral | dict(self.axes)))
+        return TrialSpec(model=self.model, cluster=cluster, engine=engine, workload=WORKLOAD, plan=plan)
+
+
+def case(model: ModelSpec, world_size: int, **axes: Any) -> Case:
+    return Case(model, world_size, axes)
+
+
+REFERENCES = {model.name: case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED)}
+SHARDINGS = ("none", "zero1", "zero2", "zero3")
+
+PARITY = {
+    "accumulation": case(LLAMA, 1, micro_batch_size=1),
+    "selective": case(LLAMA, 1, micro_batch_size=4, recompute="selective"),
+    "full": case(LLAMA, 1, micro_batch_size=4, recompute="full"),
+    "mixtral-full": case(MIXTRAL, 1, micro_batch_size=4, recompute="full"),
+    "mixtral-capacity": case(ROOMY, 1, micro_batch_size=4),
+    "bf16": case(LLAMA, 1, micro_batch_size=4, dtype="bf16"),
+    "mixtral-bf16": case(MIXTRAL, 1, micro_batch_size=4, dtype="bf16"),
+    **{
+        f"dp2-{sharding}-overlap-{overlap}": case(LLAMA, 2, micro_batch_size=2, sharding=sharding, overlap=overlap)
+        for sharding in SHARDINGS
+        for overlap in ("none", "grad", "grad_param")
+    },
+    "gpt-dp2-zero3": case(GPT, 2, micro_batch_size=2, sharding="zero3"),
+    "tp2": case(LLAMA, 2, tp=2, micro_batch_size=4),
+    "gpt-tp2-full": case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"),
+    "biased-tp2": case(BIASED, 2, tp=2, micro_batch_size=4),
+    "pp2": case(LLAMA, 2, pp=2),
+    "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
+    "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),
+    "pp2-vpp2": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2),
+    "gpt-pp2-vpp2-uneven": case(GPT, 2, pp=2, vpp=2, micro_batch_size=2, layout=(1, 1, 1, 1)),
+    "pp2-full-bf16": case(LLAMA, 2, pp=2, micro_batch_size=2, recompute="full", dtype="bf16"),
+    "mixtral-pp2": case(MIXTRAL, 2, pp=2, micro_batch_size=2),
+    "ep2": case(MIXTRAL, 2, ep=2, micro_batch_size=2),
+    "ep2-capacity": case(ROOMY, 2, ep=2, micro_batch_size=2),
+    "ep2-bf16": case(MIXTRAL, 2, ep=2, micro_batch_size=2, dtype="bf16"),
+    **{f"dp4-{sharding}": case(LLAMA, 4, sharding=sharding) for sharding in SHARDINGS},
+    "dp4-zero2-bf16": case(LLAMA, 4, sharding="zero2", dtype="bf16"),
+    "tp4": case(LLAMA, 4, tp=4, micro_batch_size=8),
+    "pp4": case(LLAMA, 4, pp=4, micro_batch_size=2),
+    **{f"tp2-dp2-{s}": case(LLAMA, 4, tp=2, micro_batch_size=4, sharding=s) for s in SHARDINGS},
+    **{f"pp2-dp2-{s}": case(LLAMA, 4, pp=2, sharding=s) for s in SHARDINGS},
+    "pp2-vpp2-dp2-zero1-grad": case(LLAMA, 4, pp=2, vpp=2, sharding="zero1", overlap="grad"),
+    "pp2-vpp2-dp2-zero3-grad_param": case(LLAMA, 4, pp=2, vpp=2, sharding="zero3", overlap="grad_param"),
+    "gpt-pp2-dp2-zero1": case(GPT, 4, pp=2, micro_batch_size=2, sharding="zero1"),
+    "gpt-tp2-pp2-selective": case(GPT, 4, tp=2, pp=2, micro_batch_size=4, recompute="selective"),
+    "ep4": case(MIXTRAL, 4, ep=4, micro_batch_size=2),
+    "ep2-dp4-zero3-full": case(MIXTRAL, 4, ep=2, micro_batch_size=2, sharding="zero3", recompute="full"),
+    "ep2-pp2": case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2),
+    "biased-ep2-tp2": case(BIASED, 4, ep=2, tp=2, micro_batch_size=4),
+    "tp2-pp2-dp2-zero1": case(LLAMA, 8, tp=2, pp=2, micro_batch_size=2, sharding="zero1"),
+    "gpt-tp2-pp2-dp2-zero3": case(GPT, 8, tp=2, pp=2, micro_batch_size=2, sharding="zero3", overlap="grad_param"),
+    "tp2-pp2-ep2": case(MIXTRAL, 8, tp=2, pp=2, ep=2, micro_batch_size=2),
+}
+REFUSED = {"cp2": case(LLAMA, 2, cp=2), "overlap-tp": case(LLAMA, 2, tp=2, overlap="tp")}
+
+CASES = {f"reference-{name}": reference for name, reference in REFERENCES.items()} | PARITY | REFUSED
+
+
+@cache
+def outcomes_of(engine: str, world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
+    specs = {name: each.spec(engine) for name, each in CASES.items() if each.world_size == world_size}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "cases.json").write_text(json.dumps({name: spec.to_json() for name, spec in specs.items()}))
+        path = os.pathsep.join(sys.path)
+        workers = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(folder), str(rank), str(world_size)],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+                stderr=(folder / f"{rank}.err").open("w"),
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            codes = [worker.wait(timeout=GROUP_TIMEOUT_S) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        errors = {rank: (folder / f"{rank}.err").read_text()[-3000:] for rank, code in enumerate(codes) if code}
+        assert not errors, "\n".join(f"rank {rank}:\n{text}" for rank, text in errors.items())
+        by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return {case_name: [outcomes[case_name] for outcomes in by_rank] for case_name in specs}
+
+
+def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
+    return outcomes_of(engine, CASES[name].world_size)[name]
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(GROUP_TIMEOUT_S + 20),
+    pytest.mark.parametrize("engine", ENGINES),
+]
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_every_plan_trains_as_one_device(engine: str, name: str) -> None:
+    chosen = CASES[name]
+    reference = outcomes(engine, f"reference-{chosen.model.name}")[0]
+    loss_tolerance, norm_tolerance = (1e-3, 5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
+    for outcome in outcomes(engine, name):
+        assert outcome.get("error") is None
+        assert outcome["losses"] == pytest.approx(reference["losses"], rel=loss_tolerance)
+        assert outcome["grad_norms"] == pytest.approx(reference["grad_norms"], rel=norm_tolerance)
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_ranks_agree_exactly(engine: str, name: str) -> None:
+    first, *others = outcomes(engine, name)
+    for other in others:
+        assert (other["losses"], other["grad_norms"]) == (first["losses"], first["grad_norms"])
+
+
+@pytest.mark.parametrize("model", REFERENCES)
+def test_the_reference_moves(engine: str, model: str) -> None:
+    """Parity would mean nothing if steps changed nothing: losses and norms of the steps differ by far more than 1e-5."""
+    reference = outcomes(engine, f"reference-{model}")[0]
+    for values in (reference["losses"], reference["grad_norms"]):
+        assert min(abs(a / b - 1) for a, b in zip(values, values[1:], strict=False)) > 1e-4
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
+    spec = CASES[name].spec(engine)
+    plan = spec.plan
+    micro_batches = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    chunks = list(range(plan.vpp)) if plan.vpp > 1 else [None]
+    for outcome in outcomes(engine, name):
+        marks: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for phase, *rest in outcome["marks"]:
+            marks[phase].append(tuple(rest))
+        ((step_start_ns, step_end_ns, micro_batch, chunk),) = marks.pop("step")
+        assert (micro_batch, chunk) == (None, None)
+        expected = {(index, part) for index in range(micro_batches) for part in chunks}
+        for phase in ("forward", "backward"):
+            assert len(marks[phase]) == len(expected)
+            assert {tuple(mark[2:]) for mark in marks[phase]} == expected
+        assert marks["optimizer"]
+        assert bool(marks["wait"]) == (spec.cluster.world_size > 1)
+        spans = sorted(mark[:2] for group in marks.values() for mark in group)
+        assert spans[0][0] >= step_start_ns and spans[-1][1] <= step_end_ns
+        assert all(start <= end for start, end in spans)
+        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", [name for name in PARITY if PARITY[name].axes.get("pp", 1) > 1])
+def test_a_stage_that_does_nothing_waits(engine: str, name: str) -> None:
+    for outcome in outcomes(engine, name):
+        (step,) = (mark for mark in outcome["marks"] if mark[0] == "step")
+        optimizer = max(mark[1] for mark in outcome["marks"] if mark[0] == "optimizer")
+        covered_ns = sum(mark[2] - mark[1] for mark in outcome["marks"] if mark[0] in ("forward", "backward", "wait"))
+        # Nothing but the clock's own reading lies between the phases up to the optimizer.
+        assert covered_ns == pytest.approx(optimizer - step[1], rel=0.02, abs=200_000)
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_memory_is_measured_and_given_back(engine: str, name: str) -> None:
+    for outcome in outcomes(engine, name):
+        assert outcome["memory_peak_bytes"] > 0
+        assert outcome["tensors_left"] <= 0
+        assert outcome["groups_left"] == 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_it_cannot_run_is_refused_and_closes(engine: str, name: str) -> None:
+    spec = CASES[name].spec(engine)
+    (violation, *_) = violations(spec)
+    for outcome in outcomes(engine, name):
+        assert violation.reason in outcome["error"]
+        assert (outcome["tensors_left"], outcome["groups_left"]) == (0, 0)

@@ -1,0 +1,128 @@
+"""A whole study as a user runs it: real Ray, real workers, real files."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TINY_MODEL, results
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, storage: Path) -> None:
+    # Real failures: weights no machine of this size can hold, and rotary frequencies that overflow.
+    too_large = TINY_MODEL | {"hidden_size": 65536, "ffn_hidden_size": 262144, "vocab_size": 1048576}
+    not_finite = TINY_MODEL | {"rope_base": 1e-300}
+    space = write_space("failing", model=[too_large, not_finite, TINY_MODEL])
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    ranking = json.loads(done.stdout)
+    assert [row["verdict"] for row in ranking["feasible"]] == ["feasible"]
+    statuses = sorted((one["status"], one["reason"].split(":")[0]) for one in results(storage / "failing").values())
+    assert [status for status, _ in statuses] == ["completed", "crashed", "out_of_memory"]
+    assert ("crashed", "non_finite_loss") in statuses
+
+    study = storage / "failing"
+    assert (study / "report.html").stat().st_size > 10_000
+    assert (study / "candidates.parquet").exists() and (study / "ranking.parquet").exists()
+    assert (storage / "mlflow.db").exists()
+    assert not (study.parent / "mlruns").exists()
+    good = next(study / "trials" / name for name, one in results(study).items() if one["status"] == "completed")
+    node = next((good / "telemetry").iterdir())
+    assert {path.stem for path in node.glob("*.parquet")} == {"host", "ring", "fast", "counter", "slow"}
+    manifest = json.loads((node / "manifest.json").read_text())
+    assert manifest["closed"] is True
+
+    analysed = wattune("analyze", good, "--json")
+    assert analysed.returncode == 0, analysed.stderr
+    stored = json.loads((good / "result.json").read_text())["metrics"]
+    recomputed = json.loads(analysed.stdout)["metrics"]
+    assert {name: recomputed[name] for name in recomputed if name in stored} == pytest.approx(
+        {name: stored[name] for name in recomputed if name in stored}
+    )
+
+    before = {path: path.stat().st_mtime_ns for path in study.glob("trials/*/result.json")}
+    again = wattune("run", space, "--json")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in study.glob("trials/*/result.json")} == before
+    assert wattune("sync", "failing", "--json").stdout.strip() == '{"sent": 0}'
+
+    from_mlflow = wattune(
+        "rank",
+        "failing",
+        "--tracking-uri",
+        f"sqlite:///{storage / 'mlflow.db'}",
+        "--objective",
+        "maximize tokens_per_s",
+        "--json",
+    )
+    assert from_mlflow.returncode == 0, from_mlflow.stderr
+    assert len(json.loads(from_mlflow.stdout)["failed"]) == 2
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
+    start_wattune, wattune, write_space, storage: Path
+) -> None:
+    space = write_space("stopped", space={"micro_batch_size": [1, 2]})
+    running = start_wattune("run", space)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("[1/2]"):
+            break
+    time.sleep(6)  # into the second trial
+    running.send_signal(signal.SIGINT)
+    rest = running.stdout.read()
+    assert running.wait(90) == 1, rest
+    assert "Traceback" not in rest
+    statuses = sorted(one["status"] for one in results(storage / "stopped").values())
+    assert statuses == ["completed", "interrupted"]
+    assert (storage / "stopped" / "report.html").exists()
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert sorted(one["status"] for one in results(storage / "stopped").values()) == ["completed", "completed"]
+    assert len(json.loads(done.stdout)["feasible"]) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_space, storage: Path) -> None:
+    space = write_space(
+        "killed",
+        space={"micro_batch_size": [1, 2]},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3600, "timeout_s": 25},
+    )
+    running = start_wattune("run", space)
+    worker = _wait_for_worker(running.pid)
+    worker.kill()
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 3, output  # both failed: nothing is feasible
+    statuses = sorted((one["status"], one["reason"]) for one in results(storage / "killed").values())
+    assert [status for status, _ in statuses] == ["crashed", "timed_out"]
+    assert "timeout_s = 25" in statuses[1][1]
+    assert "Traceback" not in output
+
+
+def _wait_for_worker(driver_pid: int) -> psutil.Process:
+    """A Ray Train worker of the first trial, once it trains."""
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        for process in psutil.Process(driver_pid).children(recursive=True):
+            try:
+                if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
+                    time.sleep(8)
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.5)
+    raise AssertionError("no worker started")
+
+
+def test_an_unknown_cluster_is_one_clear_line(wattune, write_space, storage: Path) -> None:
+    done = wattune("run", write_space("nowhere"), "--address", "127.0.0.1:1", timeout_s=200)
+    assert done.returncode == 1
+    assert "127.0.0.1:1 did not answer" in done.stderr
+    assert "Traceback" not in done.stderr

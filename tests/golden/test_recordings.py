@@ -1,0 +1,169 @@
+"""Figures of real H200 traces. A reference is a value, how far below and above it may be read, and its unit.
+
+The traces and what is said of them are in `h200x4/README.md`. Changing a reference is a decision, not a repair.
+"""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattune.analysis.align import align
+from wattune.analysis.energy import powers
+from wattune.analysis.quality import PUBLISHABLE
+from wattune.analysis.summary import Summary, node_power_series, summarize
+from wattune.analysis.thermal import temperature_rise_c_per_min
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import Plan
+from wattune.study import MeasuredFolder
+from wattune.trial import TrialSpec, Workload
+from wattune.units import unit_of
+
+FOLDER = Path(__file__).parent / "h200x4"
+RECORDINGS = ("dp4", "tp2pp2", "square_inphase")
+
+MODEL = ModelSpec(
+    name="recorded",
+    num_layers=8,
+    hidden_size=4096,
+    ffn_hidden_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    vocab_size=32000,
+)
+"""The dense decoder of the manifests' `load`."""
+
+PLANS = {"dp4": Plan(overlap="grad_param"), "tp2pp2": Plan(tp=2, pp=2)}
+
+# Recording, metric: value, low_frac, high_frac, unit. Rows marked README are figures its author published of the trace.
+REFERENCES = [
+    ("dp4", "device_power_mean_w", 692.0, 0.001, 0.001, "W"),  # README
+    ("dp4", "device_power_peak_20ms_w", 931.0, 0.001, 0.001, "W"),  # README
+    ("dp4", "node_device_power_peak_1s_w", 2788.0, 0.001, 0.001, "W"),  # README
+    ("dp4", "throttle_loss_frac", 0.17, 0.03, 0.03, "1"),  # README
+    ("dp4", "clock_deficit_frac", 0.17, 0.03, 0.03, "1"),
+    ("dp4", "throttle_frac", 1.0, 0.001, 0.0, "1"),
+    ("dp4", "power_cap_active_frac", 1.0, 0.01, 0.0, "1"),  # README: practically the whole of any busy load
+    ("dp4", "device_power_limit_w", 700.0, 0.0, 0.0, "W"),  # README
+    ("dp4", "device_temp_max_c", 61.0, 0.0, 0.0, "degC"),
+    ("dp4", "step_time_s", 0.3965, 0.005, 0.005, "s"),
+    ("dp4", "excursion_count", 80.0, 0.0, 0.0, "1"),
+    ("dp4", "energy_per_step_j", 1096.0, 0.001, 0.001, "J"),
+    ("tp2pp2", "node_device_power_peak_1s_w", 2644.0, 0.001, 0.001, "W"),  # README
+    ("tp2pp2", "throttle_loss_frac", 0.05, 0.06, 0.06, "1"),  # README
+    ("tp2pp2", "power_cap_active_frac", 1.0, 0.01, 0.0, "1"),  # README
+    ("tp2pp2", "throttle_thermal_frac", 0.0, 0.0, 0.0, "1"),
+    ("tp2pp2", "device_temp_max_c", 61.0, 0.0, 0.0, "degC"),
+    ("square_inphase", "node_device_power_peak_100ms_w", 3309.0, 0.001, 0.001, "W"),  # README
+    ("square_inphase", "node_device_power_mean_w", 1801.0, 0.001, 0.001, "W"),  # README
+    ("square_inphase", "node_device_power_peak_1s_w", 1800.0, 0.002, 0.002, "W"),
+    ("square_inphase", "power_cap_active_frac", 1.0, 0.01, 0.0, "1"),  # README
+]
+
+
+@cache
+def summary(recording: str) -> Summary:
+    folder = MeasuredFolder(FOLDER / recording)
+    spec = None
+    if recording in PLANS:
+        spec = TrialSpec(
+            model=MODEL,
+            cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+            engine="megatron",
+            workload=Workload(seq_len=4096, global_batch_size=16),
+            plan=PLANS[recording],
+        )
+    return summarize(spec, folder.marks(), folder.telemetry(), folder.manifests())
+
+
+@cache
+def aligned(recording: str):
+    folder = MeasuredFolder(FOLDER / recording)
+    return align(folder.telemetry(), folder.marks(), folder.manifests())
+
+
+@pytest.mark.parametrize(("recording", "metric", "value", "low_frac", "high_frac", "unit"), REFERENCES)
+def test_figures(recording, metric, value, low_frac, high_frac, unit):
+    assert unit_of(metric) == unit
+    got = summary(recording).metrics[metric]
+    low, high = value * (1 - low_frac), value * (1 + high_frac)
+    assert low <= got <= high, f"{recording} {metric}: {got:.6g} {unit}, reference {low:.6g} to {high:.6g} {unit}"
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_integrated_power_agrees_with_the_energy_counters(recording):
+    # README: within 0.2 % over 15 s, all devices together.
+    assert summary(recording).metrics["energy_integral_error_frac"] <= 0.002
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_real_traces_are_publishable_but_for_their_temperatures(recording):
+    found = summary(recording)
+    assert found.quality == PUBLISHABLE
+    assert found.quality_reasons == ("short_for_thermal", "warming")
+    assert found.tags["quality_thermal"] == "indicative"
+    assert found.tags["simulated"] == "false"
+    assert found.tags["power_source"] == "ring"
+    assert found.metrics["sample_coverage_frac"] == 1.0
+    assert found.metrics["sensor_period_s"] == pytest.approx(0.02, rel=0.01)
+
+
+def test_the_last_stage_of_a_pipeline_takes_more_power_and_clocks_lower():
+    traces = {trace.devices[0][1]: trace.series.mean() for trace in powers(aligned("tp2pp2")).traces}
+    assert traces["gpu0"] == pytest.approx(624.0, abs=0.5)  # README: first stage
+    assert traces["gpu3"] == pytest.approx(666.0, abs=0.5)  # README: last stage
+    clock_mhz = {
+        device[1]: readings.series("sm_clock_mhz").clip(0.0, aligned("tp2pp2").duration_s).mean()
+        for device, readings in aligned("tp2pp2").tiers["fast"].items()
+    }
+    stages_mhz = [(clock_mhz["gpu0"] + clock_mhz["gpu1"]) / 2, (clock_mhz["gpu2"] + clock_mhz["gpu3"]) / 2]
+    assert stages_mhz[0] - stages_mhz[1] == pytest.approx(100.0, rel=0.15)  # README: 100 MHz slower
+
+
+def test_outer_slots_run_hotter_at_the_same_power():
+    temps_c = {
+        device[1]: readings.series("gpu_temp_c").clip(0.0, aligned("dp4").duration_s).mean()
+        for device, readings in aligned("dp4").tiers["fast"].items()
+    }
+    for hot in ("gpu0", "gpu3"):
+        for cool in ("gpu1", "gpu2"):
+            assert 3.0 <= temps_c[hot] - temps_c[cool] <= 6.0  # README: 3 to 6 °C
+    assert summary("dp4").metrics["device_temp_spread_c"] == pytest.approx(5.04, abs=0.02)
+
+
+def test_temperatures_still_climb_at_the_end():
+    assert 3.0 <= temperature_rise_c_per_min(aligned("dp4")) <= 15.0
+
+
+def test_the_power_cap_counter_is_no_measure_of_throttling():
+    """It runs all the time, also where two thirds of the clock samples or half the devices lose next to nothing."""
+    for recording in RECORDINGS:
+        found = summary(recording).metrics
+        assert found["power_cap_active_frac"] > 0.99
+        assert found["throttle_thermal_frac"] == found["thermal_active_frac"] == 0.0
+    assert summary("tp2pp2").metrics["throttle_loss_frac"] < 0.06
+
+
+def test_the_square_wave_swings_at_its_own_period():
+    time_s, watts = node_power_series(aligned("square_inphase"), window_s=0.02)["node0"]
+    spectrum = np.abs(np.fft.rfft(watts - watts.mean()))
+    frequency_hz = np.fft.rfftfreq(len(watts), float(time_s[1] - time_s[0]))
+    assert frequency_hz[spectrum.argmax()] == pytest.approx(2.0, abs=0.07)
+    assert summary("square_inphase").metrics["power_swing_rms_w"] > 1000.0
+    assert summary("square_inphase").metrics["power_coincidence_frac"] == pytest.approx(0.99, abs=0.01)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_every_metric_is_finite_and_shares_are_shares(recording):
+    for name, value in summary(recording).metrics.items():
+        assert math.isfinite(value), name
+        if name.endswith("_frac"):
+            assert 0.0 <= value <= 1.0, name
+
+
+def test_marks_of_steps_alone_leave_the_decomposition_out():
+    for recording in PLANS:
+        assert "compute_frac" not in summary(recording).metrics

@@ -1,0 +1,98 @@
+"""Excursions that were planted, and the hysteresis that counts them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.analysis.align import align, series
+from wattune.analysis.energy import powers
+from wattune.analysis.excursion import excursion_metrics, hysteresis, time_above_frac
+from wattune.analysis.power import GRID_S, common_grid
+
+GPU = ("n0", "gpu0")
+TWIN = ("n0", "gpu1")
+LIMITS = {"n0": {"devices": {"gpu0": {"power_limit_w": 700.0}, "gpu1": {"power_limit_w": 700.0}}}}
+
+
+def plateau(time_s):
+    """600 W, and twice 800 W: from 5 to 6 s and from 10 to 10.5 s; edges in the middle between samples."""
+    inside = ((time_s > 5) & (time_s < 6)) | ((time_s > 10) & (time_s < 10.5))
+    return np.where(inside, 800.0, 600.0)
+
+
+def metrics_of(bench, waves, manifests=LIMITS, power_limit_w=None, **ring):
+    aligned = align({"ring": bench.ring(waves, start_s=-1.01, **ring)}, bench.steps(list(waves)), manifests)
+    found = powers(aligned)
+    grids = common_grid(found.traces) if found.usable else []
+    return excursion_metrics(aligned, found, grids, power_limit_w=power_limit_w)
+
+
+def test_planted_excursions_are_found_with_their_closed_forms(bench):
+    metrics = metrics_of(bench, {GPU: plateau})
+    # The mean over 100 ms passes 735 W 67.5 % into an edge and 700 W half way: 17.5 ms less than the plateau.
+    lengths_s = (1.0 - 0.0175) + (0.5 - 0.0175)
+    assert metrics["excursion_count"] == 2
+    assert metrics["excursion_time_frac"] == pytest.approx(lengths_s / 19.9, abs=1e-3)
+    # Half a joule is missing at each end, where power comes down over one interval of 20 ms.
+    assert metrics["excursion_energy_j"] == pytest.approx(100.0 * lengths_s - 2 * 0.5, abs=2 * 100.0 * GRID_S)
+    assert metrics["excursion_peak_over_limit_frac"] == pytest.approx(1 / 7)
+    assert metrics["over_limit_20ms_time_frac"] == pytest.approx(1.5 / 20, rel=1e-3)
+
+
+def test_a_load_flat_at_its_limit_has_no_excursion(bench):
+    metrics = metrics_of(bench, {GPU: lambda t: np.full(len(t), 700.0)})
+    assert metrics == {
+        "excursion_count": 0.0,
+        "excursion_time_frac": 0.0,
+        "excursion_energy_j": 0.0,
+        "excursion_peak_over_limit_frac": pytest.approx(0.0, abs=1e-9),
+        "over_limit_20ms_time_frac": 0.0,
+    }
+
+
+def test_a_rise_of_less_than_5_percent_is_none_but_shows_in_the_peak(bench):
+    metrics = metrics_of(bench, {GPU: lambda t: np.where((t > 5) & (t < 6), 730.0, 600.0)})
+    assert metrics["excursion_count"] == 0
+    assert metrics["excursion_peak_over_limit_frac"] == pytest.approx(30 / 700)
+    assert metrics["over_limit_20ms_time_frac"] > 0
+
+
+def test_a_quiet_device_halves_the_share_of_device_time(bench):
+    alone = metrics_of(bench, {GPU: plateau})
+    both = metrics_of(bench, {GPU: plateau, TWIN: lambda t: np.full(len(t), 100.0)})
+    assert both["excursion_count"] == alone["excursion_count"]
+    assert both["excursion_time_frac"] == pytest.approx(alone["excursion_time_frac"] / 2)
+    assert both["over_limit_20ms_time_frac"] == pytest.approx(alone["over_limit_20ms_time_frac"] / 2)
+
+
+def test_a_stated_limit_stands_in_for_the_enforced_one(bench):
+    assert metrics_of(bench, {GPU: plateau}, power_limit_w=790.0)["excursion_count"] == 0
+    assert metrics_of(bench, {GPU: plateau}, {}, power_limit_w=700.0)["excursion_count"] == 2
+
+
+def test_without_a_limit_or_with_a_coarse_sensor_nothing_is_said(bench):
+    assert metrics_of(bench, {GPU: plateau}, {}) == {}
+    assert metrics_of(bench, {GPU: plateau}, period_s=0.1) == {}
+
+
+def test_hysteresis_begins_above_and_ends_below():
+    values = np.array([100, 104, 106, 101, 99.9, 104, 106, 107.0])
+    assert hysteresis(values, 105, 100).tolist() == [False, False, True, True, False, False, True, True]
+
+
+@given(st.lists(st.floats(0, 2), max_size=50))
+def test_hysteresis_agrees_with_a_loop(values):
+    state, expected = False, []
+    for value in values:
+        state = value > 1.05 or (state and value >= 1.0)
+        expected.append(state)
+    assert hysteresis(np.array(values), 1.05, 1.0).tolist() == expected
+
+
+def test_time_above_interpolates_crossings():
+    triangle = series(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 0.0]))
+    assert time_above_frac(triangle, 5.0) == pytest.approx(0.5)
+    assert time_above_frac(triangle, 7.5) == pytest.approx(0.25)
+    assert time_above_frac(triangle, 10.0) == 0.0
+    assert time_above_frac(triangle, -1.0) == 1.0

@@ -1,0 +1,235 @@
+"""Whole trials: what they give, what must not change it, and what broken input must not do."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattune.analysis.align import align
+from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
+from wattune.analysis.summary import node_power_series, power_series, summarize
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import Plan
+from wattune.schema import METRICS, TELEMETRY, table_schema
+from wattune.trial import TrialSpec, Workload
+
+DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n1", "gpu1")]
+SPEC = TrialSpec(
+    model=MODELS["llama3_8b"],
+    cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=4096, global_batch_size=16),
+    plan=Plan(),
+)
+MANIFESTS = {
+    node: {
+        "devices": {name: {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980.0} for name in ("gpu0", "gpu1")},
+        "tiers": {"fast": {"requested_hz": 20.0, "achieved_hz": 19.9}},
+    }
+    for node in ("n0", "n1")
+}
+
+
+def watts(index):
+    return lambda time_s: 500.0 + 40 * index + 150 * np.sin(2 * np.pi * time_s * (1 + 0.1 * index))
+
+
+def joules(index, time_s):
+    rate = 2 * np.pi * (1 + 0.1 * index)
+    return (500.0 + 40 * index) * time_s - 150 / rate * np.cos(rate * time_s) + 1e6
+
+
+def trial(bench, devices=DEVICES):
+    """Marks and all device tiers of a trial of 20 steps of 1 s."""
+    fast_s, slow_s = np.arange(-1.0, 21.0, 0.05), np.arange(-0.6, 21.0, 1.0)
+    fast, slow, counter = {}, {}, {}
+    for index, device in enumerate(devices):
+        clock = np.where(np.mod(fast_s, 2) < 1, 1500.0, 1980.0) - 15 * index
+        fast[device] = {
+            "time_s": fast_s,
+            "sm_clock_mhz": clock,
+            "event_reasons": np.full(len(fast_s), 4, np.uint64),
+            "gpu_temp_c": np.full(len(fast_s), 50.0 + index),
+        }
+        slow[device] = {
+            "time_s": slow_s,
+            "energy_j": joules(index, slow_s),
+            "power_limit_w": np.full(len(slow_s), 700.0),
+            "throttle_power_ns": np.round((slow_s + 10) * 1e9),
+        }
+        counter[device] = {
+            "time_s": fast_s[::4],
+            "nvlink_tx_bytes": 1e9 * (fast_s[::4] + 9),
+            "nvlink_rx_bytes": 0 * fast_s[::4],
+        }
+    tables = {
+        "ring": bench.ring({device: watts(index) for index, device in enumerate(devices)}),
+        "fast": bench.tier("fast", fast),
+        "slow": bench.tier("slow", slow),
+        "counter": bench.tier("counter", counter),
+    }
+    return bench.steps(devices), tables
+
+
+def test_a_whole_trial(bench):
+    summary = summarize(SPEC, *trial(bench), MANIFESTS, memory_peak_bytes=[10**9] * 4)
+    assert summary.quality == PUBLISHABLE
+    assert summary.quality_reasons == ("short_for_thermal",)
+    assert summary.tags["quality_thermal"] == INDICATIVE
+    assert summary.tags["excursion_limit"] == "enforced"
+    assert summary.metrics["step_time_s"] == pytest.approx(1.0)
+    assert summary.metrics["tokens_per_s"] == pytest.approx(4096 * 16)
+    assert summary.metrics["device_power_mean_w"] == pytest.approx(560.0, rel=2e-3)
+    assert summary.metrics["energy_per_step_j"] == pytest.approx(4 * 560.0, rel=2e-3)
+    assert summary.metrics["energy_integral_error_frac"] < 1e-3
+    assert summary.metrics["throttle_frac"] == pytest.approx(0.5 + 0.5 * 1 / 4, abs=0.01)
+    # 48.249e9 FLOP a token at 4,096 tokens: 3 (2 · 7.504e9 + 32 · 2 · 4096 · 4096).
+    assert summary.metrics["mfu_frac"] == pytest.approx(4096 * 16 * 48.249e9 / (4 * 989.4e12), rel=1e-3)
+    assert summary.metrics.keys() <= METRICS.keys()
+    assert list(summary.metrics) == [name for name in METRICS if name in summary.metrics]
+
+
+def test_a_recording_without_marks_is_held_to_its_commands_window(bench):
+    _, tables = trial(bench)
+    window = int(bench.wall_ns("n0", 5.0)), int(bench.wall_ns("n0", 15.0))
+    summary = summarize(None, None, tables, MANIFESTS, window=window)
+    assert summary.tags["window_s"] == "10.000"
+    assert summary.metrics["device_power_mean_w"] == pytest.approx(560.0, rel=5e-3)
+    assert not summary.metrics.keys() & {"step_time_s", "tokens_per_s", "energy_per_step_j", "mfu_frac"}
+    assert summary.quality == PUBLISHABLE
+
+
+def test_simulated_data_is_never_better_than_indicative(bench):
+    marks, tables = trial(bench)
+    tables["ring"] = tables["ring"].cast(table_schema("ring", backend="simulated", simulated=True))
+    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    assert (summary.quality, summary.quality_reasons[0]) == (INDICATIVE, "simulated")
+    assert summary.tags["simulated"] == "true"
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.floats(-100, 100))
+def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):
+    still = summarize(SPEC, *trial(make_bench()), MANIFESTS)
+    moved = make_bench(
+        mono_0_s={"n0": mono_s, "n1": 2 * mono_s + 7}, wall_ahead_s={"n0": wall_s, "n1": wall_s + round(offset_s, 3)}
+    )
+    offset_ns = round(round(offset_s, 3) * 1e9)
+    manifests = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_ns": offset_ns}}
+    shifted = summarize(SPEC, *trial(moved), manifests)
+    assert shifted.metrics == pytest.approx(dict(still.metrics), rel=1e-5, abs=1e-6)
+    assert (shifted.quality, shifted.quality_reasons) == (still.quality, still.quality_reasons)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(4)), st.randoms(use_true_random=False))
+def test_permuting_devices_and_rows_changes_nothing(make_bench, order, random):
+    marks, tables = trial(make_bench())
+    names = {("n0", "gpu0"): 0, ("n0", "gpu1"): 1, ("n1", "gpu0"): 2, ("n1", "gpu1"): 3}
+    before = summarize(SPEC, marks, tables, MANIFESTS)
+    rows = list(range(marks.num_rows))
+    random.shuffle(rows)
+    parts = [_of_device(tables["ring"], *device) for device, index in sorted(names.items(), key=lambda x: order[x[1]])]
+    mixed = {
+        tier: table.take(np.random.default_rng(order[0]).permutation(table.num_rows)) for tier, table in tables.items()
+    }
+    after = summarize(SPEC, marks.take(rows), {**mixed, "ring": pa.concat_tables(parts)}, MANIFESTS)
+    assert after.metrics == pytest.approx(dict(before.metrics), rel=1e-9)
+    assert after.quality_reasons == before.quality_reasons
+
+
+def test_exchanging_the_devices_of_a_node_changes_nothing(bench):
+    twins = [DEVICES[1], DEVICES[0], *DEVICES[2:]]
+    before = summarize(SPEC, *trial(bench), MANIFESTS).metrics
+    assert summarize(SPEC, *trial(bench, twins), MANIFESTS).metrics == pytest.approx(dict(before), rel=1e-9)
+
+
+def test_without_marks_and_window_the_verdict_is_clear(bench):
+    _, tables = trial(bench)
+    for marks in (None, bench.marks([])):
+        summary = summarize(SPEC, marks, tables, MANIFESTS)
+        assert (summary.metrics, summary.quality, summary.quality_reasons) == ({}, INVALID, ("no_window",))
+
+
+def test_host_telemetry_alone_is_indicative_with_its_reason(bench):
+    time_s = np.arange(-1.0, 21.0)
+    host = bench.tier("host", {("n0", "host"): {"time_s": time_s, "cpu_busy_frac": np.full(len(time_s), 0.9)}})
+    marks = bench.steps([("n0", "cpu0"), ("n0", "cpu1")])
+    summary = summarize(None, marks, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}})
+    assert (summary.quality, summary.quality_reasons) == (INDICATIVE, ("no_device_power",))
+    assert summary.metrics.keys() == {"step_time_s", "step_time_p95_s"}
+
+
+def test_a_missing_node_leaves_no_figure_that_needs_it(bench):
+    marks, tables = trial(bench)
+    kept = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n0")) for tier, table in tables.items()}
+    summary = summarize(SPEC, marks, kept, MANIFESTS)
+    assert summary.quality == INVALID
+    assert {"device_missing", "low_coverage"} <= set(summary.quality_reasons)
+    assert summary.metrics["sample_coverage_frac"] == 0.0
+    groups = {METRICS[name].group for name in summary.metrics}
+    assert groups == {"speed", "trust"}
+
+
+def test_a_rank_without_marks_is_invalid(bench):
+    marks, tables = trial(bench)
+    summary = summarize(SPEC, marks.filter(pc.less(marks["rank"], 3)), tables, MANIFESTS)
+    assert (summary.quality, "rank_missing" in summary.quality_reasons) == (INVALID, True)
+
+
+@pytest.mark.parametrize("tier", ["ring", "fast", "slow", "counter"])
+@pytest.mark.parametrize("damage", ["absent", "empty", "nulls", "nan", "one_row"])
+def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damage):
+    marks, tables = trial(bench)
+    whole = summarize(SPEC, marks, tables, MANIFESTS).metrics
+    keys = {"node", "device", "mono_ns", "wall_ns", "sensor_ns"}
+    table = tables.pop(tier)
+    if damage in ("empty", "one_row"):
+        tables[tier] = table.slice(0, int(damage == "one_row"))
+    elif damage != "absent":
+        for index, field in enumerate(table.schema):
+            if field.name not in keys:
+                value = float("nan") if damage == "nan" and pa.types.is_floating(field.type) else None
+                table = table.set_column(index, field, pa.array([value] * table.num_rows, field.type))
+        tables[tier] = table
+    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    assert all(math.isfinite(value) for value in summary.metrics.values())
+    lost_with = {
+        "ring": {"device_power_mean_w", "energy_per_step_j", "excursion_count"},
+        "fast": {"throttle_frac", "device_temp_max_c"},
+        "slow": {"energy_integral_error_frac", "power_cap_active_frac"},
+        "counter": {"nvlink_bytes_per_s"},
+    }
+    assert not lost_with[tier] & summary.metrics.keys()
+    kept = summary.metrics.keys() - {"sample_coverage_frac"}
+    assert {name: summary.metrics[name] for name in kept} == pytest.approx({name: whole[name] for name in kept})
+    if tier in ("ring", "slow"):
+        assert summary.quality != PUBLISHABLE
+
+
+def test_nothing_at_all_is_no_error():
+    empty = {tier: schema.empty_table() for tier, schema in TELEMETRY.items()}
+    for tables in ({}, empty):
+        summary = summarize(None, None, tables, {}, window=(0, 10**10))
+        assert (summary.metrics, summary.quality, summary.quality_reasons) == ({}, INDICATIVE, ("no_device_power",))
+
+
+def test_series_for_plots(bench):
+    marks, tables = trial(bench)
+    aligned = align(tables, marks, MANIFESTS)
+    time_s, power_w = power_series(aligned)[DEVICES[0]]
+    assert (time_s[0], time_s[-1]) == (0.0, pytest.approx(20.0))
+    assert power_w == pytest.approx(watts(0)(time_s), abs=1.0)
+    middle_s, node_w = node_power_series(aligned)["n0"]
+    assert middle_s[:2] == pytest.approx([0.05, 0.15])
+    assert node_w.mean() == pytest.approx(1040.0, rel=2e-3)
+
+
+def _of_device(table, node, device):
+    mine = pc.and_(pc.equal(table["node"].cast(pa.string()), node), pc.equal(table["device"].cast(pa.string()), device))
+    return table.filter(mine)

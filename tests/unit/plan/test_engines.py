@@ -1,0 +1,131 @@
+"""What engines can do, and which settings do nothing."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.errors import PlanError
+from wattune.plan.axes import AXES, Plan
+from wattune.plan.engines import CAPABILITIES, MODES, built_engine, built_engines, effective
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec, Workload
+
+DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
+
+
+def spec(model=DENSE, *, world=8, engine="torch", transformer_engine=False, **plan):
+    plan.setdefault("etp", plan.get("tp", 1))
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=world, transformer_engine=transformer_engine),
+        engine=engine,
+        workload=Workload(seq_len=4096, global_batch_size=64),
+        plan=Plan(**plan),
+    )
+
+
+def test_an_engine_that_is_not_built_says_which_are():
+    assert built_engines() == ("torch",)
+    assert built_engine("torch").name == "torch"
+    with pytest.raises(PlanError, match="engine megatron is not built yet; built: torch"):
+        built_engine("megatron")
+    with pytest.raises(PlanError, match='unknown engine "tortch"; did you mean "torch"'):
+        built_engine("tortch")
+
+
+def test_the_table_speaks_of_things_that_exist():
+    for engine in CAPABILITIES.values():
+        assert set(engine.modes) <= set(MODES)
+        assert set(engine.vendors) <= {device.vendor for device in DEVICES.values()}
+        assert set(engine.dtypes) <= set(AXES["dtype"].choices)
+        for exclusion in engine.exclusions:
+            for axis, values in exclusion.setting.items():
+                assert AXES[axis].kind == "count" or set(values) <= set(AXES[axis].choices)
+
+
+@pytest.mark.parametrize(
+    ("engine", "plan", "words"),
+    [
+        ("torch", {"overlap": "tp", "tp": 2}, "overlap=tp"),
+        ("megatron", {"sharding": "zero3"}, "use sharding in {none, zero1}"),
+        ("deepspeed", {"pp": 2, "sharding": "zero2"}, "pp=2 with sharding=zero2"),
+        ("deepspeed", {"pp": 2, "tp": 2}, "use pp=1 or tp=1"),
+        ("deepspeed", {"vpp": 2, "pp": 2}, "one chunk a stage"),
+    ],
+)
+def test_an_engine_refuses_what_it_cannot_combine(engine, plan, words):
+    found = list(violations(spec(engine=engine, **plan)))
+    assert [violation.rule for violation in found] == ["engine_combination"]
+    assert words in found[0].reason
+
+
+def test_transformer_engine_lifts_what_needs_it():
+    without = next(violations(spec(engine="megatron", cp=2)))
+    assert "a cluster with transformer_engine" in without.reason
+    assert list(violations(spec(engine="megatron", cp=2, transformer_engine=True))) == []
+
+
+def test_experts_may_be_split_otherwise_where_the_engine_can():
+    assert [v.rule for v in violations(spec(MOE, tp=2, etp=1))] == ["expert_tensor_parallel"]
+    assert list(violations(spec(MOE, tp=2, etp=1, engine="megatron"))) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "as_run", "why"),
+    [
+        (spec(sharding="zero3", tp=8), Plan(tp=8, etp=8), "sharding=zero3 acts as none"),
+        (spec(overlap="grad", tp=8), Plan(tp=8, etp=8), "no gradients to reduce at dp=1"),
+        (spec(overlap="grad_param"), Plan(overlap="grad"), "no parameters to gather at sharding=none"),
+        (spec(overlap="tp"), Plan(), "nothing to overlap at tp=1"),
+        (spec(tp=2, etp=1), Plan(tp=2, etp=2), "llama3_8b has no experts"),
+        (spec(pp=2, layout=(16, 16)), Plan(pp=2), "it is the even split"),
+        (spec(rank_order=tuple(range(8))), Plan(), "the order of the topology"),
+    ],
+)
+def test_a_setting_that_does_nothing_folds(written, as_run, why):
+    plan, reasons = effective(written)
+    assert plan == as_run
+    assert len(reasons) == 1 and why in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        spec(),
+        spec(sharding="zero1", overlap="grad_param"),
+        spec(tp=2, overlap="tp"),
+        spec(MOE, tp=2, etp=1),
+        spec(pp=2, layout=(15, 17)),
+        spec(pp=2, layout=(32,)),
+        spec(rank_order=(1, 0, 2, 3, 4, 5, 6, 7)),
+        spec(tp=2, cp=4, sharding="zero1"),  # context parallel ranks are replicas
+        spec(MOE, tp=8, etp=1, sharding="zero1"),  # the experts have replicas although the rest has none
+    ],
+)
+def test_a_setting_that_does_something_stays(written):
+    assert effective(written) == (written.plan, ())
+
+
+PLANS = st.builds(
+    Plan,
+    **{name: st.sampled_from([1, 2, 3, 8]) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size")},
+    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "overlap", "dtype")},
+    layout=st.sampled_from([(), (16, 16), (20, 12), (32,)]),
+    rank_order=st.sampled_from(["topology", tuple(range(8)), tuple(reversed(range(8)))]),
+)
+
+
+@given(plan=PLANS, moe=st.booleans(), engine=st.sampled_from(sorted(CAPABILITIES)))
+def test_what_is_effective_stays_so_and_every_change_has_a_reason(plan, moe, engine):
+    written = replace(spec(MOE if moe else DENSE, engine=engine), plan=plan)
+    as_run, reasons = effective(written)
+    changed = [name for name in AXES if getattr(as_run, name) != getattr(plan, name)]
+
+    assert effective(replace(written, plan=as_run)) == (as_run, ())
+    assert sorted(reason.split("=")[0] for reason in reasons) == sorted(changed)
+    for violation in violations(replace(written, plan=as_run)):
+        assert ";" in violation.reason

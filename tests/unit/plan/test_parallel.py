@@ -1,0 +1,80 @@
+"""Degrees to ranks, stages and micro-batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import AXES, Plan
+from wattune.plan.parallel import coordinates, num_micro_batches, pipeline_bubble_frac, stage_layers
+
+DEGREE = st.integers(1, 4)
+
+
+@given(tp=DEGREE, pp=DEGREE, cp=DEGREE, dp=DEGREE)
+def test_every_rank_has_a_place_of_its_own_on_the_mesh(tp, pp, cp, dp):
+    plan, world_size = Plan(tp=tp, pp=pp, cp=cp), tp * pp * cp * dp
+    places = [coordinates(rank, plan, world_size) for rank in range(world_size)]
+
+    assert plan.dp(world_size) == dp
+    assert len(set(places)) == world_size
+    for place in places:
+        assert place.tp < tp and place.cp < cp and place.dp < dp and place.pp < pp
+
+
+def test_tensor_parallel_is_innermost_and_the_pipeline_outermost():
+    plan = Plan(tp=2, pp=2)
+    assert [coordinates(rank, plan, 8).tp for rank in range(8)] == [0, 1] * 4
+    assert [coordinates(rank, plan, 8).pp for rank in range(8)] == [0] * 4 + [1] * 4
+
+
+@given(pp=DEGREE, vpp=DEGREE, per_chunk=st.integers(1, 3), data=st.data())
+def test_stages_hold_every_layer_once_in_order_of_virtual_stages(pp, vpp, per_chunk, data):
+    even = data.draw(st.booleans())
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=pp * vpp, max_size=pp * vpp))
+    num_layers = pp * vpp * per_chunk if even else sum(sizes)
+    plan = Plan(pp=pp, vpp=vpp, layout=() if even else tuple(sizes))
+    stages = stage_layers(_with_layers(num_layers), plan)
+
+    in_model_order = [layer for chunk in range(vpp) for stage in stages for layer in stage[chunk]]
+    assert in_model_order == list(range(num_layers))
+    assert [len(stage) for stage in stages] == [vpp] * pp
+
+
+def _with_layers(num_layers):
+    from dataclasses import replace
+
+    return replace(MODELS["llama3_8b"], num_layers=num_layers)
+
+
+def test_micro_batches_share_the_global_batch():
+    assert num_micro_batches(Plan(micro_batch_size=2, pp=2), world_size=4, global_batch_size=16) == 4
+
+
+@pytest.mark.parametrize(("size", "bubble"), [(1, 0.105), (2, 0.190), (4, 0.319), (8, 0.484)])
+def test_bubble_of_sixteen_stages_grows_with_the_micro_batch(size, bubble):
+    """The worked numbers of TP2-PP16 on 32 devices with a global batch of 128."""
+    plan = Plan(tp=2, pp=16, micro_batch_size=size)
+    assert pipeline_bubble_frac(plan, 32, 128) == pytest.approx(bubble, abs=5e-4)
+
+
+def test_interleaving_divides_the_bubble():
+    plain, interleaved = Plan(pp=4), Plan(pp=4, vpp=2)
+    assert pipeline_bubble_frac(plain, 4, 8) == pytest.approx(3 / 11)
+    assert pipeline_bubble_frac(interleaved, 4, 8) == pytest.approx(3 / 19)
+
+
+def test_a_label_names_what_is_not_neutral():
+    assert Plan(tp=2, etp=2).label == "tp2 mbs1"
+    assert (
+        Plan(tp=2, pp=2, sharding="zero1", recompute="full", overlap="grad", layout=(3, 1), rank_order=(1, 0)).label
+        == "tp2 pp2 etp1 mbs1 zero1 recompute=full overlap=grad layout=3-1 order=(1, 0)"
+    )
+
+
+def test_the_axis_table_gives_names_for_every_choice():
+    for axis in AXES.values():
+        assert axis.neutral and axis.meaning
+        assert bool(axis.choices) == (axis.kind != "count")
+        if axis.kind == "choice" and axis.name != "dtype":
+            assert axis.neutral == axis.choices[0]

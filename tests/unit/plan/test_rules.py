@@ -1,0 +1,109 @@
+"""Each rule: when it speaks, with which numbers and which remedy, and that it is quiet otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import Plan
+from wattune.plan.rules import RULES, violations
+from wattune.trial import TrialSpec, Workload
+
+DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
+
+
+def spec(model=DENSE, *, world=16, device="h200_sxm", engine="torch", seq_len=2048, batch=64, mode="pretrain", **plan):
+    plan.setdefault("etp", plan.get("tp", 1))
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device=device, devices_per_node=world),
+        engine=engine,
+        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch),
+        plan=Plan(**plan),
+    )
+
+
+BROKEN = {
+    "world_size": (spec(tp=3), "tp*pp*cp=3*1*1=3 does not divide world_size=16", "{1, 2, 4, 8, 16}"),
+    "workload_mode": (spec(mode="lora"), "engine torch does not run mode=lora", "{pretrain}"),
+    "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),
+    "dtype": (spec(dtype="fp8"), "dtype=fp8 does not run on h200_sxm with engine torch", "{bf16, fp32}"),
+    "engine_combination": (spec(cp=2), "engine torch cannot run cp=2", "use cp=1"),
+    "heads": (spec(replace(DENSE, num_heads=6, num_kv_heads=2), tp=4), "tp=4 does not divide num_heads=6", "{1, 2, 3"),
+    "kv_heads": (spec(tp=16), "tp=16 does not divide num_kv_heads=8 of llama3_70b", "use tp in {1, 2, 4, 8}"),
+    "experts": (spec(MOE, ep=16), "ep=16 does not divide num_experts=8", "use ep in {1, 2, 4, 8}"),
+    "expert_groups": (spec(MOE, ep=4, pp=8), "ep*etp=4*1=4 does not divide dp*cp*tp=2", "use ep in {1, 2}"),
+    "expert_tensor_parallel": (spec(MOE, tp=2, etp=1), "etp=1 is not tp=2", "use etp=2"),
+    "feed_forward": (spec(replace(DENSE, ffn_hidden_size=1001), tp=2), "does not divide ffn_hidden_size=1001", "{1, 7"),
+    "vocabulary": (spec(LEARNED, tp=2), "tp=2 does not divide vocab_size=50257", "model.vocab_size: 50258"),
+    "positions": (spec(LEARNED, seq_len=4096), "seq_len=4096 exceeds the max_positions=2048", "at most 2048"),
+    "sequence": (spec(tp=2, seq_len=1025), "cp*tp=1*2=2 does not divide seq_len=1025", "multiple of 2"),
+    "interleaving": (spec(vpp=2), "vpp=2 interleaves pipeline stages and pp=1 has none", "vpp=1"),
+    "layout": (spec(pp=2, layout=(40, 41)), "layout=[40, 41] has 81 layers and llama3_70b has num_layers=80", "equal"),
+    "layers": (spec(world=32, pp=32), "pp=32 does not divide num_layers=80", "use pp in {1, 2, 4, 5, 8, 10, 16, 20}"),
+    "batch": (
+        spec(micro_batch_size=3),
+        "micro_batch_size*dp=3*16=48 does not divide global_batch_size=64",
+        "{1, 2, 4}",
+    ),
+    "micro_batches": (spec(pp=4, micro_batch_size=8), "2 micro-batches do not fill pp=4", "larger global_batch_size"),
+    "rank_order": (spec(rank_order=(0, 1)), "lists 2 slots for world_size=16", "one slot a rank"),
+}
+
+
+def test_every_rule_has_a_case_here():
+    assert set(BROKEN) == {rule.__name__ for rule in RULES}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_rule_names_numbers_and_remedy(name):
+    broken, numbers, remedy = BROKEN[name]
+    found = {violation.rule: violation.reason for violation in violations(broken)}
+    assert numbers in found[name]
+    assert remedy in found[name].split(";")[-1]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_valid_configuration_breaks_no_rule(name):
+    rule = next(rule for rule in RULES if rule.__name__ == name)
+    for valid in (
+        spec(),
+        spec(tp=2, pp=2, vpp=2, micro_batch_size=4),
+        spec(MOE, tp=2, ep=4, sharding="zero1"),
+        spec(LEARNED),
+        spec(pp=2, layout=(39, 41), rank_order=tuple(reversed(range(16)))),
+        spec(device="cpu", world=1, dtype="fp32"),
+    ):
+        assert rule(valid) is None
+        assert list(violations(valid)) == []
+
+
+def test_degrees_beyond_the_world_are_judged_by_the_world_alone():
+    assert [violation.rule for violation in violations(spec(MOE, tp=32, ep=64, micro_batch_size=7))] == ["world_size"]
+
+
+def test_several_rules_can_be_broken_at_once():
+    names = [violation.rule for violation in violations(spec(tp=16, vpp=2, micro_batch_size=3))]
+    assert names == ["kv_heads", "interleaving", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (spec(ep=2), "ep=2 splits experts and llama3_70b has none; use ep=1"),
+        (spec(pp=2, layout=(80,)), "has 1 entries for pp*vpp=2*1; list 2"),
+        (spec(pp=2, layout=(80, 0)), "leaves a stage empty"),
+        (spec(pp=16, vpp=2), "pp*vpp=16*2=32 does not divide num_layers=80 of llama3_70b; use vpp in {1, 5} at pp=16"),
+        (spec(batch=24), "use a global_batch_size that is a multiple of dp=16"),
+        (spec(pp=4, vpp=2, batch=24, micro_batch_size=1), "6 micro-batches are not a multiple of pp=4"),
+        (spec(MOE, engine="megatron", world=6, etp=4, batch=6), "use etp in {1, 2, 3, 6}"),
+    ],
+)
+def test_other_ways_to_break_a_rule(broken, words):
+    assert any(words in violation.reason for violation in violations(broken))
+
+
+def test_long_lists_of_remedies_are_cut():
+    reason = next(violations(spec(batch=720_720, micro_batch_size=17))).reason
+    assert reason.endswith("...}") and len(reason) < 250

@@ -1,0 +1,172 @@
+"""From a space to candidates: every combination in exactly one list, equal work once, and fast."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattune.errors import NothingToTryError
+from wattune.plan.axes import AXES
+from wattune.plan.rules import RULES, violations
+from wattune.search.prune import prune
+from wattune.search.space import load_space, parse_space
+from wattune.study import StudyFolder
+
+SPACES = Path(__file__).parents[3] / "search_spaces"
+
+
+def study(space, *, model="mixtral_8x7b", world=4, batch=8, **changes):
+    return parse_space(
+        {
+            "study": "x",
+            "model": {"name": model, "num_layers": 4} if isinstance(model, str) else model,
+            "cluster": {"device": "cpu", "devices_per_node": world},
+            "engine": "torch",
+            "workload": {"seq_len": 128, "global_batch_size": batch},
+            "space": space,
+            "objective": "maximize tokens_per_s",
+            **changes,
+        }
+    )
+
+
+def values(*several):
+    return st.lists(st.sampled_from(several), min_size=1, max_size=3, unique_by=repr)
+
+
+SPACE = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: values(1, 2, 3, 4) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size")},
+        **{name: values(*AXES[name].choices) for name in ("sharding", "overlap", "dtype")},
+        "layout": values("even", [2, 2], [3, 1], [1, 1, 1, 1], [4]),
+        "rank_order": values("topology", [0, 1, 2, 3], [3, 2, 1, 0], [0]),
+    },
+).filter(bool)
+
+
+@settings(max_examples=60, deadline=None)
+@given(space=SPACE, model=st.sampled_from(["mixtral_8x7b", "llama3_8b"]))
+def test_every_combination_is_in_exactly_one_list(space, model):
+    candidates = prune(study(space, model=model))
+    listed = [dict(c.config) for c in (*candidates.kept, *candidates.rejected, *candidates.folded)]
+    everything = [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*space.values())]
+
+    assert sorted(map(json.dumps, listed)) == sorted(map(json.dumps, everything))
+    assert sum(candidates.rejected_by_rule().values()) == len(candidates.rejected)
+
+    ids = [kept.trial_id for kept in candidates.kept]
+    assert len(set(ids)) == len(ids)
+    for kept in candidates.kept:
+        assert list(violations(kept.spec)) == []
+    for folded in candidates.folded:
+        assert folded.into in ids and "acts as" in folded.reason
+    for rejected in candidates.rejected:
+        assert rejected.rule in {rule.__name__ for rule in RULES} and ";" in rejected.reason
+
+
+def test_the_combination_that_is_written_as_it_runs_is_the_one_kept():
+    candidates = prune(
+        study(
+            {"overlap": ["grad_param", "grad", "none"], "tp": [4], "sharding": ["zero1", "none"]},
+            world=4,
+            model="llama3_8b",
+        )
+    )
+    assert [kept.config for kept in candidates.kept] == [{"overlap": "none", "tp": 4, "sharding": "none"}]
+    assert len(candidates.folded) == 5
+    by_config = {json.dumps(folded.config): folded.reason for folded in candidates.folded}
+    assert by_config['{"overlap": "none", "tp": 4, "sharding": "zero1"}'] == (
+        "sharding=zero1 acts as none: no replicas to share it with at dp=1"
+    )
+
+
+def test_a_switch_without_effect_does_not_reject():
+    """ZeRO at dp=1 is off, whatever an engine thinks of ZeRO there."""
+    (kept,) = prune(study({"pp": [4], "sharding": ["zero3"]})).kept
+    assert kept.config["sharding"] == "zero3" and kept.spec.plan.sharding == "none"
+
+
+def test_axes_left_out_are_neutral_and_follow_what_they_depend_on():
+    (kept,) = prune(study({"tp": [2]})).kept
+    assert (kept.spec.plan.etp, kept.spec.plan.dtype, kept.spec.plan.pp) == (2, "fp32", 1)
+    gpu = {"device": "h200_sxm", "devices_per_node": 4}
+    (kept,) = prune(study({"tp": [2]}, cluster=gpu)).kept
+    assert kept.spec.plan.dtype == "bf16"
+
+
+def test_several_models_and_clusters_are_told_apart_in_configurations():
+    models = [{"name": "llama3_8b", "num_layers": 2}, {"name": "llama3_8b", "num_layers": 4}]
+    clusters = [{"device": "cpu", "devices_per_node": 2}, {"device": "cpu", "devices_per_node": 4}]
+    candidates = prune(study({"tp": [1]}, model=models, cluster=clusters))
+    assert [kept.config for kept in candidates.kept] == [
+        {"model": f"llama3_8b num_layers={layers}", "cluster": f"1x{world} cpu", "tp": 1}
+        for layers in (2, 4)
+        for world in (2, 4)
+    ]
+
+
+def test_grid_order_is_the_order_of_the_file():
+    candidates = prune(study({"micro_batch_size": [2, 1], "tp": [2, 1]}))
+    assert [tuple(kept.config.values()) for kept in candidates.kept] == [(2, 2), (2, 1), (1, 2), (1, 1)]
+
+
+def test_json_and_rows_hold_every_combination(tmp_path):
+    spec = load_space(SPACES / "cpu_smoke.yaml")
+    candidates = prune(spec)
+    data = json.loads(json.dumps(candidates.to_json()))
+    assert {key: len(rows) for key, rows in data.items()} == {
+        "kept": len(candidates.kept),
+        "rejected": len(candidates.rejected),
+        "folded": len(candidates.folded),
+    }
+    assert data["kept"][0].keys() >= {"trial_id", "config"}
+    assert data["rejected"][0].keys() == {"config", "rule", "reason"}
+    assert data["folded"][0].keys() == {"config", "into", "reason"}
+
+    folder = StudyFolder.create(tmp_path, spec.name, spec.document)
+    folder.write_candidates(candidates.rows())
+    rows = folder.candidates()
+    assert len(rows) == spec.num_combinations
+    assert [row["trial_id"] for row in rows if row["status"] == "kept"] == [k["trial_id"] for k in data["kept"]]
+    assert json.loads(rows[-1]["config"]) == data["folded"][-1]["config"]
+
+
+def test_the_smoke_study_shows_every_outcome():
+    candidates = prune(load_space(SPACES / "cpu_smoke.yaml"))
+    plans = {(k.spec.model.is_moe, k.spec.plan.label) for k in candidates.kept}
+    assert 8 <= len(candidates.kept) <= 12
+    assert len(plans) >= 5 and {moe for moe, _ in plans} == {True, False}
+    assert candidates.rejected and candidates.folded
+    candidates.require_kept()
+
+
+def test_a_space_without_a_valid_combination_says_which_rules_and_remedies():
+    candidates = prune(study({"tp": [3, 16], "vpp": [2]}, world=48, batch=48))
+    with pytest.raises(NothingToTryError) as caught:
+        candidates.require_kept()
+    text = str(caught.value)
+    assert "every one of 2 combinations is rejected (heads 1, kv_heads 1)" in text
+    assert "use tp in {1, 2, 4, 8}" in text
+    with pytest.raises(NothingToTryError, match="the only combination is rejected"):
+        prune(study({"ep": [2]}, model="llama3_8b")).require_kept()
+
+
+def test_a_hundred_thousand_combinations_take_seconds():
+    space = {
+        **{name: [1, 2, 3, 4, 6, 8] for name in ("tp", "pp", "ep", "micro_batch_size")},
+        "vpp": [1, 2, 3],
+        "sharding": list(AXES["sharding"].choices),
+        "recompute": list(AXES["recompute"].choices),
+        "overlap": ["none", "grad"],
+    }
+    spec = study(space, world=64, batch=512)
+    assert spec.num_combinations > 90_000
+    started = time.process_time()
+    candidates = prune(spec)
+    assert time.process_time() - started < 3
+    assert len(candidates.kept) > 100

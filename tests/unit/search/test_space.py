@@ -1,0 +1,368 @@
+"""Search space files: what they give, and every way in which they can be wrong."""
+
+import copy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS, ModelSpec
+from wattune.errors import SpaceError
+from wattune.search.grammar import ModelEntry, SpaceFile
+from wattune.search.space import MAX_COMBINATIONS, Search, load_space, parse_space
+from wattune.study import StudyFolder
+from wattune.trial import Measure, Workload
+
+SPACES = Path(__file__).parents[3] / "search_spaces"
+
+SMALL = {
+    "study": "small",
+    "model": {"name": "mixtral_8x7b", "num_layers": 4},
+    "cluster": {"device": "cpu", "devices_per_node": 4},
+    "engine": "torch",
+    "workload": {"seq_len": 128, "global_batch_size": 8},
+    "space": {"tp": [1, 2]},
+    "objective": "maximize tokens_per_s",
+}
+
+
+def changed(path, value):
+    """The small space with one place set to something else; None removes it."""
+    document = copy.deepcopy(SMALL)
+    *parents, last = path.split(".")
+    here = document
+    for part in parents:
+        here = here.setdefault(part, {})
+    here[last] = value
+    return document
+
+
+def problems(document):
+    with pytest.raises(SpaceError) as caught:
+        parse_space(document, "x.yaml")
+    head, *lines = str(caught.value).split("\n")
+    assert head.startswith(f"x.yaml: {len(lines)} problem")
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_spaces_load_and_carry_their_file_name(path):
+    assert load_space(path).name == path.stem
+
+
+def test_defaults_are_those_of_the_types():
+    study = parse_space(SMALL)
+    assert study.measure == Measure()
+    assert (study.search.strategy, study.search.num_trials, study.search.seed) == ("grid", None, 0)
+    assert study.axes == {"tp": (1, 2)}
+    assert study.constraints == () and study.limits == {}
+    assert study.clusters[0].num_nodes == 1 and study.workload.mode == "pretrain"
+
+
+def test_model_cluster_and_engine_may_be_one_or_a_list():
+    many = SMALL | {
+        "model": [SMALL["model"], {"name": "llama3_8b"}],
+        "cluster": [SMALL["cluster"], {"device": "h200_sxm", "devices_per_node": 4}],
+        "engine": ["torch"],
+    }
+    study = parse_space(many)
+    assert [model.name for model in study.models] == ["mixtral_8x7b", "llama3_8b"]
+    assert [cluster.device for cluster in study.clusters] == ["cpu", "h200_sxm"]
+    assert study.num_combinations == 8
+    assert parse_space(SMALL | {"engine": ["torch"]}).document == parse_space(SMALL).document
+
+
+def test_overrides_and_scaling_give_another_model():
+    entry = {"name": "mixtral_8x7b", "scale_to": "1x4 h200_sxm"}
+    scaled = parse_space(SMALL | {"model": entry}).models[0]
+    assert 1 <= scaled.num_layers < MODELS["mixtral_8x7b"].num_layers
+    assert scaled.hidden_size == MODELS["mixtral_8x7b"].hidden_size
+    narrow = parse_space(SMALL | {"model": {**entry, "hidden_size": 1024}}).models[0]
+    assert narrow.num_layers > scaled.num_layers
+
+
+def test_a_file_can_override_every_field_of_a_model_but_its_source():
+    assert set(ModelEntry.model_fields) == {field.name for field in fields(ModelSpec)} - {"source"} | {"scale_to"}
+
+
+@pytest.mark.parametrize(
+    ("key", "type_"), [("measure", Measure), ("workload", Workload), ("search", Search), ("cluster", ClusterSpec)]
+)
+def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
+    spelled = parse_space(SMALL).document[key]
+    assert (spelled[0] if isinstance(spelled, list) else spelled).keys() == {field.name for field in fields(type_)}
+    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys()
+
+
+def test_layouts_and_orders_become_what_plans_hold():
+    study = parse_space(changed("space", {"layout": ["even", [3, 1]], "rank_order": ["topology", [1, 0]]}))
+    assert study.axes == {"layout": ((), (3, 1)), "rank_order": ("topology", (1, 0))}
+    assert study.document["space"]["layout"] == ["even", [3, 1]]
+
+
+def test_the_document_spells_out_defaults_and_is_itself_a_space():
+    document = parse_space(SMALL).document
+    assert document["space"]["tp"] == [1, 2] and document["space"]["layout"] == ["even"]
+    assert document["measure"]["warmup_steps"] == Measure().warmup_steps
+    again = parse_space(yaml.safe_load(yaml.safe_dump(document, sort_keys=False)))
+    assert again.document == document
+
+
+def test_saying_a_default_does_not_make_another_study(tmp_path):
+    StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
+    explicit = {**changed("space.pp", [1]), "measure": {"repeats": 1}, "search": {"num_trials": 3}}
+    StudyFolder.create(tmp_path, "small", parse_space(explicit).document)
+    with pytest.raises(SpaceError, match=r"space\.tp: was \[1, 2\], now \[1\]"):
+        StudyFolder.create(tmp_path, "small", parse_space(changed("space.tp", [1])).document)
+
+
+WRONG = [
+    # unknown key
+    ("serach", {}, 'serach: unknown key; did you mean "search"?'),
+    ("model.num_layer", 3, 'model.num_layer: unknown key; did you mean "num_layers"?'),
+    ("space.tpp", [1], 'space.tpp: unknown axis; did you mean "tp"?'),
+    ("limits.device_temp_max_c", 80, "limits.device_temp_max_c: unknown key; use one of: node_device_power_w"),
+    # wrong type
+    ("workload.seq_len", "128", 'got the text "128", allowed: an integer; this is text to YAML, write 128'),
+    ("workload.seq_len", "1e3", 'got the text "1e3", allowed: an integer; this is text to YAML, write 1000'),
+    ("workload.seq_len", 128.0, "got 128.0, allowed: an integer; write 128"),
+    ("workload.seq_len", True, "workload.seq_len: got the boolean true, allowed: an integer"),
+    ("measure.min_seconds", "2e-1", "this is text to YAML, write 0.2"),
+    ("measure.min_seconds", "soon", 'measure.min_seconds: got the text "soon", allowed: a number'),
+    ("model.bias", 1, "model.bias: got 1, allowed: true or false"),
+    ("model", 3, "model: got 3, allowed: a mapping"),
+    ("workload", None, "workload: got nothing, allowed: a mapping"),
+    ("objective", ["a"], "objective: got a list, allowed: text"),
+    ("space", ["tp"], "space: got a list, allowed: a mapping"),
+    ("space.tp", 2, "space.tp: got 2, allowed: a list of values, in brackets"),
+    ("space.tp", [1, True], "space.tp[1]: got the boolean true, allowed: an integer"),
+    ("space.overlap", [False], "space.overlap[0]: got the boolean false, allowed: none | grad"),
+    ("constraints", [3], "constraints[0]: got 3, allowed: text"),
+    ("workload.3", 4, "workload.3: unknown key"),
+    # impossible value
+    ("study", "../elsewhere", 'study: study name "../elsewhere" cannot be a folder'),
+    ("study", "recordings", "cannot be a folder of the storage"),
+    ("model.name", "mixtral_8x7c", 'model.name: unknown model "mixtral_8x7c"; did you mean "mixtral_8x7b"?'),
+    ("model.num_heads", 24, "model.num_heads: 24 does not divide hidden_size=4096"),
+    ("model.num_kv_heads", 5, "model.num_kv_heads: 5 does not divide num_heads=32"),
+    ("model.hidden_size", 32, "makes head_size=1; rotary positions need an even one"),
+    ("model.num_experts", 1, "model.num_experts_per_token: got 2, allowed: 1 to num_experts=1"),
+    ("model.num_experts", 0, "model.num_experts_per_token: got 2, allowed: 0, as num_experts=0"),
+    ("model.max_positions", 9, "model.max_positions: got 9, allowed: 0, as positions=rope"),
+    ("model.norm", "rms", 'model.norm: unknown value "rms"; use one of: layernorm, rmsnorm'),
+    ("model.scale_to", "1x4 h200_sxm", "model.scale_to: chooses num_layers, which is given as 4; leave one out"),
+    ("model.scale_to", "four", 'model.scale_to: "four" does not name a cluster; write NODESxDEVICES'),
+    ("cluster.device", "h300", 'cluster.device: unknown device "h300"'),
+    ("cluster.devices_per_node", 0, "cluster.devices_per_node: got 0, allowed: at least 1"),
+    ("cluster.devices_per_node", 2**70, "got an integer of 71 bits, allowed: at most 1e+09"),
+    ("cluster.simulate_sensors_of", "cpu", "cluster.simulate_sensors_of: got cpu, which has no sensors of its own"),
+    ("engine", "megatron", "engine: engine megatron is not built yet; built: torch"),
+    ("engine", ["torch", "torhc"], 'engine[1]: unknown engine "torhc"; did you mean "torch"?'),
+    ("workload.mode", "pretain", 'workload.mode: unknown value "pretain"; did you mean "pretrain"?'),
+    ("space.pp", [1, 0], "space.pp[1]: got 0, allowed: an integer from 1"),
+    ("space.sharding", ["zero9"], 'space.sharding[0]: unknown value "zero9"; did you mean "zero3"?'),
+    ("space.sharding", [3], "space.sharding[0]: got 3, allowed: none | zero1 | zero2 | zero3"),
+    ("space.layout", [[2, 0]], "space.layout[0]: got a list, allowed: even, or a list of layers per stage"),
+    ("space.rank_order", ["fast"], 'space.rank_order[0]: got the text "fast", allowed: topology, or a list'),
+    ("space.tp", [1, 2, 1], "space.tp[2]: the same as entry 0; remove one"),
+    ("engine", ["torch", "torch"], "engine[1]: the same as entry 0; remove one"),
+    ("measure.min_seconds", float("inf"), "measure.min_seconds: got inf, allowed: a finite number"),
+    ("measure.timeout_s", 10, "measure.timeout_s: 10 leaves no time for min_seconds=15"),
+    ("measure", {"soak_finalists": 1, "timeout_s": 60}, "measure.timeout_s: 60 leaves no time for soak_seconds=600"),
+    ("limits.node_device_power_w", 0, "limits.node_device_power_w: got 0, allowed: more than 0"),
+    ("search.strategy", "tpe", "search.strategy: strategy tpe is not built yet; built: grid, random"),
+    ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
+    # empty
+    ("space", {}, "space: empty; name at least one axis"),
+    ("space.tp", [], "space.tp: empty; list values, or leave the axis out to take 1"),
+    ("engine", [], "engine: got an empty list, allowed: at least 1 entry"),
+    # objective and constraints
+    (
+        "objective",
+        "maximise tokens_per_s",
+        'objective: "maximise tokens_per_s" is no objective; write "maximize METRIC"',
+    ),
+    (
+        "objective",
+        "maximize token_per_s",
+        'unknown metric "token_per_s" in "maximize token_per_s"; did you mean "tokens_',
+    ),
+    (
+        "constraints",
+        ["device_temp_c <= 85"],
+        'constraints[0]: unknown metric "device_temp_c" in "device_temp_c <= 85"',
+    ),
+    ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is no constraint'),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "words"), WRONG, ids=[f"{place}={value}"[:40] for place, value, _ in WRONG])
+def test_each_mistake_is_one_clear_message_at_its_place(place, value, words):
+    found = problems(changed(place, value))
+    assert len(found) == 1
+    assert words in found[0]
+
+
+@pytest.mark.parametrize("key", list(SMALL))
+def test_what_has_no_default_must_be_given(key):
+    assert problems({name: value for name, value in SMALL.items() if name != key}) == [f"{key}: missing; add it"]
+
+
+def test_sensors_are_simulated_on_cpus_only():
+    cluster = {"device": "h200_sxm", "devices_per_node": 4, "simulate_sensors_of": "h100_sxm"}
+    found = problems(SMALL | {"cluster": [SMALL["cluster"], cluster]})
+    assert len(found) == 1
+    assert found[0].startswith("cluster[1].simulate_sensors_of: got h100_sxm on device h200_sxm; only device cpu")
+
+
+def test_a_model_listed_twice_in_other_words_is_a_slip():
+    models = [{"name": "llama3_8b"}, {"name": "llama3_8b", "num_layers": 32}]
+    assert problems(SMALL | {"model": models}) == ["model[1]: the same as entry 0; remove one"]
+
+
+def test_scaling_needs_a_device_whose_memory_is_known():
+    (found,) = problems(SMALL | {"model": {"name": "llama3_8b", "scale_to": "1x4 cpu"}})
+    assert found == 'model.scale_to: the memory of "cpu" is not in the catalog; give num_layers instead'
+
+
+def test_too_many_combinations_are_refused_before_they_are_made():
+    space = {"tp": list(range(1, 1002)), "pp": list(range(1, 1001))}
+    assert problems(SMALL | {"space": space}) == [
+        f"space: 1,001,000 combinations, allowed: {MAX_COMBINATIONS:,}; list fewer values"
+    ]
+
+
+def test_every_problem_is_reported_at_once():
+    places = [
+        "study",
+        "model.nme",
+        "cluster.device",
+        "engine",
+        "workload.seq_len",
+        "space.tp",
+        "objective",
+        "search.seed",
+    ]
+    document = SMALL
+    for place in places:
+        *parents, last = place.split(".")
+        document = copy.deepcopy(document)
+        here = document
+        for part in parents:
+            here = here.setdefault(part, {})
+        here[last] = True
+    assert [line.split(":")[0] for line in problems(document)] == places
+
+
+@pytest.mark.parametrize("content", [None, [1], "text", 3])
+def test_a_document_that_is_no_mapping(content):
+    with pytest.raises(SpaceError, match="a search space is a mapping"):
+        parse_space(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty; a search space is a mapping"),
+        (b"- a\n- b\n", "is a list; a search space is a mapping"),
+        (b"a: [1, 2", "is not YAML: while parsing"),
+        (b"a: 1\n---\nb: 2\n", "is not YAML: expected a single document"),
+        (b"a: !!python/object:os.system {}\n", "is not YAML: could not determine a constructor"),
+        (b"a: 2024-13-45\n", "is YAML that cannot be read: month must be in 1..12"),
+        (b"[" * 5000, "is YAML that cannot be read"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_space(tmp_path, content, words):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SpaceError) as caught:
+        load_space(path)
+    assert str(caught.value).startswith(f"{path}: {words}")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(SpaceError, match=r"cannot be read .*; give the path of a search space"):
+            load_space(path)
+
+
+def test_duplicate_keys_are_named_with_path_and_lines_beside_the_other_problems(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(SMALL) + "study: again\nsearch:\n  seed: 1\n  seed: 2\nserach: {}\n")
+    with pytest.raises(SpaceError) as caught:
+        load_space(path)
+    lines = [line.strip() for line in str(caught.value).split("\n")[1:]]
+    assert [line.split(",")[0].split(";")[0] for line in lines] == [
+        "search.seed: twice",
+        "study: twice",
+        "serach: unknown key",
+    ]
+    assert "lines 19 and 20; keep one" in lines[0]
+
+
+def test_anchors_and_merges_are_no_duplicates(tmp_path):
+    path = tmp_path / "x.yaml"
+    document = yaml.safe_dump({key: value for key, value in SMALL.items() if key != "model"})
+    path.write_text(
+        document + "model:\n- &tiny {name: llama3_8b, num_layers: 2}\n- {<<: *tiny, name: llama3_70b, num_layers: 4}\n"
+    )
+    assert [(model.name, model.num_layers) for model in load_space(path).models] == [
+        ("llama3_8b", 2),
+        ("llama3_70b", 4),
+    ]
+
+
+def test_a_file_that_contains_itself_is_a_problem_and_no_endless_loop(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("study: &a\n  b: *a\nspace: &s {tp: [*s]}\n")
+    with pytest.raises(SpaceError):
+        load_space(path)
+
+
+LEAF = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=10**350, max_value=10**351),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["1e3", "1e999", "1e-400", "nan", "_", "1_0", "none", "even", "cpu", "torch", "llama3_8b"]),
+)
+VALUE = st.recursive(
+    LEAF,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+PLACES = [
+    *("study", "engine", "objective", "constraints", "other"),
+    *("model", "model.name", "model.num_heads", "model.rope_base", "model.scale_to"),
+    *("cluster", "cluster.device", "cluster.num_nodes", "workload", "workload.seq_len"),
+    *("space", "space.tp", "space.layout", "space.rank_order", "space.overlap"),
+    *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
+    *("search", "search.seed", "search.strategy"),
+]
+
+
+@given(edits=st.lists(st.tuples(st.sampled_from(PLACES), VALUE), min_size=1, max_size=3))
+def test_whatever_a_file_says_it_is_a_study_or_a_space_error(edits):
+    document = copy.deepcopy(SMALL)
+    for place, value in edits:
+        *parents, last = place.split(".")
+        here = document
+        for part in parents:
+            here = here.setdefault(part, {}) if isinstance(here, dict) else {}
+        if isinstance(here, dict):
+            here[last] = value
+    try:
+        study = parse_space(document)
+    except SpaceError as error:
+        assert len(str(error)) < 10_000
+    else:
+        assert parse_space(dict(study.document)).document == study.document

@@ -1,0 +1,76 @@
+"""Who is next."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.errors import SpaceError
+from wattune.plan.axes import Plan
+from wattune.search.strategy import STRATEGIES, make_strategy
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+SPECS = [
+    TrialSpec(
+        model=MODELS["llama3_8b"],
+        cluster=ClusterSpec(device="cpu", devices_per_node=1),
+        engine="torch",
+        workload=Workload(seq_len=128, global_batch_size=64),
+        plan=Plan(micro_batch_size=size),
+    )
+    for size in range(1, 21)
+]
+
+
+def done(spec):
+    return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED)
+
+
+@given(name=st.sampled_from(sorted(STRATEGIES)), sizes=st.lists(st.integers(0, 7)), seed=st.integers(0, 9))
+def test_nothing_is_proposed_twice_and_all_is_proposed_in_the_end(name, sizes, seed):
+    strategy = make_strategy(name, SPECS, seed=seed)
+    asked = []
+    for size in sizes:
+        batch = strategy.ask(size)
+        assert len(batch) == min(size, len(SPECS) - len(asked))
+        asked += batch
+    asked += strategy.ask(len(SPECS))
+    assert sorted(spec.trial_id for spec in asked) == sorted(spec.trial_id for spec in SPECS)
+    assert strategy.ask(1) == []
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_was_told_is_not_proposed_again(name):
+    """A resumed study tells its finished trials first."""
+    strategy = make_strategy(name, SPECS, seed=0)
+    told = SPECS[3:9]
+    for spec in told + told:
+        strategy.tell(spec, done(spec))
+    assert set(strategy.ask(100)) == set(SPECS) - set(told)
+
+
+def test_grid_goes_in_listed_order():
+    assert make_strategy("grid", SPECS, seed=5).ask(3) == SPECS[:3]
+
+
+def test_random_is_seeded():
+    orders = {seed: make_strategy("random", SPECS, seed=seed).ask(20) for seed in (0, 1)}
+    assert orders[0] == make_strategy("random", list(reversed(SPECS)), seed=0).ask(20)
+    assert orders[0] != orders[1] and orders[0] != SPECS
+
+
+def test_random_keeps_its_order_when_candidates_are_added():
+    extra = [replace(spec, engine="megatron") for spec in SPECS]
+    with_extra = make_strategy("random", SPECS + extra, seed=0).ask(40)
+    assert [spec for spec in with_extra if spec in SPECS] == make_strategy("random", SPECS, seed=0).ask(20)
+
+
+def test_a_strategy_that_is_not_there_says_which_are():
+    for name in ("tpe", "model_guided"):
+        with pytest.raises(SpaceError, match=f"strategy {name} is not built yet; built: grid, random"):
+            make_strategy(name, SPECS, seed=0)
+    with pytest.raises(SpaceError, match='unknown strategy "gridd"; did you mean "grid"'):
+        make_strategy("gridd", SPECS, seed=0)

@@ -1,0 +1,204 @@
+"""The host backend on procfs and sysfs trees made by hand."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wattune.telemetry.backend import AVAILABLE, Row
+from wattune.telemetry.host import HostBackend, RaplZone
+
+
+class Machine:
+    """A fake machine whose counters tests move."""
+
+    def __init__(self, root: Path) -> None:
+        self.procfs, self.sysfs, self.now_ns = root / "proc", root / "sys", 0
+        self.cpu(0, 0)
+        self.write(self.procfs / "meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\n")
+        self.write(self.procfs / "cpuinfo", "processor : 0\nmodel name\t: AMD EPYC 9654\n")
+        self.write(self.procfs / "sys/kernel/osrelease", "6.8.0\n")
+        self.write(root / "machine-id", "0123456789abcdef\n")
+        self.machine_id = root / "machine-id"
+
+    @staticmethod
+    def write(path: Path, content: object) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(content))
+
+    def cpu(self, busy: int, idle: int, iowait: int = 0) -> None:
+        self.write(self.procfs / "stat", f"cpu  {busy} 0 0 {idle} {iowait} 0 0 0 99 99\ncpu0 1 2 3 4\n")
+
+    def zone(self, zone: str, kind: str, energy_uj: int, range_uj: int = 1_000_000_000) -> None:
+        folder = self.sysfs / "class/powercap" / zone
+        self.write(folder / "name", f"{kind}\n")
+        self.write(folder / "energy_uj", energy_uj)
+        self.write(folder / "max_energy_range_uj", range_uj)
+
+    def interface(self, name: str, tx: int, rx: int, *, physical: bool = True, type_: int = 1) -> None:
+        folder = self.sysfs / "class/net" / name
+        self.write(folder / "statistics/tx_bytes", tx)
+        self.write(folder / "statistics/rx_bytes", rx)
+        self.write(folder / "type", f"{type_}\n")
+        if physical:
+            (folder / "device").mkdir(exist_ok=True)
+
+    def port(self, adapter: str, tx_words: int, rx_words: int) -> None:
+        folder = self.sysfs / f"class/infiniband/{adapter}/ports/1/counters"
+        self.write(folder / "port_xmit_data", tx_words)
+        self.write(folder / "port_rcv_data", rx_words)
+
+    def backend(self) -> HostBackend:
+        return HostBackend(self.procfs, self.sysfs, self.machine_id, lambda: self.now_ns)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def read(backend: HostBackend) -> Row:
+    (row,) = backend.read("host", "host")
+    return row
+
+
+def test_cpu_busy_is_the_share_since_the_previous_read(machine: Machine) -> None:
+    machine.cpu(busy=1000, idle=1000)
+    backend = machine.backend()
+    machine.cpu(busy=1030, idle=1050, iowait=20)
+    assert read(backend)["cpu_busy_frac"] == pytest.approx(0.3)
+    machine.cpu(busy=1130, idle=1050, iowait=20)
+    assert read(backend)["cpu_busy_frac"] == 1.0
+
+
+def test_cpu_busy_is_unknown_where_no_time_passed(machine: Machine) -> None:
+    backend = machine.backend()
+    row = read(backend)
+    assert row["cpu_busy_frac"] is None and "cpu_busy_frac_error" not in row
+
+
+def test_iowait_that_runs_backwards_leaves_a_fraction(machine: Machine) -> None:
+    machine.cpu(busy=100, idle=100, iowait=50)
+    backend = machine.backend()
+    machine.cpu(busy=110, idle=100, iowait=45)
+    assert read(backend)["cpu_busy_frac"] == 1.0
+
+
+def test_memory_used_is_what_programs_cannot_have(machine: Machine) -> None:
+    assert read(machine.backend())["memory_used_bytes"] == 400 * 1024
+
+
+def test_rapl_power_is_energy_over_time_summed_over_packages(machine: Machine) -> None:
+    machine.zone("intel-rapl:0", "package-0", 0)
+    machine.zone("intel-rapl:1", "package-1", 0)
+    machine.zone("intel-rapl:0:0", "dram", 0)
+    machine.zone("intel-rapl:0:1", "core", 0)
+    machine.zone("intel-rapl:2", "psys", 0)
+    machine.zone("intel-rapl-mmio:0", "package-0", 0)
+    backend = machine.backend()
+    machine.now_ns = 2_000_000_000
+    machine.zone("intel-rapl:0", "package-0", 200_000_000)
+    machine.zone("intel-rapl:1", "package-1", 300_000_000)
+    machine.zone("intel-rapl:0:0", "dram", 40_000_000)
+    machine.zone("intel-rapl:0:1", "core", 900_000_000)
+    machine.zone("intel-rapl:2", "psys", 900_000_000)
+    machine.zone("intel-rapl-mmio:0", "package-0", 200_000_000)
+    row = read(backend)
+    assert row["package_power_w"] == pytest.approx(250.0)
+    assert row["dram_power_w"] == pytest.approx(20.0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(start_uj=st.integers(0, 10**9 - 1), used_uj=st.integers(1, 10**9 - 1))
+def test_rapl_power_survives_the_wrap(machine: Machine, start_uj: int, used_uj: int) -> None:
+    machine.zone("intel-rapl:0", "package-0", start_uj, range_uj=10**9)
+    machine.now_ns = 0
+    backend = machine.backend()
+    machine.zone("intel-rapl:0", "package-0", (start_uj + used_uj) % 10**9, range_uj=10**9)
+    machine.now_ns = 1_000_000_000
+    assert read(backend)["package_power_w"] == pytest.approx(used_uj / 1e6)
+
+
+def test_a_rapl_counter_that_stands_still_measured_nothing(machine: Machine) -> None:
+    machine.zone("intel-rapl:0", "package-0", 5)
+    backend = machine.backend()
+    machine.now_ns = 1_000_000_000
+    assert read(backend)["package_power_w"] is None
+
+
+def test_rapl_only_root_may_read_is_said_and_never_zero(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.zone("intel-rapl:0", "package-0", 5)
+
+    def refuse(_: RaplZone) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    # Tests may run as root, whom no file mode refuses.
+    monkeypatch.setattr(RaplZone, "energy_uj", refuse)
+    backend = machine.backend()
+    assert backend.capabilities("host")["host"]["package_power_w"] == "unavailable: permission"
+    assert "package_power_w" not in read(backend)
+
+
+def test_what_is_absent_is_said_and_left_out(machine: Machine) -> None:
+    backend = machine.backend()
+    capabilities = backend.capabilities("host")["host"]
+    assert capabilities["cpu_busy_frac"] == capabilities["memory_used_bytes"] == AVAILABLE
+    assert capabilities["package_power_w"] == "unavailable: no RAPL package zone"
+    assert capabilities["nic_tx_bytes"] == "unavailable: no physical network port"
+    assert set(read(backend)) == {"cpu_busy_frac", "memory_used_bytes"}
+
+
+def test_network_bytes_are_those_of_physical_ports_and_rdma(machine: Machine) -> None:
+    machine.interface("eth0", tx=100, rx=1)
+    machine.interface("eth1", tx=200, rx=2)
+    machine.interface("bond0", tx=300, rx=3, physical=False)
+    machine.interface("lo", tx=7, rx=7, physical=False)
+    machine.interface("ib0", tx=50, rx=50, type_=32)  # counted again, with RDMA, at the port
+    machine.port("mlx5_0", tx_words=1000, rx_words=10)
+    row = read(machine.backend())
+    assert row["nic_tx_bytes"] == 100 + 200 + 4000
+    assert row["nic_rx_bytes"] == 1 + 2 + 40
+
+
+def test_a_port_that_vanishes_is_a_failed_read_not_a_smaller_sum(machine: Machine) -> None:
+    machine.interface("eth0", tx=100, rx=1)
+    machine.interface("eth1", tx=200, rx=2)
+    backend = machine.backend()
+    gone = machine.sysfs / "class/net/eth1/statistics/tx_bytes"
+    gone.unlink()
+    row = read(backend)
+    assert row["nic_tx_bytes"] is None and row["nic_tx_bytes_error"] == "ENOENT"
+    assert row["nic_rx_bytes"] == 3 and "nic_rx_bytes_error" not in row
+    gone.write_text("201")
+    assert read(backend)["nic_tx_bytes"] == 301
+
+
+def test_garbage_is_a_failed_read(machine: Machine) -> None:
+    backend = machine.backend()
+    machine.write(machine.procfs / "meminfo", "MemTotal: many\n")
+    row = read(backend)
+    assert row["memory_used_bytes"] is None and row["memory_used_bytes_error"] == "unparsable"
+
+
+def test_power_after_a_failed_read_is_no_mean_over_the_gap(machine: Machine) -> None:
+    machine.zone("intel-rapl:0", "package-0", 0)
+    backend = machine.backend()
+    counter = machine.sysfs / "class/powercap/intel-rapl:0/energy_uj"
+    counter.unlink()
+    machine.now_ns = 1_000_000_000
+    assert read(backend)["package_power_w_error"] == "ENOENT"
+    machine.now_ns = 2_000_000_000
+    counter.write_text("900000000")
+    assert read(backend)["package_power_w"] is None
+    machine.now_ns = 3_000_000_000
+    counter.write_text("950000000")
+    assert read(backend)["package_power_w"] == pytest.approx(50.0)
+
+
+def test_the_device_is_named_without_giving_the_machine_id_away(machine: Machine) -> None:
+    (info,) = machine.backend().devices()
+    assert (info.device, info.name, info.driver) == ("host", "AMD EPYC 9654", "6.8.0")
+    assert info.uuid is not None and "0123456789abcdef" not in info.uuid.replace("-", "")
+    machine.machine_id.unlink()
+    assert machine.backend().devices()[0].uuid is None

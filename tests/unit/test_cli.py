@@ -1,0 +1,151 @@
+"""The command line on input it must refuse, and the verbs that need neither Ray nor training."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from wattune.cli import main
+
+SPACE: dict[str, Any] = {
+    "study": "tiny",
+    "model": {"name": "llama3_8b", "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4}
+    | {"num_kv_heads": 2, "vocab_size": 256},
+    "cluster": {"device": "cpu", "num_nodes": 1, "devices_per_node": 2},
+    "engine": "torch",
+    "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 4},
+    "space": {"tp": [1, 2, 4]},
+    "objective": "maximize tokens_per_s",
+    "search": {"strategy": "grid", "num_trials": 4},
+}
+
+
+class Command:
+    """Runs `wattune` in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self._monkeypatch, self._capsys, self.folder = monkeypatch, capsys, folder
+        self.storage = folder / "storage"
+        monkeypatch.setenv("WATTUNE_STORAGE", str(self.storage))
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def write(self, document: Any) -> Path:
+        path = self.folder / "space.yaml"
+        path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+        return path
+
+
+@pytest.fixture
+def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    return Command(monkeypatch, capsys, tmp_path)
+
+
+BAD_SPACES: dict[str, tuple[Any, str]] = {
+    "unknown_key": (SPACE | {"modle": 1}, "modle"),
+    "wrong_type": (SPACE | {"space": {"tp": "two"}}, "space.tp"),
+    "impossible_value": (SPACE | {"space": {"tp": [0]}}, "space.tp"),
+    "empty_space": (SPACE | {"space": {}}, "space"),
+    "unknown_metric": (SPACE | {"constraints": ["device_power_peek_1s_w <= 700"]}, "device_power_peek_1s_w"),
+    "not_a_mapping": ("- a\n- b\n", "mapping"),
+    "not_yaml": ("study: [", "YAML"),
+    "leaves_the_storage": (SPACE | {"study": "../outside"}, "../outside"),
+    "unbuilt_strategy": (SPACE | {"search": {"strategy": "tpe", "num_trials": 4}}, "grid, random"),
+    "unbuilt_engine": (SPACE | {"engine": "megatron"}, "torch"),
+}
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+@pytest.mark.parametrize("case", BAD_SPACES)
+def test_bad_input_is_one_message_exit_2_and_nothing_written(wattune: Command, case: str, verb: str) -> None:
+    document, named = BAD_SPACES[case]
+    code, out, err = wattune(verb, wattune.write(document))
+    assert code == 2, err
+    assert named in err and "space.yaml" in err
+    assert "Traceback" not in err and out == ""
+    assert not wattune.storage.exists()
+    assert [path.name for path in wattune.folder.iterdir()] == ["space.yaml"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_every_problem_comes_at_once(wattune: Command, verb: str) -> None:
+    document = SPACE | {"modle": 1, "space": {"tp": [0]}, "objective": "maximize nothing"}
+    code, _, err = wattune(verb, wattune.write(document))
+    assert code == 2
+    assert "3 problems" in err and "modle" in err and "space.tp" in err and "nothing" in err
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_space_in_which_everything_is_rejected_ends_with_3_and_counts_the_rules(wattune: Command, verb: str) -> None:
+    code, _, err = wattune(verb, wattune.write(SPACE | {"space": {"tp": [4], "pp": [1, 2]}}))
+    assert code == 3
+    assert "world_size 2" in err
+    assert not wattune.storage.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "absent.yaml"], "absent.yaml"),
+        (["run", "absent.yaml"], "absent.yaml"),
+        (["rank", "absent"], "absent"),
+        (["report", "absent"], "absent"),
+        (["sync", "absent"], "absent"),
+        (["analyze", "absent"], "absent"),
+        (["analyze", "."], "telemetry"),
+        (["rank", "x", "--storage", "s3://bucket"], "s3://bucket"),
+        (["dance"], "dance"),
+        (["rank"], "STUDY"),
+    ],
+)
+def test_wrong_arguments_are_exit_2(wattune: Command, arguments: list[str], named: str) -> None:
+    code, out, err = wattune(*arguments)
+    assert code == 2, err
+    assert named in err and "Traceback" not in err and out == ""
+    assert not wattune.storage.exists()
+
+
+def test_plan_as_json_is_one_object_with_every_combination(wattune: Command) -> None:
+    code, out, err = wattune("plan", wattune.write(SPACE), "--json")
+    assert code == 0 and err == ""
+    listed = json.loads(out)
+    assert [len(listed[name]) for name in ("kept", "rejected", "folded")] == [2, 1, 0]
+    assert {"trial_id", "config"} <= listed["kept"][0].keys()
+    assert {"config", "rule", "reason"} <= listed["rejected"][0].keys()
+
+
+def test_catalog_and_doctor_as_json(wattune: Command) -> None:
+    code, out, _ = wattune("catalog", "--json")
+    assert code == 0
+    models = {model["name"]: model["num_parameters"] for model in json.loads(out)["models"]}
+    assert models["llama3_70b"] == 70_553_706_496
+    code, out, _ = wattune("doctor", "--json")
+    assert code == 0
+    topics = {finding["topic"]: finding for finding in json.loads(out)["findings"]}
+    assert topics["torch"]["ok"] and topics["storage"]["ok"]
+    assert not wattune.storage.exists()
+
+
+def test_tables_for_people(wattune: Command) -> None:
+    path = wattune.write(SPACE)
+    for arguments, shown in (
+        (["plan", path], "rejected by rule"),
+        (["catalog"], "mixtral_8x22b"),
+        (["doctor"], "python"),
+    ):
+        code, out, _ = wattune(*arguments)
+        assert code == 0 and shown in out
+    code, out, _ = wattune("--version")
+    assert code == 0 and out.startswith("wattune ")

@@ -1,0 +1,101 @@
+"""Objectives and constraints: a grammar that is parsed and never evaluated."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from wattune.errors import SpaceError
+from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.schema import METRICS
+
+METRIC = st.sampled_from(sorted(METRICS))
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(metric=METRIC, operator=st.sampled_from(["<=", ">=", "<", ">"]), factor=NUMBER, limit=st.none() | METRIC)
+@example(metric="device_temp_max_c", operator="<=", factor=85.1234567890123, limit=None)
+def test_a_constraint_is_what_its_text_says(metric, operator, factor, limit):
+    constraint = Constraint(metric=metric, operator=operator, factor=factor, limit_metric=limit)
+    assert parse_constraint(str(constraint)) == constraint
+
+
+@given(metric=METRIC, maximize=st.booleans())
+def test_an_objective_is_what_its_text_says(metric, maximize):
+    objective = Objective(metric=metric, maximize=maximize)
+    assert parse_objective(str(objective)) == objective
+
+
+def test_the_examples_of_the_design():
+    assert parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w") == Constraint(
+        metric="device_power_peak_1s_w", operator="<=", factor=1.0, limit_metric="device_power_limit_w"
+    )
+    assert parse_constraint("node_device_power_peak_1s_w<=2750").factor == 2750.0
+    assert str(parse_constraint(" throttle_thermal_frac  <=  1e-2 ")) == "throttle_thermal_frac <= 0.01"
+
+
+WORDS = ["tokens_per_s", "device_temp_max_c", "device_temp_c", "__import__", "maximize", "minimize", "nan", "inf"]
+SIGNS = ["<=", "<", ">=", ">", "==", "*", "+", "-", "(", ")", " ", ".", "\n", "\x00"]
+NUMBERS = ["1", "2.5", "1e3", "1e999", "٣"]
+PIECES = st.lists(st.sampled_from(WORDS + SIGNS + NUMBERS), max_size=8).map(" ".join)
+
+
+@given(text=PIECES | st.text(max_size=300))
+@example(text="device_power_mean_w <= 1" + " " * 200 + "and more")
+@example(text="maximize tokens_per_s" + " " * 200 + "and more")
+@example(text="tokens_per_s >= " + "9" * 400)
+@example(text="(" * 10_000)
+def test_any_text_is_parsed_or_refused_in_words(text):
+    for parse in (parse_objective, parse_constraint):
+        try:
+            parsed = parse(text)
+        except SpaceError as error:
+            assert len(str(error)) < 600
+        else:
+            assert parse(str(parsed)) == parsed
+            assert "and more" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("device_temp_c <= 85", 'unknown metric "device_temp_c"'),
+        ("device_temp_max_c <= 2 * device_limit", 'unknown metric "device_limit"'),
+        ("device_temp_max_c == 85", "is no constraint; write"),
+        ("85 >= device_temp_max_c", "is no constraint; write"),
+        ("device_temp_max_c <= 1e999", "is not a finite number"),
+        ("device_temp_max_c <= 8٣", "is no constraint"),
+    ],
+)
+def test_a_constraint_that_cannot_be_used(text, words):
+    with pytest.raises(SpaceError, match=words):
+        parse_constraint(text)
+
+
+def test_slack_is_in_the_metrics_unit_and_negative_where_violated():
+    below = parse_constraint("device_temp_max_c <= 85")
+    assert below.slack({"device_temp_max_c": 80.0}) == 5.0
+    assert below.holds({"device_temp_max_c": 85.0}) is True
+    assert parse_constraint("device_temp_max_c < 85").holds({"device_temp_max_c": 85.0}) is False
+    above = parse_constraint("memory_headroom_frac >= 0.1")
+    assert above.slack({"memory_headroom_frac": 0.05}) == pytest.approx(-0.05)
+
+
+def test_an_absent_metric_leaves_a_constraint_unknown():
+    constraint = parse_constraint("device_power_peak_1s_w <= 1.1 * device_power_limit_w")
+    assert constraint.holds({"device_power_peak_1s_w": 1.0}) is None
+    assert constraint.missing({"device_power_peak_1s_w": 1.0}) == ["device_power_limit_w"]
+    assert constraint.bound({"device_power_limit_w": 700.0}) == pytest.approx(770.0)
+    assert constraint.holds({"device_power_peak_1s_w": 771.0, "device_power_limit_w": 700.0}) is False
+
+
+@given(value=NUMBER, bound=NUMBER)
+def test_a_bound_and_its_opposite_never_hold_together(value, bound):
+    metrics = {"tokens_per_s": value}
+    at_most, more = (Constraint(metric="tokens_per_s", operator=op, factor=bound) for op in ("<=", ">"))
+    assert at_most.holds(metrics) is not more.holds(metrics)
+
+
+def test_scores_are_larger_where_better():
+    assert parse_objective("maximize tokens_per_s").score({"tokens_per_s": 3.0}) == 3.0
+    assert parse_objective("minimize energy_per_token_j").score({"energy_per_token_j": 3.0}) == -3.0
+    assert parse_objective("minimize energy_per_token_j").score({}) is None

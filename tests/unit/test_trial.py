@@ -1,0 +1,106 @@
+"""Trials: an id that follows from the work alone, and round trips through JSON."""
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import AXES, Plan
+from wattune.schema import METRICS
+from wattune.trial import TRIAL_ID_DIGITS, TrialResult, TrialSpec, TrialStatus, Workload
+
+COUNT = st.integers(1, 64)
+SPECS = st.builds(
+    TrialSpec,
+    model=st.sampled_from(sorted(MODELS.values(), key=lambda model: model.name)),
+    cluster=st.builds(
+        ClusterSpec,
+        device=st.sampled_from(sorted(DEVICES)),
+        num_nodes=COUNT,
+        devices_per_node=COUNT,
+        nvlink_domain_size=st.none() | COUNT,
+        transformer_engine=st.booleans(),
+    ),
+    engine=st.sampled_from(["torch", "megatron"]),
+    workload=st.builds(Workload, seq_len=COUNT, global_batch_size=COUNT),
+    plan=st.builds(
+        Plan,
+        **{axis.name: COUNT for axis in AXES.values() if axis.kind == "count"},
+        **{axis.name: st.sampled_from(axis.choices) for axis in AXES.values() if axis.kind == "choice"},
+        layout=st.lists(COUNT, max_size=4).map(tuple),
+        rank_order=st.just("topology") | st.permutations(range(4)).map(tuple),
+    ),
+)
+RESULTS = st.builds(
+    TrialResult,
+    trial_id=st.text("0123456789abcdef", min_size=TRIAL_ID_DIGITS, max_size=TRIAL_ID_DIGITS),
+    repeat=st.integers(0, 9),
+    status=st.sampled_from(TrialStatus),
+    reason=st.text(max_size=20),
+    metrics=st.dictionaries(st.sampled_from(sorted(METRICS)), st.floats(allow_nan=False, allow_infinity=False)),
+    quality=st.sampled_from(["", "publishable", "indicative", "invalid"]),
+    quality_reasons=st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    tags=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+    start_wall_ns=st.integers(0, 2**62),
+    end_wall_ns=st.integers(0, 2**62),
+)
+
+
+@given(spec=SPECS)
+def test_a_specification_survives_json_and_keeps_its_id(spec):
+    data = json.loads(json.dumps(spec.to_json()))
+    again = TrialSpec.from_json(data)
+    assert again == spec and hash(again) == hash(spec)
+    assert again.trial_id == spec.trial_id == data["trial_id"]
+    assert len(spec.trial_id) == TRIAL_ID_DIGITS and set(spec.trial_id) <= set("0123456789abcdef")
+
+
+@given(spec=SPECS, data=st.data())
+def test_an_id_does_not_depend_on_the_order_of_keys(spec, data):
+    def shuffled(value):
+        if not isinstance(value, dict):
+            return value
+        return {key: shuffled(value[key]) for key in data.draw(st.permutations(sorted(value)))}
+
+    assert TrialSpec.from_json(shuffled(json.loads(json.dumps(spec.to_json())))).trial_id == spec.trial_id
+
+
+@given(one=SPECS, other=SPECS)
+def test_ids_are_equal_where_specifications_are(one, other):
+    assert (one.trial_id == other.trial_id) == (one == other)
+
+
+@given(spec=SPECS)
+def test_an_id_follows_from_the_work_and_not_from_where_its_numbers_were_read(spec):
+    assert replace(spec, model=replace(spec.model, source="elsewhere")).trial_id == spec.trial_id
+    assert replace(spec, model=replace(spec.model, num_layers=999)).trial_id != spec.trial_id
+    assert replace(spec, workload=replace(spec.workload, seq_len=999)).trial_id != spec.trial_id
+    assert replace(spec, plan=replace(spec.plan, micro_batch_size=999)).trial_id != spec.trial_id
+
+
+def test_an_id_is_the_same_in_every_version():
+    """Study folders are named by ids: a change here makes every stored trial unknown."""
+    spec = TrialSpec(
+        model=MODELS["llama3_8b"],
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(tp=2, etp=2),
+    )
+    assert spec.trial_id == "ba51096b2cd5"
+
+
+@given(result=RESULTS)
+def test_a_result_survives_json(result):
+    assert TrialResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_only_an_interrupted_trial_runs_again():
+    assert [status for status in TrialStatus if not status.is_final] == [TrialStatus.INTERRUPTED]
+
+
+def test_tokens_of_a_step():
+    assert Workload(seq_len=4096, global_batch_size=16).tokens_per_step == 65_536
