@@ -20,8 +20,6 @@ from wattune.errors import PlanError, TrackingError
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.ranking import RankedTrial, Ranking
 from wattune.ranking import rank as rank_results
-from wattune.report.charts import Trace
-from wattune.report.page import render_report
 from wattune.search.prune import Candidates, prune
 from wattune.search.space import StudySpec, load_space
 from wattune.search.strategy import make_strategy
@@ -32,6 +30,7 @@ from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
     from wattune.orchestrate.run_study import Listener, TrialEvent
+    from wattune.report.charts import Trace
 
 _VERSIONED: Final = ("torch", "ray", "mlflow", "pyarrow", "numpy")
 
@@ -198,6 +197,9 @@ def rank(
 
 def report(study: StudyFolder, ranking: Ranking | None = None) -> Path:
     """Writes the study's `report.html` and says where it is."""
+    # Plotting takes longer to import than most commands take to run.
+    from wattune.report.page import render_report
+
     ranking = ranking or rank(study)
     shown = {
         row.trial_id: aligned
@@ -312,8 +314,10 @@ def _aligned(study: StudyFolder, row: RankedTrial) -> Aligned | None:
     return align(folder.telemetry(), folder.marks(), folder.manifests())
 
 
-def _highest_node(aligned: Aligned) -> Trace | None:
+def _highest_node(aligned: Aligned) -> "Trace | None":
     """Power of the node with the highest peak, None where no device power was recorded."""
+    from wattune.report.charts import Trace
+
     series = node_power_series(aligned).values()
     if not series:
         return None

@@ -85,14 +85,14 @@ _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 def format_quantity(name: str, value: float) -> str:
-    """A value as people read it: three significant digits, its unit from the name, fractions as percent.
+    """A value as people read it: three or four significant digits, its unit from the name, fractions as percent.
 
     Args:
         name: The quantity's name; its suffix decides unit and style.
         value: The value in the name's unit.
 
     Returns:
-        Text such as ``"2.79 kW"``, ``"41.3 %"``, ``"18.2 ms"`` or ``"11.3 GiB"``.
+        Text such as ``"2.788 kW"``, ``"41.3 %"``, ``"18.2 ms"`` or ``"11.3 GiB"``.
     """
     unit = unit_of(name)
     if unit == "1" and name.endswith("_frac"):
@@ -108,5 +108,5 @@ def format_quantity(name: str, value: float) -> str:
     label = {None: "", "1": "", "1/s": "/s", "1/J": "/J"}.get(unit, unit)
     for scale, prefix in _PREFIXES:
         if abs(value) >= scale:
-            return f"{value / scale:.3g} {prefix}{label}".rstrip()
+            return f"{value / scale:.4g} {prefix}{label}".rstrip()
     return f"{value:.3g} {label}".rstrip()

@@ -107,7 +107,7 @@ def test_a_space_in_which_everything_is_rejected_ends_with_3_and_counts_the_rule
         (["analyze", "."], "telemetry"),
         (["rank", "x", "--storage", "s3://bucket"], "s3://bucket"),
         (["dance"], "dance"),
-        (["rank"], "STUDY"),
+        (["rank"], "Missing argument"),
     ],
 )
 def test_wrong_arguments_are_exit_2(wattune: Command, arguments: list[str], named: str) -> None:

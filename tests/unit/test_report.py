@@ -102,7 +102,7 @@ def trial(
         metrics=metrics if status is TrialStatus.COMPLETED else {},
         quality="indicative",
         quality_reasons=("simulated",) if simulated else (),
-        tags={"simulated": str(simulated).lower(), "torch": "2.13.0", **(tags or {})},
+        tags={"simulated": str(simulated).lower(), "version.torch": "2.13.0", **(tags or {})},
         start_wall_ns=1_790_000_000_000_000_000,
         end_wall_ns=1_790_000_060_000_000_000,
     )
@@ -117,7 +117,7 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
     ranking = ranked(
         [
             trial(1, 40_000.0, 2640.0, simulated=simulated),
-            trial(1, 41_000.0, 2690.0, repeat=1, simulated=simulated, tags={"torch": text}),
+            trial(1, 41_000.0, 2690.0, repeat=1, simulated=simulated, tags={"version.torch": text}),
             trial(2, 44_000.0, 2788.0, simulated=simulated),
             trial(4, 43_000.0, None, simulated=simulated),
             trial(8, 0.0, status=TrialStatus.OUT_OF_MEMORY, reason=text),
@@ -159,7 +159,7 @@ def test_the_headline_is_the_best_feasible_trial_with_its_slack_and_its_price(pa
 def test_every_trial_is_in_the_table_of_its_verdict(page):
     feasible, infeasible, unknown, failed, _ = page.tables
     assert [row[0] for row in feasible[1:]] == ["1"]
-    assert "✕ 2.79 kW" in infeasible[1][2]
+    assert "✕ 2.788 kW" in infeasible[1][2]
     assert "−38 W (−1.4 %)" in infeasible[1][2]
     assert unknown[1] == ["mbs4", "43 k/s", POWER]
     assert failed[1] == ["out of memory", "1", "mbs8", "rank 3 at 140 GiB"]

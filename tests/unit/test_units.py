@@ -75,7 +75,7 @@ def test_no_suffix_hides_a_longer_one():
         ("device_temp_max_c", 64.0, "64.0 °C"),
         ("sm_clock_mhz", 1980.0, "1980.0 MHz"),
         ("energy_per_token_j", 0.0123, "12.3 mJ"),
-        ("energy_per_step_j", 1234.0, "1.23 kJ"),
+        ("energy_per_step_j", 1234.0, "1.234 kJ"),
         ("tokens_per_s", 131_013.0, "131 k/s"),
         ("tokens_per_j", 12.0, "12 /J"),
         ("excursion_count", 3.0, "3"),

@@ -21,8 +21,8 @@ from wattune.units import NS_PER_S, format_quantity
 MAX_ROWS: Final = 50
 """Rows a table shows; the ranking file has all of them."""
 
-_NOT_VERSIONS: Final = ("simulated", "engine", "device", "warmup_steps", "steady", "build_time_s")
-"""Tags of a result that are no part of the software it ran on."""
+_VERSION_TAG: Final = "version."
+"""What tags begin with that name software and its version."""
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -343,6 +343,7 @@ def _period(counted: Sequence[TrialResult]) -> str:
 def _versions(counted: Sequence[TrialResult]) -> str:
     found: dict[str, set[str]] = {}
     for result in counted:
-        for name in result.tags.keys() - set(_NOT_VERSIONS):
-            found.setdefault(name, set()).add(result.tags[name])
+        for tag, text in result.tags.items():
+            if tag.startswith(_VERSION_TAG) or tag == "git_commit":
+                found.setdefault(tag.removeprefix(_VERSION_TAG), set()).add(text)
     return ", ".join(f"{name} {' / '.join(sorted(texts))}" for name, texts in sorted(found.items()))
