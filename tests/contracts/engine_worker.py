@@ -34,8 +34,8 @@ def live_groups() -> int:
 
 
 def run_case(spec: TrialSpec, ranks: Ranks) -> dict[str, Any]:
-    tensors, groups = live_tensors(), live_groups()
     engine = load_engine(spec.engine)
+    tensors, groups = live_tensors(), live_groups()
     outcome: dict[str, Any] = {}
     try:
         engine.build(spec, ranks, seed=SEED)

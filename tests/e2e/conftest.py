@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "wattune"]
 
 TINY_MODEL = {
@@ -26,6 +25,7 @@ TINY_MODEL = {
 }
 
 
+@pytest.fixture
 def environment(storage: Path) -> dict[str, str]:
     """The user's environment, without what a developer's shell may add to it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "WATTUNE_"))}
@@ -35,6 +35,11 @@ def environment(storage: Path) -> dict[str, str]:
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     return tmp_path / "storage"
+
+
+@pytest.fixture
+def tiny_model() -> dict[str, Any]:
+    return TINY_MODEL
 
 
 @pytest.fixture
@@ -62,14 +67,14 @@ def write_space(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def wattune(tmp_path: Path, storage: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command to its end."""
 
     def run(*arguments: object, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment(storage),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -79,7 +84,7 @@ def wattune(tmp_path: Path, storage: Path) -> Callable[..., subprocess.Completed
 
 
 @pytest.fixture
-def start_wattune(tmp_path: Path, storage: Path):
+def start_wattune(tmp_path: Path, environment: dict[str, str]):
     """Starts a command, and ends it with the test whatever happens."""
     started: list[subprocess.Popen[str]] = []
 
@@ -87,7 +92,7 @@ def start_wattune(tmp_path: Path, storage: Path):
         process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment(storage),
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -102,6 +107,11 @@ def start_wattune(tmp_path: Path, storage: Path):
             process.wait(30)
 
 
-def results(study: Path) -> dict[str, dict[str, Any]]:
-    """Every result of a study folder by trial folder."""
-    return {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/result.json")}
+@pytest.fixture
+def results() -> Callable[[Path], dict[str, dict[str, Any]]]:
+    """Reads every result of a study folder, by trial folder."""
+
+    def read(study: Path) -> dict[str, dict[str, Any]]:
+        return {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/result.json")}
+
+    return read

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, environment, results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
+ROOT = Path(__file__).parents[2]
 PORT = 26379
 DASHBOARD_PORT = 28265
 RAY = Path(sys.executable).with_name("ray")
 
 
 @pytest.fixture
-def head(tmp_path: Path, storage: Path):
+def head(tmp_path: Path, environment: dict[str, str]):
     """A head started in an activated environment, as a user starts it; ended by its own pid."""
-    settings = environment(storage) | {
+    settings = environment | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -42,7 +42,7 @@ def head(tmp_path: Path, storage: Path):
 
 
 def test_the_experiment_runs_as_a_job_and_stores_outside_it(
-    head: dict[str, str], tmp_path: Path, storage: Path
+    head: dict[str, str], results, tmp_path: Path, storage: Path
 ) -> None:
     project = tmp_path / "project"
     for part in ("experiments", "search_spaces", "platform"):

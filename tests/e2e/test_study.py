@@ -7,16 +7,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import TINY_MODEL, results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
-def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, storage: Path) -> None:
+def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_model, results, storage: Path) -> None:
     # Real failures: weights no machine of this size can hold, and rotary frequencies that overflow.
-    too_large = TINY_MODEL | {"hidden_size": 65536, "ffn_hidden_size": 262144, "vocab_size": 1048576}
-    not_finite = TINY_MODEL | {"rope_base": 1e-300}
-    space = write_space("failing", model=[too_large, not_finite, TINY_MODEL])
+    too_large = tiny_model | {"hidden_size": 65536, "ffn_hidden_size": 262144, "vocab_size": 1048576}
+    not_finite = tiny_model | {"rope_base": 1e-300}
+    space = write_space("failing", model=[too_large, not_finite, tiny_model])
 
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
@@ -65,7 +64,7 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, stora
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
-    start_wattune, wattune, write_space, storage: Path
+    start_wattune, wattune, write_space, results, storage: Path
 ) -> None:
     space = write_space("stopped", space={"micro_batch_size": [1, 2]})
     running = start_wattune("run", space)
@@ -89,7 +88,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_space, storage: Path) -> None:
+def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_space, results, storage: Path) -> None:
     space = write_space(
         "killed",
         space={"micro_batch_size": [1, 2]},
@@ -121,7 +120,7 @@ def _wait_for_worker(driver_pid: int) -> psutil.Process:
     raise AssertionError("no worker started")
 
 
-def test_an_unknown_cluster_is_one_clear_line(wattune, write_space, storage: Path) -> None:
+def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:
     done = wattune("run", write_space("nowhere"), "--address", "127.0.0.1:1", timeout_s=200)
     assert done.returncode == 1
     assert "127.0.0.1:1 did not answer" in done.stderr

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from wattune.errors import EngineError
 NAMESPACE: Final = "wattune"
 """Ray namespace of every named actor of ours."""
 
-CONNECT_TIMEOUT_S: Final = 60
+CONNECT_TIMEOUT_S: Final = 10.0
 
 _WORKER_SETTINGS: Final = {
     # An unsatisfiable placement group is retried for ever by default; see `run_trial`.
@@ -107,7 +108,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             _start_local()
         else:
             _join(target)
-    except (ConnectionError, RuntimeError, TimeoutError) as error:
+    except (OSError, RuntimeError) as error:
         where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
         raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
     try:
@@ -139,6 +140,10 @@ def _start_local() -> None:
 
 
 def _join(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        # Ray itself goes on asking an address nobody answers at for minutes.
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     ray.init(
         address=address,
         namespace=NAMESPACE,
