@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,19 +27,21 @@ def head(tmp_path: Path, environment: dict[str, str]):
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+    ray_folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets, whose paths have 107 bytes
     command = [
         RAY, "start", "--head", "--block", f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}",
-        "--ray-client-server-port=28266", "--num-cpus=4", f"--temp-dir={tmp_path / 'ray'}",
+        "--ray-client-server-port=28266", "--num-cpus=4", f"--temp-dir={ray_folder}",
     ]  # fmt: skip
     with open(tmp_path / "head.log", "w") as log:
         process = subprocess.Popen(command, cwd="/", env=settings, stdout=log, stderr=subprocess.STDOUT)
     yield settings | {"RAY_ADDRESS": f"http://127.0.0.1:{DASHBOARD_PORT}"}
     tree = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    process.wait(30)
+    process.terminate()  # it drains for 30 s before it shuts down
+    process.wait(90)
     _, alive = psutil.wait_procs(tree, timeout=20)
     for child in alive:
         child.kill()
+    shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 def test_the_experiment_runs_as_a_job_and_stores_outside_it(

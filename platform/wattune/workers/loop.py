@@ -1,6 +1,7 @@
 """The measuring loop, the same for every engine: build, warm up until step time is stable, measure, close.
 
-The number of measured steps is decided once, before they begin, so that no measured step carries a collective of ours.
+Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
+collective of ours. One round is enough where warm-up foretold the step time; a second makes up what is missing.
 """
 
 import gc
@@ -95,12 +96,12 @@ def measure_trial(
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
         num_warmup_steps, steady = _warm_up(engine, measure, steps, report)
-        num_steps = _agree(_steps_to_measure(steps, measure), ranks)
-        report("measure", 0, num_steps)
-        dist.barrier()
-        for step in range(num_steps):
-            steps.append((step, _checked(engine.step())))  # noqa: PERF401 - a failed step keeps those before it
-        report("measure", num_steps, num_steps)
+        done = 0
+        while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
+            report("measure", done, done + missing)
+            for step in range(done, done + missing):
+                steps.append((step, _checked(engine.step())))  # noqa: PERF401 - a failed step keeps those before it
+            done += missing
         memory_peak_bytes = engine.memory_peak_bytes()
     except _NonFiniteLossError as error:
         status, reason = TrialStatus.CRASHED, f"non_finite_loss: {error}"
@@ -187,10 +188,20 @@ def is_stable(times_s: Sequence[float]) -> bool:
     return abs(second - first) <= STABLE_FRAC * second
 
 
-def _steps_to_measure(steps: Sequence[tuple[int, StepMarks]], measure: Measure) -> int:
-    """Steps that fill both the least number and the least seconds, by the median of the last warm-up steps."""
-    recent_s = statistics.median(_step_time_s(result) for _, result in steps[-max(measure.warmup_steps, 1) :])
-    return max(measure.min_steps, math.ceil(measure.min_seconds / recent_s))
+def _missing_steps(results: Sequence[StepMarks], num_measured: int, measure: Measure) -> int:
+    """Steps still to measure for the least number and the least seconds, by the median of the latest steps.
+
+    Args:
+        results: Every step so far, warm-up first.
+        num_measured: How many of them, from the end, were measured.
+        measure: What is asked for.
+    """
+    recent_s = statistics.median(
+        _step_time_s(result) for result in results[-max(num_measured, measure.warmup_steps, 1) :]
+    )
+    measured_s = sum(_step_time_s(result) for result in results[len(results) - num_measured :])
+    missing_s = max(measure.min_seconds - measured_s, 0.0)
+    return max(measure.min_steps - num_measured, math.ceil(missing_s / recent_s))
 
 
 def _numbered(steps: Sequence[tuple[int, StepMarks]]) -> list[tuple[int, tuple[Mark, ...]]]:

@@ -1,0 +1,137 @@
+"""The measuring loop on an engine whose steps take as long as the test says."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.plan.axes import Plan
+from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
+from wattune.workers.phases import Mark
+
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="cpu", devices_per_node=1),
+    engine="torch",
+    workload=Workload(seq_len=8, global_batch_size=1),
+    plan=Plan(dtype="fp32"),
+)
+RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
+
+
+class ScriptedEngine:
+    """Claims step times instead of taking them, so that tests of seconds take none."""
+
+    def __init__(self, step_time_s: Callable[[int], float], step: Callable[[int], float] = lambda _: 1.0) -> None:
+        self._step_time_s, self._loss = step_time_s, step
+        self.num_steps, self.num_closed = 0, 0
+        self._now_ns = time.monotonic_ns()
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        assert (spec, ranks, seed) == (SPEC, RANKS, 7)
+
+    def step(self) -> StepMarks:
+        loss = self._loss(self.num_steps)
+        start_ns = self._now_ns
+        self._now_ns += round(self._step_time_s(self.num_steps) * 1e9)
+        self.num_steps += 1
+        return StepMarks(marks=(Mark("step", start_ns, self._now_ns),), loss=loss, grad_norm=1.0)
+
+    def memory_peak_bytes(self) -> int:
+        return 123
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+@pytest.fixture(autouse=True)
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def run(engine: ScriptedEngine, **measure: float) -> RankOutcome:
+    return measure_trial(engine, SPEC, Measure(**measure), RANKS, node="n0", device="cpu0", seed=7)  # type: ignore[arg-type]
+
+
+def numbers(outcome: RankOutcome) -> list[int]:
+    assert outcome.marks is not None
+    steps: list[int] = outcome.marks["step"].to_pylist()
+    return steps
+
+
+def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
+    engine = ScriptedEngine(lambda _: 0.1)
+    outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)
+    assert outcome.status is TrialStatus.COMPLETED and outcome.steady
+    assert numbers(outcome) == [-4, -3, -2, -1, 0, 1, 2]
+    assert outcome.losses == (1.0, 1.0, 1.0)
+    assert outcome.memory_peak_bytes == 123 and engine.num_closed == 1
+
+
+def test_warm_up_goes_on_until_step_time_is_stable() -> None:
+    outcome = run(ScriptedEngine(lambda step: 1.0 if step < 2 else 0.1), warmup_steps=4, min_steps=1, min_seconds=0)
+    assert outcome.steady and outcome.num_warmup_steps == 8
+
+
+def test_warm_up_ends_in_the_end_and_says_so() -> None:
+    outcome = run(ScriptedEngine(lambda step: 0.1 * 1.2**step), warmup_steps=4, min_steps=1, min_seconds=0)
+    assert not outcome.steady and outcome.num_warmup_steps == 16
+
+
+@pytest.mark.parametrize("measured_s", [0.02, 0.1, 0.5])
+def test_the_least_seconds_are_kept_whatever_warm_up_foretold(measured_s: float) -> None:
+    outcome = run(
+        ScriptedEngine(lambda step: 0.1 if step < 4 else measured_s), warmup_steps=4, min_steps=3, min_seconds=2
+    )
+    measured = sum(step >= 0 for step in numbers(outcome))
+    assert measured * measured_s >= 2 - 1e-9 and measured >= 3
+    assert measured <= max(3, 2 / measured_s, 2 / 0.1) + 1
+
+
+def test_a_loss_that_is_not_finite_is_an_outcome_and_keeps_the_steps_before() -> None:
+    engine = ScriptedEngine(lambda _: 0.1, lambda step: math.nan if step == 6 else 1.0)
+    outcome = run(engine, warmup_steps=4, min_steps=9, min_seconds=0)
+    assert outcome.status is TrialStatus.CRASHED and outcome.reason.startswith("non_finite_loss")
+    assert numbers(outcome) == [-4, -3, -2, -1, 0, 1]
+    assert engine.num_closed == 1
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_out_of_memory_is_an_outcome(error: Exception) -> None:
+    def exhausted(step: int) -> float:
+        raise error
+
+    engine = ScriptedEngine(lambda _: 0.1, exhausted)
+    outcome = run(engine)
+    assert outcome.status is TrialStatus.OUT_OF_MEMORY and "rank 0" in outcome.reason
+    assert engine.num_closed == 1
+
+
+def test_any_other_error_is_the_runners() -> None:
+    def broken(step: int) -> float:
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        run(ScriptedEngine(lambda _: 0.1, broken))
+
+
+def test_stable_needs_four_steps_and_close_halves() -> None:
+    assert is_stable([1.0, 1.0, 1.04, 1.04])
+    assert not is_stable([1.0, 1.0, 1.2, 1.2])
+    assert not is_stable([1.0, 1.0, 1.0])
+
+
+def test_what_counts_as_out_of_memory() -> None:
+    assert is_out_of_memory(RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(ValueError("memory"))
