@@ -35,8 +35,9 @@ NOTHING_FEASIBLE: Final = 3
 _UNSEEN_WIDTH: Final = 160
 """Columns of tables that go to a file or a pipe."""
 
-_out = Console(width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
-_err = Console(stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
+# Reasons, names and paths are printed as they are: a bracket in them is no markup.
+_out = Console(markup=False, width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
+_err = Console(markup=False, stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
 
 app = typer.Typer(
     name="wattune",
@@ -65,7 +66,7 @@ def main() -> None:
     try:
         app()
     except WattuneError as error:
-        _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _err.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 
@@ -144,9 +145,9 @@ def run(
         print_ranking(_out, ranking)
         if candidates.rejected:
             print_rejections(_out, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
-        _out.print(f"Report    {outcome.report_path}", markup=False, highlight=False, soft_wrap=True)
+        _out.print(f"Report    {outcome.report_path}", highlight=False, soft_wrap=True)
         command = ui_command(outcome.tracking_uri)
-        _out.print(f"MLflow UI {command}", markup=False, highlight=False, soft_wrap=True)
+        _out.print(f"MLflow UI {command}", highlight=False, soft_wrap=True)
     if outcome.tracking_problem:
         raise TrackingError(f"{outcome.tracking_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
     if not outcome.finished:
@@ -209,7 +210,7 @@ def report(study: StudyArgument, storage: StorageOption = None, as_json: JsonOpt
     if as_json:
         _print_json({"report": str(path)})
     else:
-        _out.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        _out.print(str(path), highlight=False, soft_wrap=True)
 
 
 @app.command()

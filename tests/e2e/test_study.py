@@ -92,7 +92,7 @@ def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_space, res
     space = write_space(
         "killed",
         space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3600, "timeout_s": 25},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 24.9, "timeout_s": 25},
     )
     running = start_wattune("run", space)
     worker = _wait_for_worker(running.pid)

@@ -289,10 +289,12 @@ def _judge(
     spec = request.spec
     status, reason = TrialStatus.COMPLETED, ""
     bad = sorted((one for one in outcomes if one.status is not TrialStatus.COMPLETED), key=lambda one: one.end_mono_ns)
+    silent = sorted(set(range(spec.cluster.world_size)) - {one.rank for one in outcomes})
+    lost = f"rank {', '.join(map(str, silent))} ended without a word" if silent and outcomes else ""
     if bad:
-        status, reason = bad[0].status, bad[0].reason
-    elif failure or len(outcomes) < spec.cluster.world_size:
-        status, reason = TrialStatus.CRASHED, failure or "a rank ended without a word"
+        status, reason = bad[0].status, "; ".join(filter(None, (lost, bad[0].reason)))
+    elif failure or silent:
+        status, reason = TrialStatus.CRASHED, "; ".join(filter(None, (lost, failure)))
     metrics: Mapping[str, float] = {}
     quality, tags = "", dict(request.tags)
     quality_reasons: tuple[str, ...] = ()
