@@ -87,8 +87,8 @@ class RankedTrial:
 
     @property
     def label(self) -> str:
-        """The plan in short, such as `tp2 pp2 mbs4 zero1`."""
-        return self.spec.plan.label
+        """The plan in short, such as `dp2 tp2 mbs4 zero1`."""
+        return self.spec.label
 
     @property
     def counted(self) -> tuple[TrialResult, ...]:

@@ -69,7 +69,7 @@ def print_candidates(console: Console, candidates: Candidates, *, most: int = 20
     kept = _table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", "plan")
     for one in candidates.kept[:most]:
         spec = one.spec
-        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, _plan(spec))
+        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, spec.label)
     console.print(kept)
     if len(candidates.kept) > most:
         console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
@@ -105,7 +105,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
             str(row.rank) if row.rank else "-",
             row.trial_id,
             row.spec.model.name,
-            Text(_plan(row.spec), style=_STYLES[str(row.verdict)]),
+            Text(row.label, style=_STYLES[str(row.verdict)]),
             shown(metric, row.objective) if row.objective else "-",
             *(_margin_cell(margins.get(bound)) for bound in bounds),
             row.quality + (" (simulated)" if row.simulated else ""),
@@ -120,7 +120,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
         if rows:
             others = _table(f"{len(rows)} {title}", "trial", "model", "plan", "why")
             for row in rows[:top]:
-                plan = Text(_plan(row.spec), style=_STYLES[title])
+                plan = Text(row.label, style=_STYLES[title])
                 others.add_row(row.trial_id, row.spec.model.name, plan, row.reason)
             console.print(others)
     console.print(ranking.note, highlight=False, style="dim")
@@ -266,10 +266,4 @@ class StudyProgress:
 
 def _described(event: Event) -> str:
     repeat = f" #{event.repeat}" if event.repeat else ""
-    return f"{event.spec.model.name} {_plan(event.spec)}{repeat}"
-
-
-def _plan(spec: TrialSpec) -> str:
-    """A plan in short, the data parallel degree that follows from it in front."""
-    dp = spec.plan.dp(spec.cluster.world_size)
-    return f"dp{dp} {spec.plan.label}" if dp > 1 else spec.plan.label
+    return f"{event.spec.model.name} {event.spec.label}{repeat}"

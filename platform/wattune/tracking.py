@@ -137,7 +137,7 @@ class Tracker:
                 self._experiment_id,
                 start_time=result.start_wall_ns // _NS_PER_MS or None,
                 tags={**identity, _PARENT_TAG: parent_id},
-                run_name=f"{spec.plan.label} #{result.repeat}",
+                run_name=f"{spec.label} #{result.repeat}",
             ).info.run_id
             _log(client, run_id, params=params, tags=tags, points=points)
             for path in files:
@@ -355,7 +355,7 @@ def _tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
         "quality_reasons": ", ".join(result.quality_reasons),
         "engine": spec.engine,
         "device": spec.cluster.device,
-        "label": spec.plan.label,
+        "label": spec.label,
         **({"mlflow.source.git.commit": commit} if commit else {}),
         **{tag: text for tag, text in whole.items() if len(text) <= _MAX_TAG_CHARS},
     }

@@ -66,6 +66,12 @@ class TrialSpec:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
+    @property
+    def label(self) -> str:
+        """The plan in short with the data parallel degree that follows, such as `dp2 tp2 mbs4 zero1`."""
+        dp = self.plan.dp(self.cluster.world_size)
+        return f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for `spec.json`, the trial's id beside its content."""
         return {"trial_id": self.trial_id, **asdict(self)}

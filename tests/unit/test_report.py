@@ -147,13 +147,13 @@ def page() -> Page:
 def test_the_headline_is_the_best_feasible_trial_with_its_slack_and_its_price(page):
     head = page.text[: page.text.index("What the first bound leaves")]
     for shown in (
-        "Best feasible configuration\nmbs1\n",
+        "Best feasible configuration\ndp4 mbs1\n",
         "40 k/s to 41 k/s",
         "2 repeats",
         "2.69 kW, slack +60 W (+2.2 %)",
     ):
         assert shown in head
-    assert f"The bounds cost 10.0 %: mbs2 reaches 44 k/s but fails {POWER} <= 2750 by 38 W." in head
+    assert f"dp4 mbs2 is 10.0 % better, with 44 k/s, but fails {POWER} <= 2750 by 38 W." in head
 
 
 def test_every_trial_is_in_the_table_of_its_verdict(page):
@@ -161,8 +161,8 @@ def test_every_trial_is_in_the_table_of_its_verdict(page):
     assert [row[0] for row in feasible[1:]] == ["1"]
     assert "✕ 2.788 kW" in infeasible[1][2]
     assert "−38 W (−1.4 %)" in infeasible[1][2]
-    assert unknown[1] == ["mbs4", "43 k/s", POWER]
-    assert failed[1] == ["out of memory", "1", "mbs8", "rank 3 at 140 GiB"]
+    assert unknown[1] == ["dp4 mbs4", "43 k/s", POWER]
+    assert failed[1] == ["out of memory", "1", "dp4 mbs8", "rank 3 at 140 GiB"]
 
 
 def test_rejected_combinations_are_counted_by_rule_with_the_first_reason(page):
@@ -245,7 +245,7 @@ def test_power_over_time_shows_the_bound_and_the_hard_limit_on_every_trace():
 def test_nothing_feasible_says_what_came_closest():
     page = Page(render_report("s", DOCUMENT, ranked([trial(2, 44_000.0, 2788.0)]), [], {}))
     assert "None: no trial is known to keep every bound." in page.text
-    assert f"mbs2, reaches 44 k/s and fails {POWER} <= 2750 by 38 W" in page.text
+    assert f"dp4 mbs2, reaches 44 k/s and fails {POWER} <= 2750 by 38 W" in page.text
 
 
 @pytest.mark.parametrize("bound", ["", f"{POWER} <= 2750"])

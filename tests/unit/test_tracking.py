@@ -101,7 +101,7 @@ def test_a_trial_is_a_child_run_with_its_parameters_metrics_tags_and_files(track
     (run,) = runs_of(client, tracker)
     (parent,) = runs_of(client, tracker, trials=False)
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert (run.info.status, run.info.run_name) == ("FINISHED", f"{spec.plan.label} #0")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", f"{spec.label} #0")
     assert (run.info.start_time, run.info.end_time) == (1_790_000_000_000, 1_790_000_031_005)
     expected = {"tp": "2", "dp": "2", "layout": "3-1", "sharding": "zero1", "model": "mixtral_8x7b"}
     expected |= {"model.num_experts": "8", "cluster": "1x4 h200_sxm", "seq_len": "4096", "engine": "torch"}
@@ -195,7 +195,7 @@ def test_the_study_itself_is_sent_as_often_as_it_changes(tracker, client, tmp_pa
     report = tmp_path / "report.html"
     report.write_text("<!doctype html>")
     objective = parse_objective("maximize tokens_per_s")
-    for bound, best in ((1000, "none"), (2800, f"tp2 mbs2 zero1 layout=3-1 ({spec.trial_id})")):
+    for bound, best in ((1000, "none"), (2800, f"dp2 tp2 mbs2 zero1 layout=3-1 ({spec.trial_id})")):
         constraint = parse_constraint(f"node_device_power_peak_1s_w <= {bound}")
         ranking = rank([(spec, result)], objective, [constraint])
         tracker.log_study({"study": "x", "space": {"tp": [1, 2]}}, ranking.to_json(), report)

@@ -171,7 +171,7 @@ def _price(ranking: Ranking) -> str:
     gain = (_worst(row, ranking) - own) * (1 if ranking.objective.maximize else -1)
     if gain <= 0 or not own:
         return "No trial that breaks a bound does better."
-    return f"The bounds cost {100 * gain / abs(own):.1f} %: {row.label} reaches {reached} but {past}."
+    return f"{row.label} is {100 * gain / abs(own):.1f} % better, with {reached}, but {past}."
 
 
 def _meter(margin: Margin) -> Html:

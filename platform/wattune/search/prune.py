@@ -88,7 +88,7 @@ class Candidates:
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Plain data for `wattune plan --json`."""
         return {
-            "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.plan.label} for k in self.kept],
+            "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label} for k in self.kept],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
             "folded": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.folded],
         }
