@@ -77,6 +77,9 @@ AXES: Final[dict[str, Axis]] = {
 }
 """Every axis by name, in the order tables list them."""
 
+ITEM_BYTES: Final = {"bf16": 2, "fp32": 4}
+"""Bytes of one number in each `dtype`."""
+
 DEGREES: Final = ("tp", "pp", "cp", "ep", "etp", "vpp")
 """The axes that are parallel degrees."""
 

@@ -90,6 +90,8 @@ class Capabilities:
     """Whether experts can only be split by the same tensor parallel degree as the rest."""
     fills_pipeline: bool = False
     """Whether its 1F1B schedule needs at least as many micro-batches as stages."""
+    expert_row_bytes: int = 1
+    """What the width of an expert's matrices, in bytes on one rank, must be a multiple of."""
     exclusions: tuple[Exclusion, ...] = ()
     source: str
     """Where the limits come from."""
@@ -105,6 +107,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             built=True,
             vendors=("nvidia", "amd", "cpu"),
             fills_pipeline=True,
+            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),
                 Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel collectives are not split up"),

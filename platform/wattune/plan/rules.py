@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from wattune.catalog.hardware import device
-from wattune.plan.axes import AXES
+from wattune.plan.axes import AXES, ITEM_BYTES
 from wattune.plan.engines import CAPABILITIES, Configuration
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.placement import order_problem
@@ -113,6 +113,23 @@ def feed_forward(c: Configuration) -> str | None:
     """Feed-forward blocks, or experts, split evenly."""
     axis, degree = ("etp", c.plan.etp) if c.model.is_moe else ("tp", c.plan.tp)
     return _indivisible(c, axis, degree, "ffn_hidden_size", c.model.ffn_hidden_size)
+
+
+def expert_rows(c: Configuration) -> str | None:
+    """Experts are as wide as the engine's grouped matrix products want them."""
+    if not c.model.is_moe:
+        return None
+    multiple = max(CAPABILITIES[c.engine].expert_row_bytes // ITEM_BYTES[c.plan.dtype], 1)
+    for name, width in (
+        ("hidden_size", c.model.hidden_size),
+        (f"ffn_hidden_size/etp={c.model.ffn_hidden_size}/{c.plan.etp}", c.model.ffn_hidden_size // c.plan.etp),
+    ):
+        if width % multiple:
+            return (
+                f"{name}={width} of {c.model.name} is not a multiple of {multiple}, as engine {c.engine} needs for "
+                f"experts in {c.plan.dtype}; change the width, or use a smaller etp"
+            )
+    return None
 
 
 def vocabulary(c: Configuration) -> str | None:
@@ -233,8 +250,18 @@ def micro_batches(c: Configuration) -> str | None:
 
 
 def rank_order(c: Configuration) -> str | None:
-    """A rank order gives every rank a device slot of its own."""
-    return order_problem(c.plan.rank_order, c.cluster.world_size)
+    """A rank order gives every rank a device slot of its own, on the node the topology gives it."""
+    order, size = c.plan.rank_order, c.cluster.devices_per_node
+    problem = order_problem(order, c.cluster.world_size)
+    if problem or isinstance(order, str):
+        return problem
+    moved = next((rank for rank, slot in enumerate(order) if slot // size != rank // size), None)
+    if moved is None:
+        return None
+    return (
+        f"rank_order={list(order)} moves rank {moved} from node {moved // size} to node {order[moved] // size}; "
+        "reorder ranks inside a node only"
+    )
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -249,6 +276,7 @@ RULES: Final[tuple[Rule, ...]] = (
     expert_groups,
     expert_tensor_parallel,
     feed_forward,
+    expert_rows,
     vocabulary,
     positions,
     sequence,

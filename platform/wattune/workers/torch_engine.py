@@ -46,7 +46,6 @@ class TorchEngine:
             raise EngineError(f"{violation.rule}: {violation.reason}")
         if ranks.world_size != spec.cluster.world_size:
             raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
-        _check_expert_rows(spec)
         device = torch.device(ranks.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -78,20 +77,6 @@ class TorchEngine:
             meshes.close()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _check_expert_rows(spec: TrialSpec) -> None:
-    """Grouped matrix products want rows of whole 16 bytes (torch says so: "strides should be multiple of 16 bytes")."""
-    if not spec.model.is_moe:
-        return
-    row = 16 // DTYPES[spec.plan.dtype].itemsize
-    for name, size in (("hidden_size", spec.model.hidden_size), ("ffn_hidden_size", spec.model.ffn_hidden_size)):
-        width = size // spec.plan.tp if name == "ffn_hidden_size" else size
-        if width % row:
-            raise EngineError(
-                f"{name}={size} of {spec.model.name} leaves tp={spec.plan.tp} ranks experts of width {width}; "
-                f"in {spec.plan.dtype} it must be a multiple of {row}"
-            )
 
 
 class _Running:

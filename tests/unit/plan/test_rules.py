@@ -36,6 +36,11 @@ BROKEN = {
     "expert_groups": (spec(MOE, ep=4, pp=8), "ep*etp=4*1=4 does not divide dp*cp*tp=2", "use ep in {1, 2}"),
     "expert_tensor_parallel": (spec(MOE, tp=2, etp=1), "etp=1 is not tp=2", "use etp=2"),
     "feed_forward": (spec(replace(DENSE, ffn_hidden_size=1001), tp=2), "does not divide ffn_hidden_size=1001", "{1, 7"),
+    "expert_rows": (
+        spec(replace(MOE, ffn_hidden_size=1004), dtype="bf16"),
+        "ffn_hidden_size/etp=1004/1=1004 of mixtral_8x7b is not a multiple of 8",
+        "smaller etp",
+    ),
     "vocabulary": (spec(LEARNED, tp=2), "tp=2 does not divide vocab_size=50257", "model.vocab_size: 50258"),
     "positions": (spec(LEARNED, seq_len=4096), "seq_len=4096 exceeds the max_positions=2048", "at most 2048"),
     "sequence": (spec(tp=2, seq_len=1025), "cp*tp=1*2=2 does not divide seq_len=1025", "multiple of 2"),
@@ -95,6 +100,12 @@ def test_several_rules_can_be_broken_at_once():
         (spec(pp=2, layout=(80,)), "has 1 entries for pp*vpp=2*1; list 2"),
         (spec(pp=2, layout=(80, 0)), "leaves a stage empty"),
         (spec(pp=16, vpp=2), "pp*vpp=16*2=32 does not divide num_layers=80 of llama3_70b; use vpp in {1, 5} at pp=16"),
+        (
+            replace(
+                spec(rank_order=(1, 2, 3, 0)), cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2)
+            ),
+            "moves rank 1 from node 0 to node 1; reorder ranks inside a node only",
+        ),
         (spec(batch=24), "use a global_batch_size that is a multiple of dp=16"),
         (spec(pp=4, vpp=2, batch=24, micro_batch_size=1), "6 micro-batches are not a multiple of pp=4"),
         (spec(MOE, engine="megatron", world=6, etp=4, batch=6), "use etp in {1, 2, 3, 6}"),

@@ -124,7 +124,7 @@ def test_what_cannot_run_is_refused_by_its_rule(axes: dict[str, object], rule: s
 
 def test_experts_whose_rows_no_grouped_product_takes_are_refused() -> None:
     narrow = replace(MIXTRAL, ffn_hidden_size=20)
-    with pytest.raises(EngineError, match=r"ffn_hidden_size=20 .* multiple of 8"):
+    with pytest.raises(EngineError, match=r"^expert_rows: ffn_hidden_size/etp=20/1=20 .* multiple of 8"):
         TorchEngine().build(spec(narrow, dtype="bf16"), RANKS, seed=SEED)
 
 
