@@ -1,6 +1,7 @@
 """One rank of an engine contract: runs the specifications of a file one after another in one process group.
 
-Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE`; reads `cases.json`, writes `<rank>.json`.
+Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json`, writes
+`<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL.
 """
 
 import gc
@@ -54,11 +55,15 @@ def run_case(spec: TrialSpec, ranks: Ranks) -> dict[str, Any]:
     return outcome
 
 
-def main(folder: Path, rank: int, world_size: int) -> None:
+def main(folder: Path, rank: int, world_size: int, kind: str = "cpu") -> None:
     torch.set_num_threads(1)
+    device = "cpu" if kind == "cpu" else f"cuda:{rank}"
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    ranks = Ranks(rank=rank, world_size=world_size, local_rank=rank, device="cpu")
+    backend = "gloo" if kind == "cpu" else "nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    ranks = Ranks(rank=rank, world_size=world_size, local_rank=rank, device=device)
     cases = json.loads((folder / "cases.json").read_text())
     outcomes = {name: run_case(TrialSpec.from_json(spec), ranks) for name, spec in cases.items()}
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
@@ -67,4 +72,4 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -171,7 +171,6 @@ def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(GROUP_TIMEOUT_S + 20),
     pytest.mark.parametrize("engine", ENGINES),
 ]
