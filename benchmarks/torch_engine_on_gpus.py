@@ -1,4 +1,4 @@
-"""Holds the torch engine on GPUs to one GPU's losses and gradient norms: the engines' contract cases through NCCL.
+"""Holds the torch engine on GPUs to one GPU's losses and gradient norms: the contract cases through NCCL.
 
 The cases are those of `tests/contracts/test_engines.py` that fit the machine, moved to `h200_sxm`. Prints one line a
 case with its largest relative deviation from the reference, and ends with 1 if any exceeds its tolerance. The fp32 bound

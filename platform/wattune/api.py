@@ -14,16 +14,21 @@ import wattune
 from wattune.analysis.align import Aligned, align
 from wattune.analysis.summary import Summary, node_power_series, summarize
 from wattune.analysis.thermal import mean_temperatures_c
+from wattune.calibration import Listener as CalibrationListener
+from wattune.calibration import calibrate as measure_sensors
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, TrackingError
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.ranking import RankedTrial, Ranking
 from wattune.ranking import rank as rank_results
+from wattune.record.recorder import Output, Watcher
+from wattune.record.recorder import record as record_command
+from wattune.record.recording import Recording, load
 from wattune.search.prune import Candidates, prune
 from wattune.search.space import StudySpec, load_space
 from wattune.search.strategy import make_strategy
-from wattune.study import MeasuredFolder, StudyFolder, TrialFolder, storage_path
+from wattune.study import MeasuredFolder, StudyFolder, TrialFolder, storage_path, write_calibration
 from wattune.tracking import Series, Tracker, default_uri, read_results
 from wattune.trial import TrialResult, TrialSpec
 from wattune.units import NS_PER_S
@@ -257,12 +262,73 @@ def analyze(folder: str | Path) -> Summary:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise PlanError(f"{path} is no folder; give a trial's or a recording's")
-    measured = MeasuredFolder(path)
-    tables, marks = measured.telemetry(), measured.marks()
-    if not tables and marks is None:
+    measured = load(path)
+    if not measured.tables and measured.marks is None:
         raise PlanError(f"{path} holds neither telemetry nor marks; give a trial's or a recording's folder")
     spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
-    return summarize(spec, marks, tables, measured.manifests())
+    return summarize(spec, measured.marks, measured.tables, measured.manifests, window=measured.window)
+
+
+def record(
+    command: Sequence[str] = (),
+    *,
+    storage: str | None = None,
+    seconds: float | None = None,
+    name: str | None = None,
+    backends: Sequence[str] = (),
+    output: Output = "own",
+    watcher: Watcher | None = None,
+) -> Recording:
+    """Records a command, or this machine for some seconds, without Ray; see `wattune.record.recorder.record`.
+
+    Args:
+        command: The program and its arguments.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.study.storage_path`.
+        seconds: Longest to record.
+        name: The recording's name.
+        backends: What to read.
+        output: Where the command writes.
+        watcher: Looks on while it records.
+
+    Raises:
+        PlanError: There is nothing to record, the command cannot be run, or the name is taken.
+        TelemetryError: A backend cannot be used, or what was sampled cannot be written or read.
+    """
+    return Recording.read(
+        record_command(
+            command,
+            storage=storage_path(storage),
+            seconds=seconds,
+            name=name,
+            backends=backends,
+            output=output,
+            watcher=watcher,
+        )
+    )
+
+
+def calibrate(
+    backend: str,
+    *,
+    storage: str | None = None,
+    listener: CalibrationListener | None = None,
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
+
+    Args:
+        backend: `nvml` or `simulated`; see `wattune.calibration.calibrate`.
+        storage: Folder it is kept in, under `calibration`; see `wattune.study.storage_path`.
+        listener: Told what is going on and which share of it all is done.
+
+    Returns:
+        For each device where it was written, and what.
+
+    Raises:
+        TelemetryError: There are no such sensors or devices here, or the load or the sampler failed.
+    """
+    folder = storage_path(storage)
+    found = measure_sensors(backend, listener=listener or (lambda _what, _done_frac: None))
+    return [(write_calibration(folder, one), one) for one in found]
 
 
 def chart_series(folder: MeasuredFolder) -> Series:

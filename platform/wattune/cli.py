@@ -7,6 +7,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -17,9 +18,12 @@ from rich.console import Console
 from wattune import __version__, api
 from wattune.doctor import examine
 from wattune.errors import TrackingError, WattuneError
+from wattune.live import LiveView, print_recording
 from wattune.ranking import Ranking, pareto_front
+from wattune.record.recorder import Output
 from wattune.terminal import (
     StudyProgress,
+    print_calibration,
     print_candidates,
     print_catalog,
     print_findings,
@@ -233,6 +237,77 @@ def analyze(
             f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""
         )
         print_metrics(_out, str(folder), summary.metrics, verdict)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def record(
+    command: Annotated[list[str] | None, typer.Argument(help="What to run, after --.", show_default=False)] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. [default: what is here]",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Longest to record; the command is sent SIGTERM then. Without one: the machine.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The recording's name. [default: time and program]", show_default=False)
+    ] = None,
+    storage: StorageOption = None,
+    live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code."""
+    # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
+    console = _err if command else _out
+    view = LiveView(_err) if live else None
+    output: Output = "log" if live and _err.is_terminal else "stderr" if as_json else "own"
+    with view or nullcontext():
+        recording = api.record(
+            command or (),
+            storage=storage,
+            seconds=seconds,
+            name=name,
+            backends=backend or (),
+            output=output,
+            watcher=view,
+        )
+    if as_json:
+        _print_json(recording.to_json())
+    else:
+        print_recording(console, recording)
+    raise typer.Exit(recording.exit_code or 0)
+
+
+@app.command()
+def calibrate(
+    backend: Annotated[
+        str, typer.Option(help="What to calibrate: nvml, or simulated on any machine.")
+    ] = "nvml",
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures what this machine's power sensors can tell and what reading them costs; some two minutes a GPU."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    with _err.status("starting") as status:
+        found = api.calibrate(
+            backend,
+            storage=storage,
+            listener=lambda what, done_frac: status.update(f"{what}, {done_frac:.0%} done"),
+        )
+    if as_json:
+        _print_json({"calibrations": [{**one, "path": str(path)} for path, one in found]})
+        return
+    for path, one in found:
+        print_calibration(_out, one)
+        _out.print(f"kept in {path}; studies in this storage use it", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -3,7 +3,12 @@
 Each class takes exactly its message, so an exception survives pickling on its way through Ray.
 """
 
+import difflib
 from collections.abc import Iterable
+from typing import Final
+
+LONGEST_LIST: Final = 20
+"""Names a message lists before it names only the nearest ones."""
 
 
 class WattuneError(Exception):
@@ -55,7 +60,7 @@ class TrackingError(WattuneError):
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """The remedy for an unknown name: the closest allowed one, or all of them.
+    """The remedy for an unknown name: the closest allowed one, or all of them, or the nearest few of many.
 
     Args:
         name: What was written.
@@ -64,8 +69,11 @@ def closest(name: str, allowed: Iterable[str]) -> str:
     Returns:
         Text such as ``'did you mean "tp"?'`` or ``"use one of: grid, random"``.
     """
-    import difflib
-
     names = sorted(allowed)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    return f'did you mean "{matches[0]}"?' if matches else f"use one of: {', '.join(names)}"
+    if matches:
+        return f'did you mean "{matches[0]}"?'
+    if len(names) <= LONGEST_LIST:
+        return f"use one of: {', '.join(names)}"
+    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0)
+    return f"use one of the {len(names)} that are known, such as {', '.join(nearest)}"

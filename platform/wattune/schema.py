@@ -76,6 +76,10 @@ TELEMETRY: Final[dict[str, pa.Schema]] = {
             _column("memory_used_bytes", pa.int64()),
             _column("nic_tx_bytes", pa.int64(), "cumulative"),
             _column("nic_rx_bytes", pa.int64(), "cumulative"),
+            _column("cpu_temp_max_c", pa.float32()),
+            _column("psi_cpu_some_frac", pa.float32()),
+            _column("psi_memory_some_frac", pa.float32()),
+            _column("psi_io_some_frac", pa.float32()),
         ]
     ),
 }

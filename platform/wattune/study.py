@@ -5,6 +5,7 @@
   trials/<trial_id>-<repeat>/spec.json result.json marks.parquet
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
 <storage>/recordings/<name>/manifest.json telemetry/<node>/... [marks.parquet]
+<storage>/calibration/<device_uuid>.json
 ```
 
 A finished trial is a `result.json` renamed into place: whatever is killed, a folder either has a whole result or none,
@@ -21,16 +22,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import yaml
 
-from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.errors import PlanError, SpaceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.trial import TrialResult, TrialSpec
 
 STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
 DEFAULT_STORAGE: Final = "~/wattune-studies"
 RECORDINGS: Final = "recordings"
+CALIBRATIONS: Final = "calibration"
+_TAKEN: Final = (RECORDINGS, CALIBRATIONS)
+"""Names in the storage that are no study's."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _GROWS: Final = ("search.num_trials", "measure.timeout_s")
@@ -55,10 +62,10 @@ def check_study_name(name: str) -> str:
     Raises:
         SpaceError: It is not: empty, too long, with separators, or taken by the layout.
     """
-    if not _NAME.fullmatch(name) or name == RECORDINGS:
+    if not _NAME.fullmatch(name) or name in _TAKEN:
         raise SpaceError(
             f'study name "{name}" cannot be a folder of the storage; use up to 100 letters, digits, ".", "_" and "-", '
-            f'the first a letter or digit, and not "{RECORDINGS}"'
+            f"the first a letter or digit, and none of {', '.join(_TAKEN)}"
         )
     return name
 
@@ -80,9 +87,49 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes one Parquet file, whole or not at all, in the study's one set of options."""
+    # Neighbouring times and counters differ by little, and so do the high bytes of neighbouring measurements.
+    numbers = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
+    numbers |= {field.name: "BYTE_STREAM_SPLIT" for field in table.schema if pa.types.is_floating(field.type)}
+    others = [name for name in table.column_names if name not in numbers]
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", compression_level=3)
+    pq.write_table(table, sink, compression="zstd", compression_level=3, use_dictionary=others, column_encoding=numbers)
     _write_whole(path, sink.getvalue().to_pybytes())
+
+
+def _stable_order(names: pa.ChunkedArray) -> pa.Array:
+    """Row numbers by name, equal names in the order they are in."""
+    return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
+
+
+def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
+    """Writes what `wattune.calibration.calibrate` found of one device, over what was known before, and says where."""
+    path = _calibration_path(storage, str(calibration["uuid"]))
+    _write_json(path, calibration)
+    return path
+
+
+def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's manifest with the limits of every device that was calibrated, under `sensor_limits` of the device.
+
+    They are kept with the recording, so that it is judged alike wherever it is read.
+
+    Raises:
+        TelemetryError: A device's calibration is there and is not one.
+    """
+    devices = {}
+    for name, facts in manifest.get("devices", {}).items():
+        path = _calibration_path(storage, str(facts.get("uuid")))
+        devices[name] = dict(facts)
+        if path.exists():
+            try:
+                devices[name]["sensor_limits"] = json.loads(path.read_text())["limits"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TelemetryError(f"{path} is no calibration: {error!r}; calibrate {name} again") from error
+    return {**manifest, "devices": devices} if devices else dict(manifest)
+
+
+def _calibration_path(storage: Path, uuid: str) -> Path:
+    return storage / CALIBRATIONS / f"{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.json"
 
 
 class MeasuredFolder:
@@ -105,7 +152,8 @@ class MeasuredFolder:
         """Writes one node's tables and, last, its manifest: a node with a manifest is complete."""
         folder = self.path / "telemetry" / node
         for tier, table in tables.items():
-            write_table(folder / f"{tier}.parquet", table)
+            # A device's rows together, in the order they were read: then neighbours are neighbours in time.
+            write_table(folder / f"{tier}.parquet", table.take(_stable_order(table["device"])))
         _write_json(folder / "manifest.json", manifest)
 
     def nodes(self) -> list[str]:
@@ -138,6 +186,54 @@ class MeasuredFolder:
         for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
             found[path.parent.name] = json.loads(path.read_text())
         return found
+
+
+class RecordingFolder(MeasuredFolder):
+    """One recording: what was recorded is in its `manifest.json`, the node's telemetry where a trial has it."""
+
+    @classmethod
+    def create(cls, storage: Path, name: str) -> "RecordingFolder":
+        """A new folder for a recording.
+
+        Raises:
+            PlanError: The name cannot be a folder, or is taken: a recording is never written over.
+        """
+        if not _NAME.fullmatch(name):
+            raise PlanError(
+                f'recording name "{name}" cannot be a folder of the storage; use up to 100 letters, digits, ".", "_" '
+                'and "-", the first a letter or digit'
+            )
+        path = storage / RECORDINGS / name
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise PlanError(f"{path} is there already; give another name, or remove it") from None
+        return cls(path)
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Writes what is known of the recording as a whole."""
+        _write_json(self.path / "manifest.json", facts)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the recording as a whole; empty for a trial.
+
+        Raises:
+            TelemetryError: The file is there and is no JSON object.
+        """
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return {}
+        try:
+            facts = json.loads(path.read_text())
+        except ValueError as error:
+            raise TelemetryError(f"{path} cannot be read: {error}; it was not written by a recording") from error
+        if not isinstance(facts, dict):
+            raise TelemetryError(f"{path} is no JSON object; it was not written by a recording")
+        return facts
+
+    def node_folder(self, node: str) -> Path:
+        """Where a node's sampler writes, and its tables are afterwards."""
+        return self.path / "telemetry" / node
 
 
 class TrialFolder(MeasuredFolder):
@@ -249,6 +345,37 @@ class StudyFolder:
         """Every finished trial with its specification."""
         finished = ((folder, folder.result()) for folder in self.trials())
         return [(folder.spec(), result) for folder, result in finished if result is not None]
+
+    def dataset(self, tier: str) -> ds.Dataset:
+        """One table of all trials, for queries beyond one trial: pyarrow and duckdb read only what they are asked for.
+
+        Args:
+            tier: A key of `wattune.schema.TELEMETRY`, or `marks`.
+
+        Returns:
+            The rows of every trial's and node's file with two columns in front: `trial`, the trial folder's name, and
+            `simulated`, whether that file's values were computed instead of measured. A column a file lacks is null.
+
+        Raises:
+            TelemetryError: There is no such tier, or no trial has it.
+        """
+        if tier not in (*TELEMETRY, "marks"):
+            raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "marks"))}')
+        trials = self.path / "trials"
+        inside = "marks.parquet" if tier == "marks" else f"telemetry/*/{tier}.parquet"
+        schemas = {path: pq.read_schema(path) for path in sorted(trials.glob(f"*/{inside}"))}
+        if not schemas:
+            raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
+        parquet, disk = ds.ParquetFileFormat(), pa.fs.LocalFileSystem()
+        fragments = []
+        for path, schema in schemas.items():
+            simulated = (schema.metadata or {}).get(b"wattune.simulated") == b"true"
+            belongs = (pc.field("trial") == path.relative_to(trials).parts[0]) & (pc.field("simulated") == simulated)
+            fragments.append(parquet.make_fragment(str(path), disk, belongs))
+        added = pa.schema([pa.field("trial", pa.string()), pa.field("simulated", pa.bool_())])
+        # What a file says of itself does not hold for all of them.
+        whole = pa.unify_schemas([added, *(schema.remove_metadata() for schema in schemas.values())])
+        return ds.FileSystemDataset(fragments, whole, parquet, disk)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes every combination of the space: kept, rejected by a rule, or folded into another."""

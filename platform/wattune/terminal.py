@@ -199,6 +199,39 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     console.print(table)
 
 
+def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
+    """What a device's power sensors can tell, what each window hides, and what sampling costs."""
+    title = f"{found['device']} {found['name']}" + (f", driver {found['driver']}" if "driver" in found else "")
+    signals = _table(f"{title}: sensors", "signal", "period", "delay", "window", "energy told", "fit R²")
+    for name, fit in found["signals"].items():
+        times = (format_quantity("time_s", fit[key]) for key in ("sensor_period_s", "delay_s", "window_s"))
+        signals.add_row(name, *times, _percent(fit["gain_frac"]), f"{fit['explained_frac']:.3f}")
+    console.print(signals)
+    windows = list(dict.fromkeys(window for wave in found["waves"] for window in wave["peaks_w"]))
+    waves = _table("Highest power of a square wave, by window", "period", *windows, "energy off by")
+    for wave in found["waves"]:
+        peaks = (
+            f"{format_quantity('peak_w', wave['peaks_w'][name])} ({-wave['under_report_frac'][name]:+.0%})"
+            if name in wave["peaks_w"]
+            else "-"
+            for name in windows
+        )
+        waves.add_row(format_quantity("period_s", wave["period_s"]), *peaks, _percent(wave["energy_error_frac"]))
+    console.print(waves)
+    cost = found["overhead"]
+    console.print(
+        f"sampling: step time x {cost['ratio']:.4f} ({cost['low']:.4f} to {cost['high']:.4f} with "
+        f"{cost['confidence_frac']:.0%} confidence), {_percent(cost['sampler_cpu_frac'])} of one processor",
+        highlight=False,
+    )
+    if found["simulated"]:
+        console.print(SIMULATED_NOTE, style="bold yellow")
+
+
+def _percent(value_frac: float | None) -> str:
+    return "-" if value_frac is None else f"{value_frac:.2%}"
+
+
 class StudyProgress:
     """One live line for a study and one printed line for each trial that ended; plain lines off a terminal."""
 

@@ -61,6 +61,16 @@ def uj_to_j(energy_uj: float) -> float:
     return energy_uj / 1e6
 
 
+def mc_to_c(temperature_mc: float) -> float:
+    """Converts millidegrees, as Linux hwmon reports temperatures, to degrees Celsius."""
+    return temperature_mc / 1e3
+
+
+def us_to_s(duration_us: float) -> float:
+    """Converts microseconds, as Linux counts pressure stalls, to seconds."""
+    return duration_us / 1e6
+
+
 def kib_to_bytes(size_kib: int) -> int:
     """Converts kibibytes, as NVML reports NVLink traffic, to bytes."""
     return size_kib * 1024

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from fake_nvml import RunningNvml
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
@@ -12,15 +14,27 @@ from wattune.telemetry.backend import AVAILABLE, BACKENDS, ERROR_SUFFIX, Backend
 
 READS = 4
 KEYS = {"node", "device", "mono_ns", "wall_ns"}
+ARGUMENTS = {"replay": f":{Path(__file__).parents[1]}/golden/h200x4/dp4?start_s=20"}
+"""What follows a backend's name, for those that every machine has with it."""
 
 
-@pytest.fixture(params=sorted(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+FAKES = {"nvml on a fake driver": "nvml"}
+"""Backends whose vendor's library is also there in memory, by the name of the variant."""
+
+
+@pytest.fixture(params=[*sorted(BACKENDS), *FAKES])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    if request.param in FAKES:
+        RunningNvml(count=2).install(monkeypatch)
+        loaded = load_backend(FAKES[request.param])
+        yield loaded
+        loaded.close()
+        return
     try:
-        loaded = load_backend(request.param)
+        loaded = load_backend(request.param + ARGUMENTS.get(request.param, ""))
     except TelemetryError as error:
-        if request.param == "host":
-            raise  # every machine has one
+        if request.param in ("host", *ARGUMENTS):
+            raise  # every machine has these
         pytest.skip(str(error))
     yield loaded
     loaded.close()

@@ -44,6 +44,7 @@ PIECES = st.lists(st.sampled_from(WORDS + SIGNS + NUMBERS), max_size=8).map(" ".
 @example(text="maximize tokens_per_s" + " " * 200 + "and more")
 @example(text="tokens_per_s >= " + "9" * 400)
 @example(text="(" * 10_000)
+@example(text="maximize __import__")
 def test_any_text_is_parsed_or_refused_in_words(text):
     for parse in (parse_objective, parse_constraint):
         try:

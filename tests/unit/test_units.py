@@ -8,12 +8,14 @@ from wattune.units import (
     SUFFIX_UNITS,
     format_quantity,
     kib_to_bytes,
+    mc_to_c,
     mj_to_j,
     mw_to_w,
     ns_to_s,
     s_to_ns,
     uj_to_j,
     unit_of,
+    us_to_s,
 )
 
 
@@ -22,6 +24,8 @@ def test_vendor_units_become_si():
     assert mj_to_j(1_500) == 1.5
     assert uj_to_j(2_000_000) == 2.0
     assert kib_to_bytes(3) == 3072
+    assert mc_to_c(42_500) == 42.5
+    assert us_to_s(250_000) == 0.25
     assert ns_to_s(1_500_000_000) == 1.5
 
 

@@ -33,7 +33,7 @@ class PowerTrace:
     spacing_s: float
     """Median interval between samples."""
     sensor_period_s: float
-    """Median interval between new values: the finest the sensor resolves."""
+    """Half the finest window the sensor resolves: by its calibration, else the median interval between new values."""
     coverage_frac: float
     """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
     largest_gap_s: float
@@ -102,16 +102,27 @@ def _first_trace(aligned: Aligned, devices: list[Device]) -> PowerTrace | None:
             clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
             if raw is not None and clipped is not None:
                 ordered = (device, *(other for other in devices if other != device))
-                return _trace(ordered, raw, clipped, aligned.duration_s, from_ring=tier == "ring")
+                limits = aligned.known.get(device, {}).get("sensor_limits", {})
+                finest_s = limits.get(tier, {}).get("finest_window_s")
+                return _trace(ordered, raw, clipped, aligned.duration_s, from_ring=tier == "ring", finest_s=finest_s)
     return None
 
 
 def _trace(
-    devices: tuple[Device, ...], raw: Series, clipped: Series, window_s: float, *, from_ring: bool
+    devices: tuple[Device, ...],
+    raw: Series,
+    clipped: Series,
+    window_s: float,
+    *,
+    from_ring: bool,
+    finest_s: float | None,
 ) -> PowerTrace:
     intervals_s = np.diff(clipped.time_s)
     spacing_s = period_s = float(np.median(np.diff(raw.time_s)))
-    if not from_ring:
+    if finest_s is not None:
+        # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
+        period_s = max(spacing_s, finest_s / 2)
+    elif not from_ring:
         # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
         # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1

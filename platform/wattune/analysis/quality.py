@@ -26,6 +26,8 @@ class Facts:
     has_power: bool = True
     """Whether any device's power was read."""
     simulated: bool = False
+    replayed: bool = False
+    """Whether readings come from an earlier recording: right, but no new measurement."""
     coverage_frac: float | None = None
     largest_gap_s: float | None = None
     energy_error_frac: float | None = None
@@ -33,6 +35,10 @@ class Facts:
     """Whether the integral of power could be held against counters."""
     rate_frac: float | None = None
     """Achieved over requested sampling rate of the slowest tier."""
+    clock_step_s: float | None = None
+    """Largest jump of a node's wall clock during the recording, which the driver's power history is stamped with."""
+    num_other_processes: int | None = None
+    """Processes of others that were on one of the devices from beginning to end."""
     step_time_drift_frac: float | None = None
     temperature_rise_c_per_min: float | None = None
     thermal_window_s: float | None = None
@@ -73,6 +79,7 @@ THRESHOLDS: Final = (
     Threshold(code="device_missing", fact="num_missing_devices", publishable=0, indicative=0),
     Threshold(code="no_device_power", fact="has_power", publishable=1, indicative=None, at_least=True),
     Threshold(code="simulated", fact="simulated", publishable=0, indicative=None),
+    Threshold(code="replayed", fact="replayed", publishable=0, indicative=None),
     Threshold(code="few_steps", fact="num_steps", publishable=20, indicative=2, at_least=True),
     Threshold(
         code="low_coverage", fact="coverage_frac", publishable=0.98, indicative=LEAST_COVERAGE_FRAC, at_least=True
@@ -81,6 +88,8 @@ THRESHOLDS: Final = (
     Threshold(code="energy_disagrees", fact="energy_error_frac", publishable=0.005, indicative=0.05),
     Threshold(code="energy_unchecked", fact="energy_checked", publishable=1, indicative=None, at_least=True),
     Threshold(code="slow_sampling", fact="rate_frac", publishable=0.95, indicative=None, at_least=True),
+    Threshold(code="clock_stepped", fact="clock_step_s", publishable=0.01, indicative=None),
+    Threshold(code="other_gpu_users", fact="num_other_processes", publishable=0, indicative=None),
     Threshold(code="unsteady_steps", fact="step_time_drift_frac", publishable=0.02, indicative=None),
     Threshold(
         code="short_for_thermal",
@@ -97,8 +106,9 @@ THRESHOLDS: Final = (
 
 Energy 0.5 % and 5 %, and 0.05 unexplained: the design's. Gaps to 3 s are the widest srt-slurm's publish gate takes,
 half a second is half of a 1 s peak. Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its
-rate, yet no interval above 46 ms, which counts as covered. Steps: 20 are the default of a study. Temperatures are whole
-degrees: in less than a minute nothing below 1 degree a minute can be told.
+rate, yet no interval above 46 ms, which counts as covered. Clock steps: half a sample of the 20 ms ring. Steps: 20 are
+the default of a study. Temperatures are whole degrees: in less than a minute nothing below 1 degree a minute can be
+told.
 """
 
 

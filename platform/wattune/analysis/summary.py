@@ -22,6 +22,7 @@ from wattune.catalog.hardware import device
 from wattune.plan.parallel import num_micro_batches
 from wattune.schema import METRICS
 from wattune.trial import TrialSpec
+from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
 """The one reason that is no threshold: without marks or a stated window nothing was measured."""
@@ -110,11 +111,16 @@ def is_simulated(tables: Mapping[str, pa.Table], manifests: Mapping[str, Mapping
     return (
         any((table.schema.metadata or {}).get(b"wattune.simulated") == b"true" for table in tables.values())
         or any(manifest.get("simulated") is True for manifest in manifests.values())
-        or any(
-            facts.get("backend") == "simulated"
-            for manifest in manifests.values()
-            for facts in manifest.get("devices", {}).values()
-        )
+        or read_by("simulated", manifests)
+    )
+
+
+def read_by(backend: str, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a backend of that name read any device."""
+    return any(
+        facts.get("backend") == backend
+        for manifest in manifests.values()
+        for facts in manifest.get("devices", {}).values()
     )
 
 
@@ -197,11 +203,14 @@ def _facts(
         num_missing_devices=gone,
         has_power=has_power,
         simulated=simulated,
+        replayed=read_by("replay", manifests),
         coverage_frac=metrics.get("sample_coverage_frac"),
         largest_gap_s=max((trace.largest_gap_s for trace in traces.traces), default=None),
         energy_error_frac=metrics.get("energy_integral_error_frac"),
         energy_checked=not has_power or "energy_integral_error_frac" in metrics,
         rate_frac=_rate_frac(manifests),
+        clock_step_s=_clock_step_s(manifests),
+        num_other_processes=_num_other_processes(aligned),
         step_time_drift_frac=None if steps is None else step_time_drift_frac(step_times_s(steps)),
         temperature_rise_c_per_min=temperature_rise_c_per_min(aligned),
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
@@ -218,6 +227,29 @@ def _rate_frac(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
         if name != HOST and tier.get("achieved_hz") is not None and tier.get("requested_hz")
     ]
     return min(rates, default=None)
+
+
+def _clock_step_s(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The largest jump of any node's wall clock; None where no sampler looked."""
+    looked = [clock["steps"] for manifest in manifests.values() if "steps" in (clock := manifest.get("clock", {}))]
+    return max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0) if looked else None
+
+
+def _num_other_processes(aligned: Aligned) -> int | None:
+    """Processes on the busiest device from beginning to end; None where no backend can tell.
+
+    Who came or left in between may be a worker of this trial, or of the one before.
+    """
+    counts = []
+    for known in map(aligned.known.get, aligned.devices):
+        found = [
+            {process["pid"] for process in facts["other_processes"]}
+            for when in ("at_start", "at_end")
+            if "other_processes" in (facts := (known or {}).get(when, {}))
+        ]
+        if found:
+            counts.append(len(set.intersection(*found)))
+    return max(counts, default=None)
 
 
 def _power_tags(traces: Powers, metrics: Mapping[str, float], power_limit_w: float | None) -> dict[str, str]:

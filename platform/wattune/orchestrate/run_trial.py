@@ -21,18 +21,24 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import device
-from wattune.errors import EngineError, TelemetryError
+from wattune.errors import EngineError, TelemetryError, WattuneError
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.telemetry_actor import ClockOffset, NodeTelemetry, clock_offset, telemetry_actor
 from wattune.plan.placement import place
-from wattune.study import TrialFolder
+from wattune.study import TrialFolder, with_calibrations
 from wattune.telemetry.simulated import simulate
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.workers.engine import Ranks, load_engine
 from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
+from wattune.workers.torch_device import device_uuid
 
 COLLECTIVE_TIMEOUT_S: Final = 180
 """Longest a collective may wait for a rank; the default of half an hour is longer than most trials."""
+
+_BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
+"""What reads a node's sensors, by the vendor of the devices it trains on."""
+
+_DeviceNames = Mapping[str, Mapping[str, str]]
 
 _REFERENCE: Final = ClockOffset(clock_offset_ns=0, clock_offset_uncertainty_ns=0)
 
@@ -54,6 +60,11 @@ class TrialRequest:
     """Hard limits of the study."""
     tags: Mapping[str, str]
     """Facts of the study's environment to keep with the result."""
+
+    @property
+    def storage(self) -> Path:
+        """The folder the study is kept in: `<storage>/<study>/trials/<trial>`."""
+        return self.folder.parents[2]
 
     @property
     def key(self) -> str:
@@ -88,10 +99,10 @@ def run_trial(request: TrialRequest, cluster: Cluster) -> TrialResult:
     folder.write_spec(request.spec)
     failure = ""
     try:
-        with _telemetry(request, cluster) as recorded:
-            outcomes, failure = _train(request, cluster)
+        with _telemetry(request, cluster) as (names, recorded):
+            outcomes, failure = _train(request, cluster, names)
     except (EngineError, TelemetryError) as error:
-        outcomes, recorded, failure = [], [], str(error)
+        outcomes, recorded, failure = [], [], _cause(error)
     marks = _write_measurements(request, folder, outcomes, recorded)
     result = _judge(request, folder, outcomes, marks, failure, start_wall_ns)
     folder.write_result(result)
@@ -99,17 +110,27 @@ def run_trial(request: TrialRequest, cluster: Cluster) -> TrialResult:
     return result
 
 
+def sensor_backends(spec: TrialSpec) -> list[str]:
+    """What the nodes of a trial are read with."""
+    return list(_BACKENDS_OF_VENDOR[device(spec.cluster.device).vendor])
+
+
 @contextmanager
-def _telemetry(request: TrialRequest, cluster: Cluster) -> Iterator[list[NodeTelemetry]]:
-    """Samples every node of the cluster while the body runs; the list is filled when it ends."""
-    actors = [telemetry_actor(node, ["host"]) for node in cluster.nodes]
-    ray.get([actor.start.remote(request.key) for actor in actors])
+def _telemetry(request: TrialRequest, cluster: Cluster) -> Iterator[tuple[_DeviceNames, list[NodeTelemetry]]]:
+    """Samples every node of the cluster while the body runs; the list is filled when it ends.
+
+    Yields:
+        What telemetry calls each device, by node and uuid, and the list.
+    """
+    actors = [telemetry_actor(node, sensor_backends(request.spec)) for node in cluster.nodes]
+    started: list[dict[str, str]] = ray.get([actor.start.remote(request.key) for actor in actors])
+    names = {node.name: found for node, found in zip(cluster.nodes, started, strict=True)}
     # This node's clock is the reference; measured against itself it would only show the round trip's noise.
     others = [node.name if node != cluster.driver_node else "" for node in cluster.nodes]
     offsets = {name: clock_offset(actor) for name, actor in zip(others, actors, strict=True) if name}
     recorded: list[NodeTelemetry] = []
     try:
-        yield recorded
+        yield names, recorded
     finally:
         parts: list[NodeTelemetry] = ray.get([actor.stop.remote(request.key) for actor in actors])
         for part in parts:
@@ -119,11 +140,12 @@ def _telemetry(request: TrialRequest, cluster: Cluster) -> Iterator[list[NodeTel
 
 def _forget(request: TrialRequest, cluster: Cluster, recorded: Sequence[NodeTelemetry]) -> None:
     names = {part.node for part in recorded}
-    actors = [telemetry_actor(node, ["host"]) for node in cluster.nodes if node.name in names]
+    backends = sensor_backends(request.spec)
+    actors = [telemetry_actor(node, backends) for node in cluster.nodes if node.name in names]
     ray.get([actor.forget.remote(request.key) for actor in actors])
 
 
-def _train(request: TrialRequest, cluster: Cluster) -> tuple[list[RankOutcome], str]:
+def _train(request: TrialRequest, cluster: Cluster, names: _DeviceNames) -> tuple[list[RankOutcome], str]:
     """Runs the workers.
 
     Returns:
@@ -140,6 +162,7 @@ def _train(request: TrialRequest, cluster: Cluster) -> tuple[list[RankOutcome], 
             "request": request,
             "mailbox": mailbox,
             "node_names": {node.node_id: node.name for node in cluster.nodes},
+            "device_names": names,
         },
         scaling_config=ScalingConfig(
             num_workers=spec.cluster.world_size,
@@ -194,7 +217,7 @@ def _worker(config: dict[str, Any]) -> None:
             request.measure,
             ranks,
             node=node,
-            device=device_name(spec, slot.device),
+            device=sensed_name(spec, slot.device, device_uuid(ranks.device), config["device_names"][node]),
             seed=request.seed,
         )
     except Exception as error:
@@ -211,6 +234,32 @@ def _worker(config: dict[str, Any]) -> None:
 def device_name(spec: TrialSpec, slot: int) -> str:
     """The name telemetry and marks give the device in a slot of a node, such as `gpu0`."""
     return f"{'cpu' if device(spec.cluster.device).vendor == 'cpu' else 'gpu'}{slot}"
+
+
+def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:
+    """The name telemetry gives the device that a rank really drives, whatever `CUDA_VISIBLE_DEVICES` made of the slot.
+
+    Args:
+        spec: The trial's specification.
+        slot: The device's number in the plan.
+        uuid: The identity of the device, as its worker sees it.
+        names: What telemetry calls the devices of the node, by uuid.
+
+    Returns:
+        The name. Only NVIDIA's tools agree about identities (checked on H200); elsewhere it is the slot's.
+
+    Raises:
+        EngineError: Telemetry does not see the device: its readings would be another one's.
+    """
+    if device(spec.cluster.device).vendor != "nvidia":
+        return device_name(spec, slot)
+    if uuid is None or uuid not in names:
+        seen = ", ".join(f"{name} {known}" for known, name in sorted(names.items(), key=lambda item: item[1])) or "none"
+        raise EngineError(
+            f"device {uuid}, which this rank drives, is none that telemetry sees ({seen}); let the sampler's container "
+            "see all devices of its node, and use no MIG slices"
+        )
+    return names[uuid]
 
 
 def failed(rank: int, error: BaseException) -> RankOutcome:
@@ -251,10 +300,11 @@ def _cause(error: BaseException) -> str:
     if workers:
         rank, first = min(workers.items())
         return f"rank {rank}: {_cause(first)}"
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    # What an actor raised arrives wrapped, its own error in `cause`.
+    while (inner := getattr(error, "cause", None) or error.__cause__) is not None:
+        error = inner
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, WattuneError) else f"{type(error).__name__}: {text}"
 
 
 def _write_measurements(
@@ -273,7 +323,8 @@ def _write_measurements(
                 both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
                 telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
     for node, (tiers, manifest, losses) in telemetry.items():
-        folder.write_telemetry(node, tiers, {**manifest, "losses": list(losses)})
+        known = with_calibrations(request.storage, manifest)
+        folder.write_telemetry(node, tiers, {**known, "losses": list(losses)})
     return marks
 
 

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.cluster import NAMESPACE, Node
+from wattune.telemetry.facts import measured_facts
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.store import read_tables
 
@@ -53,8 +54,11 @@ class TelemetryActor:
         self._lock = threading.Lock()
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
-    def start(self, key: str) -> None:
+    def start(self, key: str) -> dict[str, str]:
         """Begins sampling for a trial; what an earlier attempt at it left behind is removed.
+
+        Returns:
+            The names of the devices that have an identity, by uuid.
 
         Raises:
             TelemetryError: The sampler did not start; the message holds its last words.
@@ -65,6 +69,8 @@ class TelemetryActor:
                 self._sampler.stop(STOP_TIMEOUT_S)
             shutil.rmtree(folder, ignore_errors=True)
             self._sampler = SamplerProcess.start(folder, node=self._node, backends=self._backends)
+            devices: Mapping[str, Mapping[str, Any]] = self._sampler.manifest()["devices"]
+        return {facts["uuid"]: name for name, facts in devices.items() if "uuid" in facts}
 
     def stop(self, key: str) -> NodeTelemetry:
         """Ends sampling and reads back what was recorded, also after this actor was restarted in between."""
@@ -74,6 +80,7 @@ class TelemetryActor:
             manifest = sampler.stop(STOP_TIMEOUT_S)
             self._sampler = None
         tables, losses = read_tables(folder)
+        manifest["measured"] = measured_facts(tables)
         return NodeTelemetry(node=self._node, tables=tables, manifest=manifest, losses=tuple(losses))
 
     def wall_ns(self) -> int:
@@ -127,7 +134,8 @@ def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
     """
     remote_class = ray.remote(TelemetryActor)
     options = remote_class.options(
-        name=f"telemetry-{node.node_id}",
+        # Trials of one study may need other sensors: an actor that is there keeps those it was made with.
+        name=f"telemetry-{'-'.join(backends)}-{node.node_id}",
         namespace=NAMESPACE,
         get_if_exists=True,
         num_cpus=0,

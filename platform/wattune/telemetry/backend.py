@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from wattune.errors import TelemetryError, closest
 
@@ -92,18 +92,70 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: Final[dict[str, str]] = {"host": "wattune.telemetry.host:HostBackend"}
+OTHER_PROCESSES: Final = "other_processes"
+"""What `Witness.facts` calls the processes on a device that are not the sampler."""
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """A backend that also knows what no column holds; a backend need not be one.
+
+    It is asked when a recording begins and when it ends, never between, so these calls may block.
+    """
+
+    def facts(self, device: str) -> Mapping[str, Any]:
+        """What is so now, as plain data for the manifest; like `read`, it raises nothing for a sensor that fails.
+
+        Args:
+            device: A name from `devices`.
+
+        Returns:
+            Facts by name. `OTHER_PROCESSES`, left out where it cannot be told, is a list with one mapping for every
+            other process on the device: `pid`, and `memory_used_bytes` where known.
+        """
+        ...
+
+
+BACKENDS: Final[dict[str, str]] = {
+    "amd_smi": "wattune.telemetry.amd_smi:AmdSmiBackend",
+    "host": "wattune.telemetry.host:HostBackend",
+    "nvml": "wattune.telemetry.nvml:NvmlBackend",
+    "replay": "wattune.telemetry.replay:ReplayBackend",
+}
 """Backend name to `module:Class`; loaded on first use, so that naming a backend imports no vendor library."""
 
+SHARED_BACKENDS: Final = frozenset({"host"})
+"""Backends whose devices any number of samplers may read: the kernel's own counters disturb nobody."""
 
-def load_backend(name: str) -> Backend:
-    """A new backend of that name, its sensors open.
+ARGUMENTS: Final[dict[str, str]] = {"replay": "FOLDER"}
+"""What must follow the name of a backend, after a colon; the others take nothing."""
+
+
+def split_backend(text: str) -> tuple[str, str]:
+    """A backend's name and its argument, from `name` or `name:argument`.
+
+    Raises:
+        TelemetryError: There is no such backend, or it lacks its argument or takes none.
+    """
+    name, _, argument = text.partition(":")
+    if name not in BACKENDS:
+        raise TelemetryError(f'backend "{text}" is not built; {closest(name, BACKENDS)}')
+    if bool(argument) != (name in ARGUMENTS):
+        usage = f"{name}:{ARGUMENTS[name]}" if name in ARGUMENTS else name
+        raise TelemetryError(f'backend "{text}" cannot be used as written; write {usage}')
+    return name, argument
+
+
+def load_backend(text: str) -> Backend:
+    """A new backend, its sensors open.
+
+    Args:
+        text: Its name, for some with a colon and an argument; see `ARGUMENTS`.
 
     Raises:
         TelemetryError: There is none, its library is not installed, or there are no such sensors here.
     """
-    if name not in BACKENDS:
-        raise TelemetryError(f'backend "{name}" is not built; {closest(name, BACKENDS)}')
+    name, argument = split_backend(text)
     module_name, _, class_name = BACKENDS[name].partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -111,7 +163,7 @@ def load_backend(name: str) -> Backend:
         raise TelemetryError(
             f'backend "{name}" needs {error.name}, which is not installed; install it and try again'
         ) from error
-    return cast(Backend, getattr(module, class_name)())
+    return cast(Backend, getattr(module, class_name)(*([argument] if argument else [])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +191,7 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[Sens
         "nvml": (_find_nvml, "no NVIDIA GPU is measured; it comes with the driver (in containers: capability utility)"),
         "amd_smi": (_find_amd_smi, "no AMD GPU is measured; library and Python package come with ROCm"),
         "rapl": (lambda: _find_rapl(sysfs), "no CPU power; let this user read energy_uj where there is one"),
-        "hwmon": (lambda: _find_entries(sysfs / "class/hwmon"), "no board sensors"),
+        "hwmon": (lambda: _find_chips(sysfs / "class/hwmon"), "no cpu_temp_max_c; virtual machines have none"),
         "infiniband": (lambda: _find_entries(sysfs / "class/infiniband"), "no RDMA traffic in nic_tx_bytes"),
         "psi": (lambda: _find_psi(procfs / "pressure/cpu"), "no pressure stall times; boot the kernel with psi=1"),
     }
@@ -205,6 +257,11 @@ def _find_entries(folder: Path) -> str:
     if not names:
         raise TelemetryError(f"nothing under {folder}")
     return ", ".join(names)
+
+
+def _find_chips(folder: Path) -> str:
+    _find_entries(folder)
+    return ", ".join(sorted(path.read_text().strip() for path in folder.glob("*/name")))
 
 
 def _find_psi(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""The host backend: CPU, memory, network and RAPL power, from procfs and sysfs alone.
+"""The host backend: CPU, memory, network, RAPL power, temperature and pressure, from procfs and sysfs alone.
 
 Everything is machine-wide, also inside a container: the kernel shows one `/proc/stat` to all. Sources: Linux
-Documentation/filesystems/proc.rst, ABI/stable/sysfs-class-infiniband, power/powercap/powercap.rst.
+Documentation/filesystems/proc.rst, ABI/stable/sysfs-class-infiniband, power/powercap/powercap.rst,
+hwmon/sysfs-interface.rst, accounting/psi.rst.
 """
 
 import errno
@@ -16,7 +17,7 @@ from typing import Final
 
 from wattune.errors import TelemetryError
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
-from wattune.units import kib_to_bytes, ns_to_s, uj_to_j
+from wattune.units import kib_to_bytes, mc_to_c, ns_to_s, uj_to_j, us_to_s
 
 HOST: Final = "host"
 """The one device's name and its tier's."""
@@ -29,6 +30,10 @@ _INFINIBAND_TYPE: Final = "32"
 """ARPHRD_INFINIBAND of if_arp.h, as `/sys/class/net/*/type` gives it."""
 _INFINIBAND_WORD_BYTES: Final = 4
 """`port_xmit_data` and `port_rcv_data` count double words (ABI/stable/sysfs-class-infiniband)."""
+_CPU_SENSORS: Final = {"coretemp": "Package ", "k10temp": "Tdie|Tccd"}
+"""What a processor's own hwmon chips call the temperatures worth reading: every core's would cost an interrupt on each
+(hwmon/coretemp.rst), and `Tctl` is on a scale of its own (hwmon/k10temp.rst)."""
+_STALLED: Final = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)
 _MACHINE_NAMESPACE: Final = uuid.UUID("6f2c2a0e-8a43-4c0d-9d0f-5b7f6f3f7f10")
 """Makes a public identity of the machine-id, which machine-id(5) asks to keep confidential."""
 
@@ -160,6 +165,43 @@ def _sum_bytes(counters: Sequence[tuple[Path, int]]) -> int:
     return sum(_read_int(path) * scale for path, scale in counters)
 
 
+def _cpu_thermometers(sysfs: Path) -> list[Path]:
+    """Files with a processor's temperatures in millidegrees, none where no chip of this kind is here."""
+    found: list[Path] = []
+    for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
+        pattern = _CPU_SENSORS.get((chip / "name").read_text().strip())
+        if pattern is None:
+            continue
+        every = sorted(chip.glob("temp*_input"))
+        labels = {path: path.with_name(path.name.replace("_input", "_label")) for path in every}
+        chosen = [path for path in every if labels[path].exists() and re.match(pattern, labels[path].read_text())]
+        found += chosen or every
+    return found
+
+
+class _Stalled:
+    """The fraction of time since the last reading in which some task waited for a resource (psi.rst)."""
+
+    def __init__(self, path: Path, clock_ns: Callable[[], int]) -> None:
+        self._path, self._clock_ns = path, clock_ns
+        self._last = self._total()
+
+    def _total(self) -> tuple[int, int]:
+        found = _STALLED.search(self._path.read_text())
+        if found is None:
+            raise ValueError(f"{self._path} has no total")
+        return self._clock_ns(), int(found[1])
+
+    def read_frac(self) -> float | None:
+        """The fraction, None where no time passed."""
+        (last_ns, last_us), self._last = self._last, self._total()
+        now_ns, now_us = self._last
+        if now_ns <= last_ns:
+            return None
+        # The kernel weighs its processors' clocks into one (kernel/sched/psi.c), which need not agree with ours.
+        return min(1.0, us_to_s(max(0, now_us - last_us)) / ns_to_s(now_ns - last_ns))
+
+
 class HostBackend:
     """This machine as one device, `host`. Fractions and powers are means since the previous read."""
 
@@ -189,6 +231,9 @@ class HostBackend:
         self._offer("memory_used_bytes", partial(self._memory, procfs / "meminfo"))
         for direction in ("tx", "rx"):
             self._offer(f"nic_{direction}_bytes", partial(self._nic, sysfs, direction))
+        self._offer("cpu_temp_max_c", partial(self._temperature, sysfs))
+        for resource in ("cpu", "memory", "io"):
+            self._offer(f"psi_{resource}_some_frac", partial(self._pressure, procfs / "pressure" / resource, clock_ns))
 
     def _offer(self, column: str, open_reader: Callable[[], Callable[[], float | int | None]]) -> None:
         """Keeps a column's reader, or why there is none."""
@@ -221,6 +266,17 @@ class HostBackend:
             raise TelemetryError("no physical network port")
         _sum_bytes(counters)
         return lambda: _sum_bytes(counters)
+
+    @staticmethod
+    def _temperature(sysfs: Path) -> Callable[[], float]:
+        thermometers = _cpu_thermometers(sysfs)
+        if not thermometers:
+            raise TelemetryError(f"no hwmon chip named {' or '.join(_CPU_SENSORS)}")
+        return lambda: mc_to_c(max(map(_read_int, thermometers)))
+
+    @staticmethod
+    def _pressure(path: Path, clock_ns: Callable[[], int]) -> Callable[[], float | None]:
+        return _Stalled(path, clock_ns).read_frac
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The one device."""

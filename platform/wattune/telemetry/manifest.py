@@ -4,10 +4,14 @@ It states facts; `analysis` judges them. Layout of `manifest.json`, what is not 
 
 - `node`, `simulated`, `closed` (every stream has its end mark), `ended` (why, once it has),
 - `versions`: wattune, schema, python, pyarrow, kernel; `boot_id`: monotonic times compare within one boot,
-- `devices`: by name, `backend`, the fields of `DeviceInfo`, and `capabilities` by tier and column,
+- `devices`: by name, `backend`, the fields of `DeviceInfo`, `capabilities` by tier and column, and what its backend is
+  a `Witness` of: `at_start`, and `at_end` once it has ended,
 - `tiers`: by name, see `TierRecord`, with `rows` and `segments` as `store` counted them,
-- `clock`: `start` and `end`, each `mono_ns` and `wall_ns` read together,
+- `clock`: `start` and `end`, each `mono_ns` and `wall_ns` read together, and `steps`, see `ClockWatch`,
 - `sampler`: `pid`, `cpu_s`, `elapsed_s`, `cpu_frac`, `memory_peak_bytes`, `cpus`.
+
+Who brings a recording home adds what only its rows or other nodes can tell: `measured`, by device, see
+`wattune.telemetry.facts`, and `clock_offset_ns` with `clock_offset_uncertainty_ns`.
 """
 
 import os
@@ -15,8 +19,9 @@ import platform
 import resource
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -25,6 +30,12 @@ from wattune.schema import SCHEMA_VERSION
 from wattune.telemetry.backend import ERROR_SUFFIX, Row
 from wattune.telemetry.pacing import Histogram, Schedule
 from wattune.units import kib_to_bytes, ns_to_s
+
+LEAST_CLOCK_STEP_NS: Final = 5_000_000
+"""Change of the wall clock against the monotonic one that is a step. NTP's slewing, 500 ppm at most (adjtimex(2)),
+moves it by a tenth of that in a second."""
+_CLOCK_PAIR_NS: Final = 1_000_000
+"""Longest time between two clock readings that still belong together."""
 
 
 def software() -> dict[str, Any]:
@@ -61,6 +72,35 @@ class SamplerCost:
             "memory_peak_bytes": kib_to_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
             "cpus": sorted(os.sched_getaffinity(0)),
         }
+
+
+class ClockWatch:
+    """Notices when the wall clock is set; the driver stamps its power history with it."""
+
+    def __init__(self, clock_ns: Callable[[], int], wall_ns: Callable[[], int]) -> None:
+        """Starts at the clocks' present distance.
+
+        Args:
+            clock_ns: The monotonic clock.
+            wall_ns: The wall clock.
+        """
+        self._clock_ns, self._wall_ns = clock_ns, wall_ns
+        self._offset_ns: int | None = None
+        self.steps: list[dict[str, int]] = []
+        """`mono_ns` when it was noticed, and `step_ns`, how far the wall clock jumped."""
+        self.look()
+
+    def look(self) -> None:
+        """Compares the clocks; to be called about once a second."""
+        before_ns = self._clock_ns()
+        wall_ns = self._wall_ns()
+        after_ns = self._clock_ns()
+        if after_ns - before_ns > _CLOCK_PAIR_NS:
+            return  # interrupted between the two: next time
+        offset_ns = wall_ns - (before_ns + after_ns) // 2
+        if self._offset_ns is not None and abs(offset_ns - self._offset_ns) >= LEAST_CLOCK_STEP_NS:
+            self.steps.append({"mono_ns": after_ns, "step_ns": offset_ns - self._offset_ns})
+        self._offset_ns = offset_ns
 
 
 class TierRecord:

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
-from wattune.telemetry.backend import BACKENDS, Backend, load_backend
+from wattune.telemetry.backend import BACKENDS, SHARED_BACKENDS, Backend, load_backend, split_backend
 from wattune.telemetry.lease import LEASE_S, DeviceLocks, FileLock, Lease, lock_holder
 from wattune.telemetry.sampling import DEFAULT_RATES_HZ, Sampler
 from wattune.telemetry.store import MANIFEST, read_manifest
@@ -221,7 +221,10 @@ def wait_for_signal(timeout_s: float) -> str | None:
     """
     signal.alarm(_STUCK_S)
     received = signal.sigtimedwait(_STOP_SIGNALS, timeout_s)
-    return signal.Signals(received.si_signo).name if received else None
+    # Continued after a stop past its deadline, CPython 3.11 returns a signal number that was never filled in.
+    if received is None or received.si_signo not in _STOP_SIGNALS:
+        return None
+    return signal.Signals(received.si_signo).name
 
 
 def sample(
@@ -244,11 +247,15 @@ def sample(
     lease = Lease(folder / _LEASE, lease_s)
     with contextlib.ExitStack() as held:
         opened: dict[str, Backend] = {}
-        for name in backends:
-            opened[name] = load_backend(name)
+        for text in backends:
+            name, _ = split_backend(text)
+            if name in opened:
+                raise TelemetryError(f"backend {name} is given twice; sample each in its own folder")
+            opened[name] = load_backend(text)
             held.callback(opened[name].close)
-            identities = [info.uuid or info.device for info in opened[name].devices()]
-            held.enter_context(DeviceLocks(name, identities, wait_s=lock_wait_s))
+            if name not in SHARED_BACKENDS:
+                identities = [info.uuid or info.device for info in opened[name].devices()]
+                held.enter_context(DeviceLocks(name, identities, wait_s=lock_wait_s))
         rates_hz = {**DEFAULT_RATES_HZ, **rates_hz}
         sampler = Sampler(folder, opened, node=node, expired=lease.expired, wait=wait_for_signal, rates_hz=rates_hz)
         return sampler.run()

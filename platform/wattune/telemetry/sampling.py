@@ -12,8 +12,8 @@ from typing import Any, Final
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
-from wattune.telemetry.backend import Backend
-from wattune.telemetry.manifest import SamplerCost, TierRecord, software
+from wattune.telemetry.backend import Backend, Witness
+from wattune.telemetry.manifest import ClockWatch, SamplerCost, TierRecord, software
 from wattune.telemetry.pacing import Schedule, Tick
 from wattune.telemetry.store import Store, StoredRow
 from wattune.units import ns_to_s
@@ -122,12 +122,14 @@ class Sampler:
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._ended: str | None = None
         self._inventory = _Inventory.of(backends)
+        self._witness("at_start")
         self._simulated = any(backend.simulated for backend in backends.values())
         served_by = {tier: name for tier, (name, _) in self._inventory.tiers.items()}
         self._rows: dict[str, list[StoredRow]] = {tier: [] for tier in served_by}
         self._store = Store(folder, served_by, simulated=self._simulated)
         # Opening files takes longer than a tick, so time begins here.
         self._software, self._cost, self._start_clocks = software(), SamplerCost(), ClockAnchor.now()
+        self._clock_watch = ClockWatch(clock_ns, wall_ns)
         start_ns = clock_ns()
         self._readers = {
             tier: _TierReader(tier, backends[name], devices, rates_hz[tier], start_ns)
@@ -158,6 +160,7 @@ class Sampler:
                 now_ns = self._clock_ns()
                 if self._ended is None and now_ns >= task.schedule.next_ns:
                     task.action(task.schedule.take(now_ns))
+            self._witness("at_end")
         except BaseException as error:
             self._ended = f"failed: {error!r}"
             raise
@@ -185,10 +188,19 @@ class Sampler:
                 self._rows[reader.tier].append({**keys, **row})
 
     def _hand_over(self, tick: Tick) -> None:
+        self._clock_watch.look()
         rows, self._rows = self._rows, {tier: [] for tier in self._rows}
         self._store.put(rows, self._manifest() if tick.index % MANIFEST_EVERY == 0 else None)
         if self._expired():
             self._ended = "lease expired"
+
+    def _witness(self, when: str) -> None:
+        """Asks backends what no column holds, before the first tick and after the last: they may take their time."""
+        for device, facts in self._inventory.devices.items():
+            backend = self._backends[facts["backend"]]
+            if isinstance(backend, Witness):
+                # The store's thread may be writing the old facts.
+                self._inventory.devices[device] = {**facts, when: dict(backend.facts(device))}
 
     def _close(self) -> None:
         for backend in self._backends.values():
@@ -202,8 +214,12 @@ class Sampler:
             "node": self._node,
             "simulated": self._simulated,
             **self._software,
-            "devices": self._inventory.devices,
+            "devices": dict(self._inventory.devices),
             "tiers": {tier: reader.record.to_json() for tier, reader in self._readers.items()},
-            "clock": {"start": asdict(self._start_clocks), "end": asdict(ClockAnchor.now())},
+            "clock": {
+                "start": asdict(self._start_clocks),
+                "end": asdict(ClockAnchor.now()),
+                "steps": list(self._clock_watch.steps),
+            },
             "sampler": self._cost.to_json(),
         }

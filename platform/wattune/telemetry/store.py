@@ -1,8 +1,9 @@
-"""The store: one Arrow IPC stream per tier and segment, written beside the sampling thread, read back after any end.
+"""The store: one stream per tier and segment, written beside the sampling thread, read back after any end.
 
-Files are `<tier>-<number>.arrows`, numbered from 0. A stream is a sequence of self-contained batches, so whatever was
-written before a kill, a full disk or a power cut is read back batch by batch. Only the end mark of a stream proves
-that nothing is missing; the manifest's row counts say how much is.
+Files are `<tier>-<number>.arrows`, numbered from 0, streams of `wattune.telemetry.stream`. Batches of ten seconds weigh
+half of what batches of a second do, and a kill may cost no more than a second: so rows go to `<tier>-<number>.tail`
+first, a stream that is written every second, and when it holds ten they go to the segment as one batch and a new tail
+begins. Only a segment's end mark proves that nothing is missing; the manifest's row counts say how much is.
 """
 
 import json
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
 from wattune.telemetry.backend import ERROR_SUFFIX
+from wattune.telemetry.stream import StreamWriter, read_stream
 from wattune.units import s_to_ns
 
 MANIFEST: Final = "manifest.json"
@@ -27,12 +29,15 @@ MANIFEST: Final = "manifest.json"
 
 SEGMENT_S: Final = 600.0
 """Length of a segment: what a bit error in one stream can cost at most."""
+CONSOLIDATE_S: Final = 10.0
+"""Time between two batches of a segment."""
 SYNC_S: Final = 5.0
 """Time between two flushes to the disk: what a power cut can cost. A killed process costs only unwritten batches."""
 
 _SUFFIX: Final = ".arrows"
-_END_MARK: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""A whole IPC stream ends with a continuation and a length of 0 (Arrow columnar format, IPC streaming format)."""
+_TAIL_SUFFIX: Final = ".tail"
+_AFTER_ROWS: Final = b"wattune.after_rows"
+"""In a tail's schema: how many rows its segment held when it began. What the segment holds beyond is in both."""
 _ERROR_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 
 StoredRow = Mapping[str, int | float | str | None]
@@ -67,32 +72,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 class TierWriter:
     """The streams of one tier. Not for the sampling thread: it compresses and waits for the disk."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, segment_s: float = SEGMENT_S) -> None:
+    def __init__(
+        self, folder: Path, schema: pa.Schema, segment_s: float = SEGMENT_S, consolidate_s: float = CONSOLIDATE_S
+    ) -> None:
         """Opens the first segment.
 
         Args:
             folder: Where the segments go; it holds none of this tier yet.
             schema: The tier's, from `wattune.schema.table_schema`.
             segment_s: Length of a segment.
+            consolidate_s: Length of a segment's batches.
 
         Raises:
             FileExistsError: The folder holds such a segment already.
         """
         self.segments: list[dict[str, Any]] = []
-        self._folder, self._schema, self._segment_ns = folder, schema, s_to_ns(segment_s)
+        self._folder, self._schema = folder, schema
+        self._segment_ns, self._consolidate_ns = s_to_ns(segment_s), s_to_ns(consolidate_s)
         self._open()
 
     def _open(self) -> None:
-        path = self._folder / f"{self._schema.metadata[b'wattune.table'].decode()}-{len(self.segments):04d}{_SUFFIX}"
-        path.touch(exist_ok=False)
-        self._file = pa.OSFile(str(path), "wb")  # unbuffered: what is written here survives the process
-        # Level 1 takes as much off such columns as level 9 does. Compression is also what makes a zeroed block fail
-        # to decode; uncompressed, it would read as data. Threads belong to those who train.
-        options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
-        self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
-        # An empty batch sends the schema, and loads what pyarrow loads on first use, before the first tick.
-        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=self._schema))
+        tier = self._schema.metadata[b"wattune.table"].decode()
+        path = self._folder / f"{tier}-{len(self.segments):04d}{_SUFFIX}"
+        self._words: dict[str, dict[Any, int]] = {}
+        self._segment = StreamWriter(path, self._schema, compressed=True)
         self.segments.append({"file": path.name, "rows": 0, "closed": False})
+        self._open_tail()
+
+    def _open_tail(self) -> None:
+        self._recent: list[pa.RecordBatch] = []
+        self._recent_since_ns: int | None = None
+        after_rows = str(self.segments[-1]["rows"]).encode()
+        schema = self._schema.with_metadata({**self._schema.metadata, _AFTER_ROWS: after_rows})
+        # Not compressed: it is small, and soon deleted.
+        self._tail = StreamWriter(self._segment.path.with_suffix(_TAIL_SUFFIX), schema, compressed=False)
 
     def write(self, rows: Sequence[StoredRow]) -> None:
         """Writes one batch, in a new segment where the last one is long enough or lacks a column for an error."""
@@ -105,22 +118,49 @@ class TierWriter:
             for name in sorted(names):
                 self._schema = self._schema.append(pa.field(name, _ERROR_TYPE, metadata={"kind": "error"}))
             self._open()
-        self._stream.write_batch(pa.RecordBatch.from_pylist(rows, schema=self._schema))
+        elif self._recent_since_ns is not None and times_ns[0] - self._recent_since_ns >= self._consolidate_ns:
+            self._consolidate()
+            self._open_tail()
+        batch = self._batch(rows)
+        self._tail.write(batch)
+        self._recent.append(batch)
+        if self._recent_since_ns is None:
+            self._recent_since_ns = times_ns[0]
         segment = self.segments[-1]
         segment["rows"] += len(rows)
         segment["start_mono_ns"] = min(segment.get("start_mono_ns", times_ns[0]), *times_ns)
         segment["end_mono_ns"] = max(segment.get("end_mono_ns", times_ns[0]), *times_ns)
 
+    def _batch(self, rows: Sequence[StoredRow]) -> pa.RecordBatch:
+        """Rows as a batch whose dictionaries only grow: one in another order would be written out again."""
+        columns = []
+        for field in self._schema:
+            values = [row.get(field.name) for row in rows]
+            if pa.types.is_dictionary(field.type):
+                words = self._words.setdefault(field.name, {})
+                codes = [None if value is None else words.setdefault(value, len(words)) for value in values]
+                indices = pa.array(codes, field.type.index_type)
+                columns.append(pa.DictionaryArray.from_arrays(indices, pa.array(words, field.type.value_type)))
+            else:
+                columns.append(pa.array(values, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _consolidate(self) -> None:
+        """Moves the tail's rows to the segment, and deletes the tail once they are on the disk."""
+        if self._recent:
+            self._segment.write(pa.concat_batches(self._recent))
+            self._segment.sync()
+        self._tail.discard()
+
     def sync(self) -> None:
         """Waits until everything written is on the disk."""
-        os.fdatasync(self._file.fileno())
+        self._tail.sync()
 
     def close(self) -> None:
-        """Ends the stream with its mark; may be called twice."""
-        if not self._file.closed:
-            self._stream.close()
-            self.sync()
-            self._file.close()
+        """Ends the segment with its mark; may be called twice."""
+        if not self.segments[-1]["closed"]:
+            self._consolidate()
+            self._segment.close()
             self.segments[-1]["closed"] = True
 
 
@@ -206,27 +246,24 @@ class Store:
         write_manifest(self._folder, manifest)
 
 
-def _salvage(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
-    """Every batch that is whole, and why there may have been more."""
-    data = pa.py_buffer(path.read_bytes())
-    source = pa.BufferReader(data)
-    batches: list[pa.RecordBatch] = []
-    read_bytes = 0
+def _salvage(path: Path) -> tuple[pa.Table | None, str | None]:
+    """Every row of a segment and its tail that is as it was written, each once, and why there may have been more."""
+    tail_path = path.with_suffix(_TAIL_SUFFIX)
     try:
-        stream = pa.ipc.open_stream(source)
-        while True:
-            batch = stream.read_next_batch()
-            batch.validate(full=True)
-            batches.append(batch)
-            read_bytes = source.tell()
-    except StopIteration:
-        # Zeros read as an end, too.
-        if data.size == read_bytes + len(_END_MARK) and data[-len(_END_MARK) :].to_pybytes() == _END_MARK:
-            return batches, None
-        why = "no end mark"
-    except (pa.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0]
-    return batches, f"{why}; {data.size - read_bytes} bytes behind the last whole batch were not read"
+        # The tail first: rows that move to the segment in between are in both, and never in neither.
+        tail = read_stream(tail_path)
+    except FileNotFoundError:
+        tail = None
+    segment = read_stream(path)
+    parts = [] if segment.table is None else [segment.table]
+    loss = segment.why and f"{segment.why}; {segment.unread_bytes} bytes behind the last whole batch were not read"
+    if tail is not None and tail.table is not None:
+        moved = sum(part.num_rows for part in parts) - int(tail.table.schema.metadata[_AFTER_ROWS])
+        metadata = {name: value for name, value in tail.table.schema.metadata.items() if name != _AFTER_ROWS}
+        parts.append(tail.table.slice(max(moved, 0)).replace_schema_metadata(metadata))
+    if tail is not None and tail.unread_bytes and loss is not None:
+        loss += f", nor {tail.unread_bytes} of {tail_path.name}"
+    return pa.concat_tables(parts) if parts else None, loss
 
 
 def _recorded_segments(folder: Path) -> dict[str, dict[str, Any]]:
@@ -265,9 +302,9 @@ def read_tables(
             known = recorded.get(path.name, {})
             if _outside(known, start_mono_ns, end_mono_ns):
                 continue
-            batches, loss = _salvage(path)
-            parts += [pa.Table.from_batches(batches)] if batches else []
-            rows, expected = sum(batch.num_rows for batch in batches), known.get("rows", 0)
+            part, loss = _salvage(path)
+            parts += [part] if part is not None else []
+            rows, expected = part.num_rows if part is not None else 0, known.get("rows", 0)
             missing = f"; {expected - rows} rows that the manifest counts are missing" if rows < expected else ""
             if loss or missing:
                 notes.append(f"{path.name}: {rows} rows read; {loss or 'end mark found'}{missing}")

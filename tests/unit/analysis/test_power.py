@@ -138,3 +138,28 @@ def test_peaks_decrease_with_their_window(cells_w, length):
     peaks = [grid.peak_w(window_s) for window_s in (0.02, 0.1, 0.5, 1.0)]
     assert all(shorter >= longer - 1e-6 for shorter, longer in pairwise(peaks))
     assert peaks[0] <= max(cells_w) + 1e-6
+
+
+def limits_manifest(tier, finest_window_s):
+    return {"n0": {"devices": {"gpu0": {"sensor_limits": {tier: {"finest_window_s": finest_window_s}}}}}}
+
+
+def test_a_calibrated_sensor_gives_only_windows_it_resolves(bench):
+    """A ring of 20 ms samples whose values are means of 0.3 s tells no 20 or 100 ms peak, whatever its spacing."""
+    tables = {"ring": bench.ring({GPU: square()})}
+    coarse = metrics_of(bench, tables, [GPU], limits_manifest("ring", 0.3))
+    assert "device_power_peak_1s_w" in coarse
+    assert "device_power_peak_100ms_w" not in coarse
+    assert "device_power_peak_20ms_w" not in coarse
+    assert metrics_of(bench, tables, [GPU], limits_manifest("ring", 0.039)) == metrics_of(bench, tables, [GPU])
+
+
+def test_a_flat_signal_of_a_calibrated_sensor_is_no_slow_one(bench):
+    time_s = np.arange(-1.0, 21.0, 0.05)
+    tables = {"fast": bench.tier("fast", {GPU: {"time_s": time_s, "power_instant_w": np.full(len(time_s), 400.0)}})}
+
+    def peaks(manifests):
+        return {name for name in metrics_of(bench, tables, [GPU], manifests) if name.startswith("device_power_peak")}
+
+    assert peaks({}) == set()
+    assert peaks(limits_manifest("fast", 0.2)) == {"device_power_peak_1s_w"}

@@ -112,6 +112,34 @@ def test_simulated_data_is_never_better_than_indicative(bench):
     assert summary.tags["simulated"] == "true"
 
 
+def with_facts(*, steps=(), **processes):
+    """The manifests, with clock steps on n0 and other processes on n1's gpu0."""
+    known = {when: {"other_processes": [{"pid": pid} for pid in pids]} for when, pids in processes.items()}
+    devices = {**MANIFESTS["n1"]["devices"], "gpu0": {**MANIFESTS["n1"]["devices"]["gpu0"], **known}}
+    return {
+        "n0": {**MANIFESTS["n0"], "clock": {"steps": [{"mono_ns": 1, "step_ns": step_ns} for step_ns in steps]}},
+        "n1": {**MANIFESTS["n1"], "devices": devices},
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "reasons"),
+    [
+        ({}, ()),
+        ({"steps": [9_000_000]}, ()),
+        ({"steps": [9_000_000, -20_000_000]}, ("clock_stepped",)),
+        ({"at_start": [7], "at_end": [7, 8]}, ("other_gpu_users",)),
+        ({"at_start": [7]}, ("other_gpu_users",)),  # the sampler was killed
+        ({"at_start": [6], "at_end": [8]}, ()),  # a worker before, a worker after
+        ({"at_start": [], "at_end": []}, ()),
+    ],
+)
+def test_what_samplers_saw_is_judged(bench, facts, reasons):
+    summary = summarize(SPEC, *trial(bench), with_facts(**facts))
+    assert summary.quality == (INDICATIVE if reasons else PUBLISHABLE)
+    assert summary.quality_reasons == (*reasons, "short_for_thermal")
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.floats(-100, 100))
 def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):

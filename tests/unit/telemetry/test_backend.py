@@ -59,3 +59,11 @@ def test_the_probe_names_what_keeps_a_source_away(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(backend_module, "_find_rapl", refuse)
     sources = {source.name: source for source in probe(procfs=tmp_path, sysfs=tmp_path)}
     assert not sources["rapl"].available and "Permission denied" in sources["rapl"].detail
+
+
+def test_board_sensors_are_named_by_their_chips(tmp_path: Path) -> None:
+    for number, name in enumerate(["nvme", "coretemp"]):
+        (tmp_path / f"class/hwmon/hwmon{number}").mkdir(parents=True)
+        (tmp_path / f"class/hwmon/hwmon{number}/name").write_text(f"{name}\n")
+    sources = {source.name: source for source in probe(procfs=tmp_path, sysfs=tmp_path)}
+    assert sources["hwmon"].available and sources["hwmon"].detail == "coretemp, nvme"

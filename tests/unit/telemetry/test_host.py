@@ -49,6 +49,19 @@ class Machine:
         self.write(folder / "port_xmit_data", tx_words)
         self.write(folder / "port_rcv_data", rx_words)
 
+    def chip(self, chip: str, name: str, **sensors: tuple[int, str]) -> None:
+        """Its temperatures in millidegrees, with their labels."""
+        folder = self.sysfs / "class/hwmon" / chip
+        self.write(folder / "name", f"{name}\n")
+        for sensor, (temperature_mc, label) in sensors.items():
+            self.write(folder / f"{sensor}_input", f"{temperature_mc}\n")
+            if label:
+                self.write(folder / f"{sensor}_label", f"{label}\n")
+
+    def stall(self, resource: str, total_us: int) -> None:
+        content = f"some avg10=1.00 avg60=2.00 avg300=3.00 total={total_us}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
+        self.write(self.procfs / "pressure" / resource, content)
+
     def backend(self) -> HostBackend:
         return HostBackend(self.procfs, self.sysfs, self.machine_id, lambda: self.now_ns)
 
@@ -140,12 +153,48 @@ def test_rapl_only_root_may_read_is_said_and_never_zero(machine: Machine, monkey
     assert "package_power_w" not in read(backend)
 
 
+def test_the_hottest_package_is_the_temperature(machine: Machine) -> None:
+    machine.chip("hwmon0", "nvme", temp1=(99_000, "Composite"))
+    machine.chip("hwmon1", "coretemp", temp1=(51_000, "Package id 0"), temp2=(88_000, "Core 0"))
+    machine.chip("hwmon2", "coretemp", temp1=(62_500, "Package id 1"))
+    assert read(machine.backend())["cpu_temp_max_c"] == 62.5
+
+
+def test_control_values_are_no_temperatures_where_there_are_better_ones(machine: Machine) -> None:
+    machine.chip("hwmon0", "k10temp", temp1=(90_000, "Tctl"), temp3=(61_000, "Tccd1"), temp4=(63_000, "Tccd2"))
+    assert read(machine.backend())["cpu_temp_max_c"] == 63.0
+    machine.chip("hwmon1", "k10temp", temp1=(70_000, ""))
+    assert read(machine.backend())["cpu_temp_max_c"] == 70.0
+
+
+def test_pressure_is_the_share_of_time_somebody_waited(machine: Machine) -> None:
+    for resource in ("cpu", "memory", "io"):
+        machine.stall(resource, 1_000_000)
+    backend = machine.backend()
+    assert read(backend)["psi_cpu_some_frac"] is None  # no time passed
+    machine.now_ns = 2_000_000_000
+    machine.stall("cpu", 1_500_000)
+    machine.stall("io", 9_000_000)
+    row = read(backend)
+    assert row["psi_cpu_some_frac"] == pytest.approx(0.25)
+    assert row["psi_memory_some_frac"] == 0.0
+    assert row["psi_io_some_frac"] == 1.0  # two clocks: it may be more than the interval
+
+
+def test_pressure_that_is_switched_off_is_said(machine: Machine) -> None:
+    machine.write(machine.procfs / "pressure/cpu", "")
+    capabilities = machine.backend().capabilities("host")["host"]
+    assert capabilities["psi_cpu_some_frac"] == "unavailable: unparsable"
+    assert capabilities["psi_io_some_frac"] == "unavailable: ENOENT"
+
+
 def test_what_is_absent_is_said_and_left_out(machine: Machine) -> None:
     backend = machine.backend()
     capabilities = backend.capabilities("host")["host"]
     assert capabilities["cpu_busy_frac"] == capabilities["memory_used_bytes"] == AVAILABLE
     assert capabilities["package_power_w"] == "unavailable: no RAPL package zone"
     assert capabilities["nic_tx_bytes"] == "unavailable: no physical network port"
+    assert capabilities["cpu_temp_max_c"] == "unavailable: no hwmon chip named coretemp or k10temp"
     assert set(read(backend)) == {"cpu_busy_frac", "memory_used_bytes"}
 
 

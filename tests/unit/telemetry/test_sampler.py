@@ -107,11 +107,9 @@ def test_it_outlives_its_owner_by_the_lease(start: Callable[..., SamplerProcess]
     assert owner.returncode == -signal.SIGKILL
     orphan = SamplerProcess(folder)
     assert orphan.alive()
-    with pytest.raises(TelemetryError, match=rf"read by another sampler, process {pid_of(orphan)}"):
-        start("second", lock_wait_s=0)
-    # A patient one gets the device as soon as the orphan is gone.
-    second = start("third", lock_wait_s=10)
-    assert not orphan.alive() and second.alive()
+    # The kernel's own counters may be read by any number of samplers (DeviceLocks has tests of its own).
+    assert start("beside", lock_wait_s=0).alive()
+    wait_for(lambda: not orphan.alive())
     assert orphan.manifest()["ended"] == "lease expired" and orphan.manifest()["closed"] is True
     assert read_tables(folder)[1] == []
 

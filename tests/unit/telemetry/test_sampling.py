@@ -1,6 +1,7 @@
 """The sampling loop on a clock of its own: hours pass in milliseconds."""
 
 import gc
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,46 @@ def test_failed_reads_are_null_with_their_code_and_counted(tmp_path: Path) -> No
     assert table["gpu_temp_c"].null_count == 6
     assert table["gpu_temp_c_error"].to_pylist()[-6:] == ["GPU_IS_LOST"] * 6
     assert read_manifest(tmp_path)["tiers"]["fast"]["errors"] == {"gpu_temp_c": {"GPU_IS_LOST": 6}}
+
+
+class WitnessBackend(ScriptedBackend):
+    """Knows who else uses a device; asking takes longer than a tick."""
+
+    def facts(self, device: str) -> Mapping[str, Any]:
+        assert self.closed == 0
+        self.world.now_ns += 200_000_000
+        self.calls.append((self.world.now_ns, device, "facts"))
+        return {"other_processes": [{"pid": 7}] if device == "gpu1" else []}
+
+
+def test_what_no_column_holds_is_asked_before_and_after(tmp_path: Path) -> None:
+    world = World(end_s=3)
+    backend = WitnessBackend(world, ["gpu0", "gpu1"], {"fast": 0})
+    sampler(tmp_path, world, {"nvml": backend}).run()
+    asked = [index for index, (_, _, what) in enumerate(backend.calls) if what == "facts"]
+    assert asked == [0, 1, len(backend.calls) - 2, len(backend.calls) - 1]
+    found = read_manifest(tmp_path)
+    assert (
+        found["devices"]["gpu1"]["at_start"] == found["devices"]["gpu1"]["at_end"] == {"other_processes": [{"pid": 7}]}
+    )
+    assert found["devices"]["gpu0"]["at_end"] == {"other_processes": []}
+    assert found["tiers"]["fast"]["missed_ticks"] == 0 and found["tiers"]["fast"]["longest_gap_s"] < 0.06
+
+
+def test_a_set_wall_clock_is_noticed_and_slewing_is_not(tmp_path: Path) -> None:
+    world = World(end_s=20)
+
+    def wall_ns() -> int:
+        slewed_ns = world.now_ns // 2000  # 500 ppm, as fast as NTP goes
+        return WALL_NS + world.now_ns + slewed_ns - (3_600_000_000_000 if world.now_ns > 10e9 else 0)
+
+    backends = {"nvml": ScriptedBackend(world, ["gpu0"], {"fast": 20_000})}
+    options = {"node": "n0", "expired": lambda: False, "wait": world.wait}
+    Sampler(tmp_path, backends, clock_ns=world.clock_ns, wall_ns=wall_ns, **options).run()
+    (step,) = read_manifest(tmp_path)["clock"]["steps"]
+    assert step["step_ns"] == pytest.approx(-3_600e9, abs=1e6) and 10e9 < step["mono_ns"] < 11e9
+    mono_ns = read_tables(tmp_path)[0]["fast"]["mono_ns"].to_pylist()
+    assert mono_ns == sorted(mono_ns) and max(b - a for a, b in itertools.pairwise(mono_ns)) < 0.06e9
 
 
 def test_an_expired_lease_closes_the_files(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What the store writes is read back: whole, or up to the last batch that is, with what is lost said."""
 
 import functools
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
 from wattune.telemetry.store import Store, TierWriter, read_manifest, read_tables, write_manifest
+from wattune.telemetry.stream import StreamWriter, read_stream
 
 BATCHES, BATCH_ROWS = 6, 10
 SCHEMA = table_schema("fast", backend="nvml", simulated=False)
@@ -41,22 +44,25 @@ def manifest() -> dict[str, Any]:
 
 
 @functools.cache
-def stream() -> tuple[bytes, list[dict[str, Any]], list[int]]:
-    """A whole stream, its rows, and the length of the file after each batch."""
+def stream() -> tuple[bytes, list[dict[str, Any]], list[int], bytes]:
+    """A whole stream, its rows, the length of the file after each batch, and its checksums."""
     with tempfile.TemporaryDirectory() as folder:
-        writer = TierWriter(Path(folder), SCHEMA)
+        writer = TierWriter(Path(folder), SCHEMA, consolidate_s=0)
         path = Path(folder) / "fast-0000.arrows"
         ends = []
         for batch in range(BATCHES):
             writer.write(rows(batch * BATCH_ROWS))
             ends.append(path.stat().st_size)
         writer.close()
-        return path.read_bytes(), read_tables(Path(folder))[0]["fast"].to_pylist(), ends
+        ends = [*ends[1:], path.stat().st_size - 8]  # a batch goes to the segment when the next one comes
+        table = read_tables(Path(folder))[0]["fast"].to_pylist()
+        return path.read_bytes(), table, ends, path.with_name(f"{path.name}.crc32").read_bytes()
 
 
 def read_bytes(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "fast-0000.arrows").write_bytes(content)
+        (Path(folder) / "fast-0000.arrows.crc32").write_bytes(stream()[3])
         tables, notes = read_tables(Path(folder))
         return tables["fast"].to_pylist() if "fast" in tables else [], notes
 
@@ -66,7 +72,7 @@ def whole_batches(length: int) -> int:
 
 
 def test_a_whole_stream_comes_back_as_it_was_written() -> None:
-    content, table, _ = stream()
+    content, table, _, _ = stream()
     assert table == rows(0, BATCHES * BATCH_ROWS)
     assert read_bytes(content) == (table, [])
 
@@ -84,7 +90,7 @@ def test_stored_tables_say_what_they_are(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_cut_stream_gives_every_whole_batch_and_a_note(data: st.DataObject) -> None:
-    content, table, _ = stream()
+    content, table, _, _ = stream()
     length = data.draw(st.integers(0, len(content) - 1))
     found, notes = read_bytes(content[:length])
     assert found == table[: whole_batches(length) * BATCH_ROWS]
@@ -94,7 +100,7 @@ def test_a_cut_stream_gives_every_whole_batch_and_a_note(data: st.DataObject) ->
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_zeroed_tail_is_never_read_as_data(data: st.DataObject) -> None:
-    content, table, _ = stream()
+    content, table, _, _ = stream()
     length = data.draw(st.integers(0, len(content) - 1))
     grown = data.draw(st.integers(0, 4096))
     zeroed = content[:length].ljust(len(content) + grown, b"\0")
@@ -108,15 +114,15 @@ def test_a_zeroed_tail_is_never_read_as_data(data: st.DataObject) -> None:
 
 
 def test_zeros_where_the_end_mark_should_be_are_noted() -> None:
-    content, table, ends = stream()
+    content, table, ends, _ = stream()
     found, (note,) = read_bytes(content[: ends[-1]] + bytes(8))
-    assert found == table and "no end mark" in note
+    assert found == table and "not as it was written" in note
     found, (note,) = read_bytes(content[: ends[-1]] + bytes(4096))
     assert found == table and "4096 bytes behind the last whole batch" in note
 
 
 def test_garbage_in_the_middle_costs_what_is_behind_it() -> None:
-    content, table, ends = stream()
+    content, table, ends, _ = stream()
     broken = bytearray(content)
     broken[ends[1] : ends[1] + 200] = b"\xa5" * 200
     found, notes = read_bytes(bytes(broken))
@@ -142,7 +148,9 @@ def test_segments_rotate_and_hold_each_row_once(tmp_path: Path) -> None:
     for batch in range(8):  # half a second each
         writer.write(rows(batch * 10))
     writer.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"fast-000{number}.arrows" for number in range(4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"fast-000{number}.{kind}" for number in range(4) for kind in ("arrows", "arrows.crc32")
+    ]
     tables, notes = read_tables(tmp_path)
     assert notes == [] and tables["fast"].to_pylist() == rows(0, 80)
 
@@ -195,9 +203,9 @@ def test_rows_the_manifest_counts_and_files_that_are_gone_are_missed(tmp_path: P
     path.write_bytes(path.read_bytes()[:-200])
     (tmp_path / "slow-0000.arrows").unlink()
     tables, notes = read_tables(tmp_path)
-    assert tables["fast"].num_rows == 10 and "slow" not in tables
+    assert tables["fast"].num_rows == 0 and "slow" not in tables
     assert any("slow-0000.arrows: the file is gone" in note for note in notes)
-    assert any("10 rows that the manifest counts are missing" in note for note in notes)
+    assert any("20 rows that the manifest counts are missing" in note for note in notes)
 
 
 def test_a_recording_in_progress_can_be_read(tmp_path: Path) -> None:
@@ -222,6 +230,28 @@ def test_a_failed_write_reaches_the_sampling_thread_and_the_manifest(tmp_path: P
     assert read_tables(tmp_path)[0]["fast"].num_rows == 10
 
 
+def test_a_disk_that_fills_up_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, sys\n"
+        "from wattune.schema import table_schema\n"
+        "from wattune.telemetry.store import TierWriter\n"
+        "writer = TierWriter(pathlib.Path(sys.argv[1]), table_schema('fast', backend='nvml', simulated=False))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "row = {'node': 'n0', 'device': 'gpu0', 'wall_ns': 10**18}\n"
+        "for batch in range(1000):\n"
+        "    try:\n"
+        "        writer.write([{**row, 'mono_ns': 10 * batch + index} for index in range(10)])\n"
+        "    except OSError:\n"
+        "        print(batch)\n"
+        "        break\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    acknowledged = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout)
+    tables, (note,) = read_tables(tmp_path)
+    assert acknowledged > 3 and tables["fast"]["mono_ns"].to_pylist() == list(range(10 * acknowledged))
+    assert "no end mark" in note and "fast-0000.tail" in note
+
+
 def test_a_folder_without_a_recording_says_so(tmp_path: Path) -> None:
     assert read_tables(tmp_path) == ({}, [])
     with pytest.raises(TelemetryError, match="holds no recording"):
@@ -231,10 +261,107 @@ def test_a_folder_without_a_recording_says_so(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_compression_holds_for_every_buffer(tmp_path: Path) -> None:
-    # What makes a zeroed block fail to decode: a stream that is smaller than its numbers alone.
+@pytest.mark.parametrize("tier", ["fast", "host"])
+def test_any_arrow_reader_opens_a_stream(tmp_path: Path, tier: str) -> None:
+    writer = TierWriter(tmp_path, table_schema(tier, backend="nvml", simulated=False))
+    for start in range(3):
+        writer.write([{"node": "n0", "device": "a", "mono_ns": start, "wall_ns": 10**18}])
+    writer.close()
+    with pa.ipc.open_stream(tmp_path / f"{tier}-0000.arrows") as reader:
+        assert reader.read_all()["mono_ns"].to_pylist() == [0, 1, 2]
+
+
+def test_a_tier_with_many_rows_is_compressed(tmp_path: Path) -> None:
     writer = TierWriter(tmp_path, SCHEMA)
     writer.write(rows(0, 5000))
     writer.close()
     batch = pa.RecordBatch.from_pylist(rows(0, 5000), schema=SCHEMA)
     assert (tmp_path / "fast-0000.arrows").stat().st_size < batch.nbytes / 2
+
+
+def test_without_its_checksums_a_stream_is_not_believed(tmp_path: Path) -> None:
+    writer = TierWriter(tmp_path, SCHEMA)
+    writer.write(rows(0))
+    writer.close()
+    (tmp_path / "fast-0000.arrows.crc32").unlink()
+    tables, (note,) = read_tables(tmp_path)
+    assert tables == {} and "fast-0000.arrows.crc32, which proves its batches, is gone" in note
+
+
+def test_a_batch_counts_once_its_checksum_is_written(tmp_path: Path) -> None:
+    writer = TierWriter(tmp_path, SCHEMA)
+    writer.write(rows(0))
+    writer.write(rows(10))
+    checksums = tmp_path / "fast-0000.tail.crc32"
+    for cut in range(1, 9):  # killed between the two, or within the second
+        checksums.write_bytes(checksums.read_bytes()[: 24 - cut])
+        tables, (note,) = read_tables(tmp_path)
+        assert tables["fast"].to_pylist() == rows(0) and "no end mark" in note and "fast-0000.tail" in note
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_rows_are_read_once_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moves from tail to segment, seen before, between and after every change of a file."""
+    seen: list[dict[str, bytes]] = []
+    for name in ("write", "discard", "close"):
+        whole = getattr(StreamWriter, name)
+
+        def spied(self: StreamWriter, *given: Any, whole: Any = whole) -> None:
+            whole(self, *given)
+            seen.append(files(tmp_path / "written"))
+
+        monkeypatch.setattr(StreamWriter, name, spied)
+    (tmp_path / "written").mkdir()
+    writer = TierWriter(tmp_path / "written", SCHEMA, consolidate_s=1.0)
+    acknowledged = []
+    for start in range(0, 90, 10):  # half a second each
+        acknowledged.append(len(seen))
+        writer.write(rows(start))
+    writer.close()
+    for moment, content in enumerate(seen):
+        folder = tmp_path / f"moment-{moment}"
+        folder.mkdir()
+        for name, data in content.items():
+            (folder / name).write_bytes(data)
+        tables, notes = read_tables(folder)
+        found = tables["fast"].to_pylist()
+        assert found == rows(0, len(found))
+        whole_batches = sum(count <= moment + 1 for count in acknowledged[1:])
+        assert len(found) >= 10 * whole_batches
+        assert bool(notes) == (not content["fast-0000.arrows"].endswith(b"\xff" * 4 + bytes(4)))
+
+
+def test_damage_to_a_segment_does_not_cost_its_tail(tmp_path: Path) -> None:
+    writer = TierWriter(tmp_path, SCHEMA, consolidate_s=1.0)
+    for start in range(0, 70, 10):
+        writer.write(rows(start))
+    path = tmp_path / "fast-0000.arrows"
+    path.write_bytes(path.read_bytes()[:-1])
+    tables, (note,) = read_tables(tmp_path)
+    assert tables["fast"].to_pylist() == rows(0, 40) + rows(60) and "cut short" in note
+
+
+def test_an_end_mark_in_the_data_is_no_end(tmp_path: Path) -> None:
+    stream = tmp_path / "a.arrows"
+    writer = StreamWriter(stream, pa.schema([("a", pa.int64())]), compressed=False)
+    writer.write(pa.record_batch({"a": [0xFFFFFFFF] * 8}))
+    assert stream.read_bytes().endswith(b"\xff" * 4 + bytes(4))
+    assert read_stream(stream).why == "no end mark"
+    writer.close()
+    assert read_stream(stream).why is None
+
+
+def test_a_stream_is_bytes_any_writer_would_have_written(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pylist(rows(0), schema=SCHEMA)
+    ours = StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=False)
+    for _ in range(3):
+        ours.write(batch)
+    ours.close()
+    with pa.OSFile(str(tmp_path / "b.arrows"), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as plain:
+        for one in (batch.slice(0, 0), batch, batch, batch):
+            plain.write_batch(one)
+    with pa.ipc.open_stream(tmp_path / "a.arrows") as a, pa.ipc.open_stream(tmp_path / "b.arrows") as b:
+        assert a.read_all().equals(b.read_all())

@@ -1,0 +1,239 @@
+"""What people see of a recording: a live view while it runs, and its figures afterwards. Nothing here is measured."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from wattune.analysis.align import HOST, Device
+from wattune.record.recorder import LOG
+from wattune.record.recording import Measured, Recording, device_metrics, look
+from wattune.schema import THROTTLE_REASON_BITS
+from wattune.units import format_quantity, ns_to_s, s_to_ns
+
+LOOK_BACK_S: Final = 60.0
+"""How much of the recording the live view judges; the verdict at the end is on all of it."""
+LINE_EVERY_S: Final = 10.0
+"""Between two lines off a terminal."""
+IDLE_SHARE: Final = 9
+"""After a look the view rests so many times as long as that took: it never costs more than a tenth of a processor."""
+RATE_OVER_S: Final = 2.0
+"""What a link's rate is the mean of."""
+LOG_LINES: Final = 6
+LOG_TAIL_BYTES: Final = 4096
+
+_QUALITY_STYLES: Final = {"publishable": "green", "indicative": "yellow", "invalid": "red"}
+_HOST_GAUGES: Final = {
+    "CPU busy": "cpu_busy_frac",
+    "package power": "package_power_w",
+    "DRAM power": "dram_power_w",
+    "memory": "memory_used_bytes",
+}
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "device" else "right", no_wrap=True)
+    return table
+
+
+def _shown(name: str, value: float | None) -> str:
+    return "-" if value is None else format_quantity(name, value)
+
+
+def print_recording(console: Console, recording: Recording) -> None:
+    """The figures of a recording: a line for each device, the whole, and how far to trust them."""
+    columns = {
+        "mean": "device_power_mean_w",
+        "peak 20 ms": "device_power_peak_20ms_w",
+        "100 ms": "device_power_peak_100ms_w",
+        "1 s": "device_power_peak_1s_w",
+        "limit": "device_power_limit_w",
+        "hottest": "device_temp_max_c",
+        "throttled": "throttle_frac",
+        "clock lost": "throttle_loss_frac",
+        "NVLink": "nvlink_bytes_per_s",
+    }
+    if recording.devices:
+        table = _table("device", "energy", *columns)
+        for device, metrics in recording.devices.items():
+            mean_w = metrics.get("device_power_mean_w")
+            energy_j = None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
+            cells = (_shown(name, metrics.get(name)) for name in columns.values())
+            table.add_row("/".join(device), _shown("energy_j", energy_j), *cells)
+        console.print(table)
+    whole = {
+        "time": _shown("window_s", recording.window_s),
+        "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
+        "energy": _shown("energy_j", recording.energy_j),
+        "1 s node peak": _shown("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
+        **_host_cells(recording.host),
+    }
+    line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")
+    console.print(Text(line))
+    console.print(_quality(recording.summary.quality, recording.summary.quality_reasons, "quality"))
+    if recording.simulated:
+        console.print("Power, clocks and temperatures are SIMULATED from processor activity.", style="bold yellow")
+    console.print(f"all figures: wattune analyze {recording.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _host_cells(host: Mapping[str, float]) -> dict[str, str]:
+    return {title: _shown(name, host.get(name)) for title, name in _HOST_GAUGES.items()}
+
+
+def _quality(quality: str, reasons: tuple[str, ...], title: str) -> Text:
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return Text.assemble(f"{title} ", (quality, _QUALITY_STYLES[quality]), why)
+
+
+class LiveView:
+    """A table of what the sampler wrote last, one row a device; a line for each now and then off a terminal.
+
+    It reads the sampler's files and touches no sensor. Call it as `wattune.record.recorder.Watcher`.
+    """
+
+    def __init__(self, console: Console, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Shows nothing before it is entered.
+
+        Args:
+            console: Where to. On a terminal the command must write elsewhere, best to its recording's `LOG`, whose
+                last lines are shown below the table.
+            clock_s: The clock it paces itself by.
+        """
+        self._console, self._clock_s = console, clock_s
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next_s = 0.0
+        self._peaks_w: dict[Device, float] = {}
+
+    def __enter__(self) -> "LiveView":
+        """Begins to show."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the table away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, sampler_folder: Path, start_mono_ns: int) -> None:
+        """Looks, unless it looked a moment ago."""
+        begun_s = self._clock_s()
+        if begun_s < self._next_s:
+            return
+        now_ns = time.monotonic_ns()
+        measured = look(sampler_folder, max(start_mono_ns, now_ns - s_to_ns(LOOK_BACK_S)))
+        if measured.tables:
+            self._show(measured, ns_to_s(now_ns - start_mono_ns), sampler_folder.parents[1] / LOG)
+        took_s = self._clock_s() - begun_s
+        self._next_s = begun_s + (IDLE_SHARE * took_s if self._live is not None else LINE_EVERY_S)
+
+    def _show(self, measured: Measured, elapsed_s: float, log: Path) -> None:
+        rows = {device: self._row(measured, device) for device in measured.devices}
+        host = {title: cell for title, cell in _host_cells(_last_host(measured)).items() if cell != "-"}
+        quality = Text("quality not known yet")
+        if measured.window_s is not None:
+            summary = measured.summary()
+            judged = f"quality of the last {measured.window_s:.0f} s"
+            quality = _quality(summary.quality, summary.quality_reasons, judged)
+        whole = Text("   ".join([f"{elapsed_s:.0f} s", *(f"{title} {cell}" for title, cell in host.items())]))
+        if self._live is None:
+            self._console.print(whole.append("   ").append(quality), soft_wrap=True)
+            for device, cells in rows.items():
+                line = "   ".join(f"{title} {cell}" for title, cell in cells.items())
+                self._console.print(f"  {'/'.join(device)}   {line}", markup=False, highlight=False, soft_wrap=True)
+            return
+        parts: list[Table | Text] = [whole, quality]
+        if rows:
+            table = _table("device", *next(iter(rows.values())))
+            for device, cells in rows.items():
+                table.add_row("/".join(device), *cells.values())
+            parts.insert(0, table)
+        parts.append(Text("\n".join(_last_lines(log)), style="dim", no_wrap=True, overflow="ellipsis"))
+        self._live.update(Group(*parts), refresh=True)
+
+    def _row(self, measured: Measured, device: Device) -> dict[str, str]:
+        own = measured.only(device)
+        metrics = device_metrics(measured, device)
+        last = _last(own.tables.get("fast"))
+        peak_w = metrics.get("device_power_peak_100ms_w")
+        if peak_w is not None:
+            self._peaks_w[device] = max(peak_w, self._peaks_w.get(device, 0.0))
+        max_mhz = own.manifests[device[0]]["devices"][device[1]].get("sm_clock_max_mhz")
+        return {
+            "power": _shown("power_w", _number(last, "power_instant_w")),
+            "peak 100 ms": _shown("power_w", peak_w),
+            "since start": _shown("power_w", self._peaks_w.get(device)),
+            "temperature": _shown("temp_c", _number(last, "gpu_temp_c")),
+            "SM clock": _shown("clock_mhz", _number(last, "sm_clock_mhz")),
+            "throttled by": throttle_causes(_number(last, "event_reasons"), _number(last, "sm_clock_mhz"), max_mhz),
+            "NVLink": _shown("rate_bytes_per_s", _link_rate_bytes_per_s(own.tables.get("counter"))),
+        }
+
+
+def throttle_causes(reasons: float | None, clock_mhz: float | None, clock_max_mhz: float | None) -> str:
+    """Why the clock is lower than it could be, as of one reading.
+
+    Args:
+        reasons: Bits of `event_reasons`.
+        clock_mhz: The SM clock.
+        clock_max_mhz: The highest one.
+
+    Returns:
+        The active causes where the clock is below 0.98 of the highest (the definition of `throttle_frac`), `no` where
+        it is not or there is none, `-` where it cannot be told.
+    """
+    if reasons is None or clock_mhz is None or clock_max_mhz is None:
+        return "-"
+    active = [cause for cause, bits in THROTTLE_REASON_BITS.items() if int(reasons) & bits]
+    lost_frac = 1 - clock_mhz / clock_max_mhz
+    return f"{'+'.join(active)} -{100 * lost_frac:.0f} %" if active and lost_frac > 0.02 else "no"
+
+
+def _last(table: pa.Table | None) -> dict[str, object]:
+    """The latest row of one device's table; empty where there is none."""
+    rows: list[dict[str, object]] = [] if table is None else table.slice(max(table.num_rows - 1, 0)).to_pylist()
+    return rows[0] if rows else {}
+
+
+def _number(row: Mapping[str, object], name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _last_host(measured: Measured) -> dict[str, float]:
+    row = _last(measured.tables.get(HOST))
+    return {name: value for name in _HOST_GAUGES.values() if (value := _number(row, name)) is not None}
+
+
+def _link_rate_bytes_per_s(counter: pa.Table | None) -> float | None:
+    """What one device sends and receives over all its links, of late; None where the counters do not say."""
+    if counter is None or not counter.num_rows:
+        return None
+    read_ns = counter["mono_ns"].to_numpy()
+    first = int(np.searchsorted(read_ns, read_ns[-1] - s_to_ns(RATE_OVER_S)))
+    before, now = counter.slice(first, 1).to_pylist()[0], _last(counter)
+    pairs = [(_number(before, name), _number(now, name)) for name in ("nvlink_tx_bytes", "nvlink_rx_bytes")]
+    rises = [late - early for early, late in pairs if early is not None and late is not None and late >= early]
+    elapsed_s = ns_to_s(int(read_ns[-1] - read_ns[first]))
+    return sum(rises) / elapsed_s if len(rises) == len(pairs) and elapsed_s > 0 else None
+
+
+def _last_lines(log: Path) -> list[str]:
+    """The last lines of a file that is being written; a progress bar that overwrites its line counts as its last."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(log.stat().st_size - LOG_TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-LOG_LINES:]

@@ -1,0 +1,1 @@
+"""Recordings: a sampler beside any command, without Ray, and what it shows."""

@@ -1,0 +1,105 @@
+"""A command run as if it had been started alone: same process group, terminal and environment; signals reach it."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Final, Self
+
+_RELAYED: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+_FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+"""Sent by a terminal to its whole foreground group: the command has them already."""
+
+
+class Command:
+    """A command that was started, and the monotonic times between which it ran."""
+
+    def __init__(self, command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None) -> None:
+        """Starts it.
+
+        Args:
+            command: The program and its arguments.
+            stdout: The descriptor it writes to; None is this process's.
+            stderr: The same for its errors.
+        """
+        self.start_mono_ns = time.monotonic_ns()
+        self._process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+        self.end_mono_ns = self.start_mono_ns
+        # A thread that does nothing but wait sees the end at once; polling would see it late.
+        self._waiter = threading.Thread(target=self._wait, daemon=True, name="command")
+        self._waiter.start()
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self.end_mono_ns = time.monotonic_ns()
+
+    def ended_within(self, timeout_s: float | None) -> bool:
+        """Waits for its end, so many seconds at most; None is as long as it takes."""
+        self._waiter.join(timeout_s)
+        return not self._waiter.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    @property
+    def exit_code(self) -> int:
+        """After its end, as a shell gives it: 128 and the signal's number where one ended it."""
+        code: int = self._process.returncode
+        return 128 - code if code < 0 else code
+
+
+class SignalRelay:
+    """While entered, signals that would end this process are passed on to the command instead."""
+
+    def __init__(self) -> None:
+        """Changes nothing before it is entered."""
+        self.received: signal.Signals | None = None
+        """The last one that came."""
+        self._command: Command | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Installs the handlers."""
+        # Handlers are the main thread's; a call from another one leaves them to their owner. What is ignored already
+        # (nohup, a script's background job) stays so, here and in the command.
+        if threading.current_thread() is threading.main_thread():
+            for number in _RELAYED:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Puts the earlier handlers back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def attach(self, command: Command) -> None:
+        """Passes signals on to this command from now on, one that came while it started included."""
+        self._command = command
+        if self.received is not None:
+            self._pass_on(self.received)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        self._pass_on(self.received)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        # Twice would be once too often: many programs take the second Ctrl-C for an order to skip their clean-up.
+        if self._command is not None and not (number in _FROM_TERMINAL and _in_foreground()):
+            self._command.send(number)
+
+
+def _in_foreground() -> bool:
+    """Whether this process belongs to the foreground group of its terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)

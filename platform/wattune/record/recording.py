@@ -1,0 +1,224 @@
+"""A recording read back: its tables, its window, and the figures of every device and of the whole."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.analysis.align import HOST, Device, align, clock_anchors_ns
+from wattune.analysis.energy import powers, total_energy_j
+from wattune.analysis.summary import Summary, summarize
+from wattune.record.sensors import simulate_from_host
+from wattune.study import RecordingFolder
+from wattune.telemetry.facts import measured_facts
+from wattune.telemetry.store import read_manifest, read_tables
+from wattune.units import ns_to_s, s_to_ns
+
+LAG_S: Final = 1.1
+"""How far the ring may be behind the other tiers while sampling: it is drained once a second."""
+
+_OF_SEVERAL: Final = ("node_", "cluster_", "nic_", "power_coincidence", "device_temp_spread")
+"""How metrics begin that say nothing of one device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a trial's or recording's folder holds."""
+
+    tables: Mapping[str, pa.Table]
+    marks: pa.Table | None = None
+    manifests: Mapping[str, Mapping[str, Any]]
+    window: tuple[int, int] | None = None
+    """Of a recorded command, in nanoseconds of its node's wall clock; None where nothing says."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """A recording's own manifest."""
+
+    @property
+    def window_s(self) -> float | None:
+        """Length of the window."""
+        return None if self.window is None else ns_to_s(self.window[1] - self.window[0])
+
+    @property
+    def devices(self) -> list[Device]:
+        """Every device that was sampled, the hosts left out."""
+        found = [(node, name) for node, manifest in self.manifests.items() for name in manifest.get("devices", {})]
+        return sorted(device for device in found if device[1] != HOST)
+
+    def summary(self) -> Summary:
+        """Metrics and verdict, all devices together; what a trial's specification adds is not in it."""
+        return summarize(None, self.marks, self.tables, self.manifests, window=self.window)
+
+    def energy_j(self) -> float | None:
+        """Energy of all devices over the window; None unless every power sensor covers it."""
+        aligned = align(self.tables, self.marks, self.manifests, window=self.window)
+        traces = None if aligned is None else powers(aligned)
+        if aligned is None or traces is None or not traces.usable:
+            return None
+        return total_energy_j(traces, aligned.duration_s)
+
+    def only(self, device: Device) -> "Measured":
+        """The same as if this device had been sampled alone."""
+
+        def own(table: pa.Table) -> pa.Table:
+            node, name = (
+                pc.equal(table[key].cast(pa.string()), text)
+                for key, text in zip(("node", "device"), device, strict=True)
+            )
+            return table.filter(pc.and_(node, name))
+
+        manifest = self.manifests[device[0]]
+        return Measured(
+            tables={tier: own(table) for tier, table in self.tables.items()},
+            marks=None if self.marks is None else own(self.marks),
+            manifests={device[0]: {**manifest, "devices": {device[1]: manifest["devices"][device[1]]}}},
+            window=self.window,
+        )
+
+    def host_means(self) -> dict[str, float]:
+        """Mean of every gauge of the `host` table in the window, over all nodes; what was not read is not in it."""
+        if HOST not in self.tables or self.window is None:
+            return {}
+        table, (start_ns, end_ns) = self.tables[HOST], self.window
+        table = table.filter(pc.and_(pc.greater(table["wall_ns"], start_ns), pc.less_equal(table["wall_ns"], end_ns)))
+        gauges = [column.name for column in table.schema if (column.metadata or {}).get(b"kind") == b"gauge"]
+        means = {name: pc.mean(table[name]).as_py() for name in gauges}
+        return {name: float(mean) for name, mean in means.items() if mean is not None}
+
+
+def load(path: Path) -> Measured:
+    """Reads a trial's or recording's folder; of one that was killed or still records, what there is so far.
+
+    Raises:
+        TelemetryError: A table or manifest in it cannot be read.
+    """
+    folder = RecordingFolder(path)
+    facts = folder.facts()
+    if facts.get("closed", True):
+        tables, manifests = folder.telemetry(), folder.manifests()
+    else:
+        tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
+        manifests = {facts["node"]: manifest}
+    window = _window(facts, tables, manifests)
+    return Measured(tables=tables, marks=folder.marks(), manifests=manifests, window=window, facts=facts)
+
+
+def look(sampler_folder: Path, start_mono_ns: int) -> Measured:
+    """What a living sampler wrote of the time from a moment on.
+
+    Its window ends `LAG_S` before the last reading, where all sensors are in; it is None where that is no time at all.
+    """
+    tables, _ = read_tables(sampler_folder, start_mono_ns=start_mono_ns)
+    manifest = read_manifest(sampler_folder)
+    manifests = {manifest["node"]: manifest}
+    end_mono_ns = _last_mono_ns(tables) - s_to_ns(LAG_S)
+    facts = {"node": manifest["node"], "window": {"start_mono_ns": start_mono_ns, "end_mono_ns": end_mono_ns}}
+    window = _window(facts, tables, manifests) if end_mono_ns > start_mono_ns else None
+    return Measured(tables=tables, manifests=manifests, window=window)
+
+
+def sampled(sampler_folder: Path, *, simulated_device: str | None) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """Tables and manifest as a sampler left them.
+
+    Args:
+        sampler_folder: Where it wrote.
+        simulated_device: A device whose sensors are computed from the host's activity and added.
+
+    Raises:
+        TelemetryError: The sampler never wrote its manifest.
+    """
+    tables, losses = read_tables(sampler_folder)
+    manifest = read_manifest(sampler_folder) | {"losses": losses, "measured": measured_facts(tables)}
+    if simulated_device is None or HOST not in tables:
+        return tables, manifest
+    simulated, own = simulate_from_host(simulated_device, manifest["node"], tables[HOST])
+    both = {key: {**manifest[key], **own.get(key, {})} for key in ("devices", "tiers")}
+    return {**tables, **simulated}, {**own, **manifest, **both, "simulated": True}
+
+
+def _window(
+    facts: Mapping[str, Any], tables: Mapping[str, pa.Table], manifests: Mapping[str, Mapping[str, Any]]
+) -> tuple[int, int] | None:
+    """The command's window in common time; where its end was not seen, up to the last reading."""
+    known = facts.get("window")
+    anchor_ns = clock_anchors_ns(tables, None, manifests).get(facts.get("node", ""))
+    if known is None or anchor_ns is None:
+        return None
+    end_ns = known.get("end_mono_ns") or _last_mono_ns(tables)
+    return int(known["start_mono_ns"]) + anchor_ns, int(end_ns) + anchor_ns
+
+
+def _last_mono_ns(tables: Mapping[str, pa.Table]) -> int:
+    return max((pc.max(table["mono_ns"]).as_py() or 0 for table in tables.values()), default=0)
+
+
+def device_metrics(measured: Measured, device: Device) -> dict[str, float]:
+    """Metrics of one device, as if it had been sampled alone; those of nodes and between devices are left out."""
+    metrics = measured.only(device).summary().metrics
+    return {name: value for name, value in metrics.items() if not name.startswith(_OF_SEVERAL)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What a recording shows."""
+
+    path: Path
+    command: Sequence[str]
+    """Empty where the machine was recorded."""
+    exit_code: int | None
+    """As a shell gives it; None where the command's end was not seen."""
+    window_s: float | None
+    energy_j: float | None
+    """Of all devices together."""
+    summary: Summary
+    devices: Mapping[Device, Mapping[str, float]]
+    """Metrics of each as if it had been recorded alone."""
+    host: Mapping[str, float]
+    """Means of the host's gauges."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The figures of a recording's folder.
+
+        Raises:
+            TelemetryError: A table or manifest in it cannot be read.
+        """
+        measured = load(path)
+        return cls(
+            path=path,
+            command=tuple(measured.facts.get("command", ())),
+            exit_code=measured.facts.get("exit_code"),
+            window_s=measured.window_s,
+            energy_j=measured.energy_j(),
+            summary=measured.summary(),
+            devices={device: device_metrics(measured, device) for device in measured.devices},
+            host=measured.host_means(),
+        )
+
+    @property
+    def command_line(self) -> str:
+        """The command as one would type it."""
+        return shlex.join(self.command)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any figure was computed instead of measured."""
+        return self.summary.tags.get("simulated") == "true"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what was not measured is not in it."""
+        known = {"exit_code": self.exit_code, "window_s": self.window_s, "energy_j": self.energy_j}
+        return {
+            "folder": str(self.path),
+            "command": list(self.command),
+            **{name: value for name, value in known.items() if value is not None},
+            "simulated": self.simulated,
+            "metrics": dict(self.summary.metrics),
+            "quality": self.summary.quality,
+            "quality_reasons": list(self.summary.quality_reasons),
+            "devices": {f"{node}/{name}": dict(metrics) for (node, name), metrics in self.devices.items()},
+            "host": dict(self.host),
+        }

@@ -1,0 +1,87 @@
+"""What a recording samples: the backends that are here, and sensors simulated from the host's activity."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.catalog.hardware import device
+from wattune.telemetry.activity import DeviceActivity, Part
+from wattune.telemetry.backend import BACKENDS, probe, split_backend
+from wattune.telemetry.device_model import CELL_S, KINDS, device_model
+from wattune.telemetry.simulated import BACKEND as SIMULATED
+from wattune.telemetry.simulated import Node, simulate_node
+from wattune.units import s_to_ns
+
+HOST: Final = "host"
+"""The backend, tier and device of the machine itself."""
+
+SIMULATED_DEVICE: Final = "h200_sxm"
+"""What `simulated` stands for where it names no device of the catalog."""
+
+
+def default_backends() -> list[str]:
+    """The host, and every backend whose devices are on this machine."""
+    return [HOST, *(source.name for source in probe() if source.available and source.name in BACKENDS)]
+
+
+def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:
+    """What a sampler is to read, and the device to simulate where `simulated[:DEVICE]` is asked for.
+
+    Raises:
+        TelemetryError: A backend does not exist or cannot be used as written, or the device cannot be simulated.
+        PlanError: The catalog has no such device.
+    """
+    sampled: list[str] = []
+    simulated = None
+    for text in backends:
+        name, _, argument = text.partition(":")
+        if name == SIMULATED:
+            simulated = argument or SIMULATED_DEVICE
+            device_model(device(simulated))
+        else:
+            split_backend(text)
+            sampled.append(text)
+    if simulated is not None and HOST not in sampled:
+        sampled.append(HOST)
+    return sampled, simulated
+
+
+def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """Sensors of one device, as busy with matrix products as the machine's processors were.
+
+    A reading of the host is the mean since the one before. In every cell of the model the device works for that share
+    of it: half-busy processors give half the work at every moment, and no square wave.
+
+    Args:
+        name: A device of the catalog.
+        node: The node's name.
+        host: The node's `host` table.
+
+    Returns:
+        Tables by tier and their part of the manifest, as `wattune.telemetry.simulated.simulate_node` gives them;
+        nothing where the processors' activity was read less than twice.
+    """
+    host = host.filter(pc.is_valid(host["cpu_busy_frac"]))
+    if host.num_rows < 2:
+        return {}, {}
+    read_ns, busy_frac = host["mono_ns"].to_numpy(), host["cpu_busy_frac"].to_numpy().astype(np.float64)
+    first_ns, last_ns = int(read_ns[0]), int(read_ns[-1])
+    start_ns = np.arange(first_ns, last_ns, s_to_ns(CELL_S), dtype=np.int64)
+    reading = np.searchsorted(read_ns, start_ns, side="right")
+    work = Part(
+        start_ns=start_ns,
+        end_ns=start_ns + (busy_frac[reading] * s_to_ns(CELL_S)).astype(np.int64),
+        shares=np.array([float(kind == "tensor") for kind in KINDS]),
+    )
+    spec = device(name)
+    described = Node(
+        name=node,
+        wall_minus_mono_ns=host["wall_ns"][0].as_py() - first_ns,
+        temp_slowdown_c=spec.temp_slowdown_c,
+        tensor_cores=True,
+    )
+    activity = DeviceActivity(device="gpu0", steps=None, phases=(work,))
+    return simulate_node(device_model(spec), described, [activity], first_ns=first_ns, last_ns=last_ns, seed=0)

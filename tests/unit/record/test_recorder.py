@@ -1,0 +1,127 @@
+"""Recording from a library call: names, windows, watchers, and commands that outlive what fails beside them."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from wattune.errors import PlanError, TelemetryError
+from wattune.record import recorder
+from wattune.record.recorder import default_name, record
+from wattune.record.recording import Recording, load, look
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WATTUNE_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setattr(recorder, "LEAD_S", 0.3)
+    monkeypatch.setattr(recorder, "TAIL_S", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "ending"),
+    [(["/usr/bin/python3", "-c", ""], "-python3"), ([], "-machine"), (["./träin my.sh"], r"-tr-in-my\.sh")],
+)
+def test_names_are_time_and_program(command: list[str], ending: str) -> None:
+    assert re.fullmatch(rf"\d{{8}}-\d{{6}}{ending}", default_name(command))
+    assert len(default_name(["x" * 300])) == 100
+
+
+def test_a_recording_reads_back(tmp_path: Path) -> None:
+    path = record([sys.executable, "-c", "print('said')"], storage=tmp_path, backends=["host"], name="a", output="log")
+    assert (path / "command.log").read_text() == "said\n"
+    recording = Recording.read(path)
+    assert recording.path == tmp_path / "recordings" / "a" and recording.exit_code == 0
+    assert recording.window_s is not None and 0 < recording.window_s < 10
+    assert recording.command_line == f"""{sys.executable} -c 'print('"'"'said'"'"')'"""
+    assert recording.energy_j is None and recording.devices == {}
+    assert "energy_j" not in recording.to_json()
+    assert recording.summary.quality_reasons == ("no_device_power",)
+    json.dumps(recording.to_json(), allow_nan=False)
+
+
+def test_handlers_are_put_back_and_other_threads_keep_theirs(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    record(["true"], storage=tmp_path, backends=["host"], name="a")
+    assert signal.getsignal(signal.SIGINT) is before
+    thread = threading.Thread(target=record, args=(["true"],), kwargs={"storage": tmp_path, "name": "b"})
+    thread.start()
+    thread.join(30)
+    assert load(tmp_path / "recordings" / "b").facts["exit_code"] == 0
+
+
+def test_an_interrupt_ends_a_recording_of_the_machine(tmp_path: Path) -> None:
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun_s = time.monotonic()
+    path = record(storage=tmp_path, seconds=30, backends=["host"])
+    assert time.monotonic() - begun_s < 10
+    facts = json.loads((path / "manifest.json").read_text())
+    assert facts["exit_code"] == 130 and facts["closed"] is True
+
+
+def test_a_watcher_sees_what_was_written_and_its_failure_ends_no_command(tmp_path: Path) -> None:
+    seen = []
+
+    def watch(folder: Path, start_mono_ns: int) -> None:
+        seen.append(look(folder, start_mono_ns))
+        if len(seen) == 5:
+            raise ZeroDivisionError
+
+    marker = tmp_path / "ended"
+    command = [sys.executable, "-c", f"import time; time.sleep(3.5); open({str(marker)!r}, 'w')"]
+    with pytest.raises(ZeroDivisionError):
+        record(command, storage=tmp_path, backends=["host"], name="a", watcher=watch)
+    assert marker.exists()
+    assert seen[-1].tables["host"].num_rows >= 1
+    # The recording was closed all the same; its command's end is not in it.
+    assert load(tmp_path / "recordings" / "a").facts["closed"] is True
+
+
+def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:
+    record(["true"], storage=tmp_path, backends=["host"], name="a")
+    with pytest.raises(PlanError, match="is there already"):
+        record(["true"], storage=tmp_path, backends=["host"], name="a")
+    with pytest.raises(TelemetryError, match="given twice"):
+        record(["true"], storage=tmp_path, backends=["host", "host"], name="b")
+    assert not (tmp_path / "recordings" / "b").exists()
+
+
+def test_a_program_the_kernel_refuses_leaves_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("no interpreter is named here")
+    program.chmod(0o700)
+    with pytest.raises(PlanError, match="program cannot be started"):
+        record([str(program)], storage=tmp_path, backends=["host"], name="a")
+    assert not (tmp_path / "recordings" / "a").exists()
+
+
+def test_a_sampler_that_is_killed_ends_no_command_and_leaves_its_log(tmp_path: Path) -> None:
+    def kill(folder: Path, _start_mono_ns: int) -> None:
+        sampler = int((folder / "sampler.lock").read_text())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(sampler, signal.SIGKILL)
+
+    path = record(["sh", "-c", "sleep 2; exit 4"], storage=tmp_path, backends=["host"], name="a", watcher=kill)
+    measured = load(path)
+    assert measured.facts["exit_code"] == 4 and measured.facts["closed"] is True
+    (manifest,) = measured.manifests.values()
+    assert manifest["closed"] is False and manifest["losses"]
+    assert len(list(path.glob("telemetry/*/sampler.log"))) == 1
+
+
+def test_a_manifest_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[1]")
+    with pytest.raises(TelemetryError, match="is no JSON object"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(TelemetryError, match="cannot be read"):
+        load(tmp_path)
