@@ -154,7 +154,7 @@ def find_devices(backend: str) -> list[DeviceInfo]:
         sensors.close()
     if not found:
         raise TelemetryError(
-            f"backend {backend} shows no device whose power can be read; see wattune doctor, or use --backend {SIMULATED}"
+            f"backend {backend} shows no device whose power can be read; see wattune doctor, or try {SIMULATED}"
         )
     return found
 

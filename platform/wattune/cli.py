@@ -288,9 +288,7 @@ def record(
 
 @app.command()
 def calibrate(
-    backend: Annotated[
-        str, typer.Option(help="What to calibrate: nvml, or simulated on any machine.")
-    ] = "nvml",
+    backend: Annotated[str, typer.Option(help="What to calibrate: nvml, or simulated on any machine.")] = "nvml",
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -210,12 +210,7 @@ def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
     windows = list(dict.fromkeys(window for wave in found["waves"] for window in wave["peaks_w"]))
     waves = _table("Highest power of a square wave, by window", "period", *windows, "energy off by")
     for wave in found["waves"]:
-        peaks = (
-            f"{format_quantity('peak_w', wave['peaks_w'][name])} ({-wave['under_report_frac'][name]:+.0%})"
-            if name in wave["peaks_w"]
-            else "-"
-            for name in windows
-        )
+        peaks = (_peak_cell(wave, name) for name in windows)
         waves.add_row(format_quantity("period_s", wave["period_s"]), *peaks, _percent(wave["energy_error_frac"]))
     console.print(waves)
     cost = found["overhead"]
@@ -226,6 +221,14 @@ def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
     )
     if found["simulated"]:
         console.print(SIMULATED_NOTE, style="bold yellow")
+
+
+def _peak_cell(wave: Mapping[str, Any], window: str) -> str:
+    """The highest power by one window, and how far it is below the highest sample."""
+    if window not in wave["peaks_w"]:
+        return "-"
+    short_frac = wave["under_report_frac"][window]
+    return format_quantity("peak_w", wave["peaks_w"][window]) + (f" ({-short_frac:+.0%})" if short_frac else "")
 
 
 def _percent(value_frac: float | None) -> str:

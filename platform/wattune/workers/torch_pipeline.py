@@ -74,7 +74,7 @@ class Stage(PipelineStage):
             plan.pp * plan.vpp,
             next(chunk.parameters()).device,
             input_args=(tokens if chunk.decoder.embedding is not None else boundary,),
-            output_args=(boundary.new_empty(()) if has_head else boundary,),
+            output_args=(boundary.new_empty((), dtype=torch.float32) if has_head else boundary,),
             group=group,
         )
         self._model: Any = chunk.decoder
