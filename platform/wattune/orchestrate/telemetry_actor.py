@@ -38,19 +38,27 @@ class NodeTelemetry:
     """What could not be read back, in words; empty when the sampler closed its files."""
 
 
-def spool_folder(key: str, node: str) -> Path:
-    """Where a node keeps a trial's telemetry until it is in the study folder; found again after a restart."""
-    return Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}" / "spool" / key / node
+def spool_folder(name: str) -> Path:
+    """Where the actor of that name keeps trials' telemetry, each in a folder, until it is in the study folder."""
+    return Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}" / "spool" / name
 
 
 class TelemetryActor:
     """Runs on the node it samples. Its sampler is a process of its own and outlives a restart of the actor."""
 
-    def __init__(self, node: str, backends: Sequence[str]) -> None:
-        """Samples nothing until `start`."""
-        self._node = node
-        self._backends = list(backends)
-        self._sampler: SamplerProcess | None = None
+    def __init__(self, name: str, node: str, backends: Sequence[str]) -> None:
+        """Samples nothing until `start`, unless an actor of this name died while its sampler ran: that is kept alive.
+
+        Args:
+            name: The actor's name, the same after a restart.
+            node: The node's name in tables.
+            backends: What to read.
+        """
+        self._spool, self._node, self._backends = spool_folder(name), node, list(backends)
+        running = (SamplerProcess(folder) for folder in self._spool.glob("*/"))
+        self._sampler = next((sampler for sampler in running if sampler.alive()), None)
+        if self._sampler is not None:
+            self._sampler.renew()
         self._lock = threading.Lock()
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
@@ -63,7 +71,7 @@ class TelemetryActor:
         Raises:
             TelemetryError: The sampler did not start; the message holds its last words.
         """
-        folder = spool_folder(key, self._node)
+        folder = self._spool / key
         with self._lock:
             if self._sampler is not None:
                 self._sampler.stop(STOP_TIMEOUT_S)
@@ -74,7 +82,7 @@ class TelemetryActor:
 
     def stop(self, key: str) -> NodeTelemetry:
         """Ends sampling and reads back what was recorded, also after this actor was restarted in between."""
-        folder = spool_folder(key, self._node)
+        folder = self._spool / key
         with self._lock:
             sampler = self._sampler or SamplerProcess(folder)
             manifest = sampler.stop(STOP_TIMEOUT_S)
@@ -89,7 +97,7 @@ class TelemetryActor:
 
     def forget(self, key: str) -> None:
         """Removes a trial's spool once its telemetry is in the study folder."""
-        shutil.rmtree(spool_folder(key, self._node), ignore_errors=True)
+        shutil.rmtree(self._spool / key, ignore_errors=True)
 
     def _keep_lease(self) -> None:
         while not threading.Event().wait(RENEW_INTERVAL_S):
@@ -132,10 +140,11 @@ def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
         node: Where it runs and what it samples.
         backends: Which sensors it reads.
     """
+    # Trials of one study may need other sensors: an actor that is there keeps those it was made with.
+    name = f"telemetry-{'-'.join(backends)}-{node.node_id}"
     remote_class = ray.remote(TelemetryActor)
     options = remote_class.options(
-        # Trials of one study may need other sensors: an actor that is there keeps those it was made with.
-        name=f"telemetry-{'-'.join(backends)}-{node.node_id}",
+        name=name,
         namespace=NAMESPACE,
         get_if_exists=True,
         num_cpus=0,
@@ -143,4 +152,4 @@ def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
         max_task_retries=2,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
     )
-    return options.remote(node.name, list(backends))
+    return options.remote(name, node.name, list(backends))

@@ -1,0 +1,47 @@
+"""The telemetry actor of a node, killed while its sampler runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(200)]
+
+SCRIPT = """
+import os, signal, sys, time
+import ray
+from wattune.orchestrate.cluster import connect
+from wattune.orchestrate.telemetry_actor import spool_folder, telemetry_actor
+
+num_kills, seconds = int(sys.argv[1]), float(sys.argv[2])
+with connect() as cluster:
+    node = cluster.driver_node
+    actor = telemetry_actor(node, ["host"])
+    ray.get(actor.start.remote("killed"))
+    begun = time.monotonic()
+    for _ in range(num_kills):
+        time.sleep(seconds / num_kills)
+        os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    recorded = ray.get(actor.stop.remote("killed"), timeout=60)
+    elapsed = time.monotonic() - begun
+    stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
+    gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
+    print(recorded.manifest["closed"], recorded.manifest["ended"], len(recorded.losses), len(stamps), gap, elapsed)
+    ray.get(actor.forget.remote("killed"))
+    assert not (spool_folder(f"telemetry-host-{node.node_id}") / "killed").exists()
+"""
+
+
+def test_a_killed_actor_comes_back_to_its_sampler(tmp_path: Path, environment: dict[str, str]) -> None:
+    # Longer than a lease: without the restarted actor's care the sampler would have ended by itself.
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), "3", "16"], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    closed, ended, losses, rows, gap_s, elapsed_s = done.stdout.splitlines()[-1].split()
+    assert (closed, ended, losses) == ("True", "SIGTERM", "0")
+    assert float(elapsed_s) > 16 and int(rows) >= float(elapsed_s) * 0.7  # the host tier is read once a second
+    assert float(gap_s) < 4
