@@ -58,7 +58,7 @@ def folder_of(path: Path, spec: TrialSpec, result: TrialResult) -> Path:
     folder = TrialFolder(path / f"{result.trial_id}-{result.repeat}")
     folder.write_spec(spec)
     folder.write_marks(MARKS.empty_table())
-    folder.write_telemetry("node0", {"slow": pa.table({"energy_j": [1.0]})}, {"closed": True})
+    folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
     folder.write_result(result)
     (folder.path / ".spec.json.17").write_text("left by a crash")
     return folder.path
