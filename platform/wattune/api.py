@@ -18,7 +18,7 @@ from wattune.calibration import Listener as CalibrationListener
 from wattune.calibration import calibrate as measure_sensors
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
-from wattune.errors import PlanError, TrackingError
+from wattune.errors import PlanError, WattuneError
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.ranking import RankedTrial, Ranking
 from wattune.ranking import rank as rank_results
@@ -434,5 +434,5 @@ class _Uploader:
     def _noting(self) -> Iterator[None]:
         try:
             yield
-        except TrackingError as error:
+        except (WattuneError, OSError) as error:  # one result that cannot be sent must not hold back the others
             self.problem = str(error)

@@ -58,8 +58,6 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     driver_node_id: str
-    is_local: bool
-    """Whether the cluster is ours and ends with the connection."""
 
     @property
     def driver_node(self) -> Node:
@@ -102,7 +100,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     os.environ.update({name: os.environ.get(name, value) for name, value in _WORKER_SETTINGS.items()})
     try:
         if ray.is_initialized():  # a script that connected by itself keeps its connection
-            yield _inventory(is_local=False)
+            yield _inventory()
             return
         if target is None:
             _start_local()
@@ -112,7 +110,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
         raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
     try:
-        yield _inventory(is_local=target is None)
+        yield _inventory()
     finally:
         ray.shutdown()
 
@@ -174,7 +172,7 @@ def _package_folder() -> Path:
     return Path(wattune.__file__).parent
 
 
-def _inventory(*, is_local: bool) -> Cluster:
+def _inventory() -> Cluster:
     alive = [node for node in ray.nodes() if node["Alive"]]
     shared = Counter(node["NodeManagerHostname"] for node in alive)
     seen: Counter[str] = Counter()
@@ -192,4 +190,4 @@ def _inventory(*, is_local: bool) -> Cluster:
                 num_gpus=node["Resources"].get("GPU", 0.0),
             )
         )
-    return Cluster(nodes=tuple(nodes), driver_node_id=ray.get_runtime_context().get_node_id(), is_local=is_local)
+    return Cluster(nodes=tuple(nodes), driver_node_id=ray.get_runtime_context().get_node_id())

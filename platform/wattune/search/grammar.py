@@ -245,7 +245,7 @@ class MeasureEntry(_Entry):
 
 
 class LimitsEntry(_Entry):
-    """`limits`: hard ones; nothing estimated above is started, what is measured above is stopped."""
+    """`limits`: hard ones; a trial that is measured above one for 1 s is aborted, and never feasible."""
 
     node_device_power_w: Positive | None = None
 

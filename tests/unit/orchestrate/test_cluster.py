@@ -12,7 +12,7 @@ def cluster(*sizes: tuple[float, float]) -> Cluster:
         Node(node_id=f"id{index}", name=f"n{index}", address=f"node:{index}", num_cpus=cpus, num_gpus=gpus)
         for index, (cpus, gpus) in enumerate(sizes)
     )
-    return Cluster(nodes=nodes, driver_node_id="id0", is_local=False)
+    return Cluster(nodes=nodes, driver_node_id="id0")
 
 
 @pytest.mark.parametrize(("cpus", "ranks"), [(2, 4), (2, 2), (64, 8), (1, 8), (3, 7)])
