@@ -228,12 +228,14 @@ def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PARITY if PARITY[name].axes.get("pp", 1) > 1])
 def test_a_stage_that_does_nothing_waits(engine: str, name: str) -> None:
+    """Up to the optimizer every nanosecond of a stage's step is in exactly one phase, however busy the machine is."""
     for outcome in outcomes(engine, name):
-        (step,) = (mark for mark in outcome["marks"] if mark[0] == "step")
-        optimizer = max(mark[1] for mark in outcome["marks"] if mark[0] == "optimizer")
-        covered_ns = sum(mark[2] - mark[1] for mark in outcome["marks"] if mark[0] in ("forward", "backward", "wait"))
-        # Nothing but the clock's own reading lies between the phases up to the optimizer.
-        assert covered_ns == pytest.approx(optimizer - step[1], rel=0.02, abs=200_000)
+        step, *phases = sorted(outcome["marks"], key=lambda mark: (mark[1], -mark[2]))
+        assert step[0] == "step"
+        before = [mark for mark in phases if mark[0] != "optimizer"]
+        assert before[0][1] == step[1]
+        assert all(mark[2] == following[1] for mark, following in pairwise(before))
+        assert before[-1][2] <= max(mark[1] for mark in phases if mark[0] == "optimizer")
 
 
 @pytest.mark.parametrize("name", PARITY)
