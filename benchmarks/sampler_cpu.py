@@ -3,9 +3,13 @@
     python benchmarks/sampler_cpu.py [SECONDS]     # prints the table of benchmarks/results/sampler_cpu.md
 
 The devices give the rows of a real recording (tests/golden/h200x4/dp4) after as long as the driver takes for them,
-slept away: what a driver call costs the processor is in benchmarks/sampler_overhead.py, on GPUs. Everything else is the
-sampler's own: pacing, rows, batches, compression, checksums, files, manifest. Beside it, in the same run: one device,
-and a loop that only reads, with `time.sleep` and without storing, as most tools poll.
+slept away. Everything else is the sampler's own: pacing, rows, batches, compression, checksums, files, manifest. Beside
+it, in the same run:
+
+- one device, and a loop that only reads, with `time.sleep` and without storing, as most tools poll;
+- the process a study starts, on the replay backend and the host's: the four recorded devices, each twice;
+- driver calls that keep the processor busy for as long as they take, which is the most they can cost: what they do cost
+  is measured on one GPU (benchmarks/sampler_overhead.py, benchmarks/telemetry_training.py).
 """
 
 import sys
@@ -15,18 +19,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wattune.schema import TELEMETRY
+from wattune.study import MeasuredFolder
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
+from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.sampling import DEFAULT_RATES_HZ, Sampler
 from wattune.telemetry.store import read_manifest, read_tables
 
 RECORDED: Final = Path(__file__).parent.parent / "tests/golden/h200x4/dp4/telemetry/node0"
 DEVICES: Final = 8
 TIERS: Final = ("ring", "fast", "counter", "slow")
-CALL_S: Final = {"ring": 0.4e-3, "fast": 10e-6, "counter": 0.5e-3, "slow": 6e-3}
-"""How long the driver takes, measured on H200 with driver 580."""
+CALL_S: Final = {"ring": 0.6e-3, "fast": 10e-6, "counter": 1.0e-3, "slow": 5.5e-3}
+"""How long the driver takes, medians on H200 with driver 580 (benchmarks/results/nvml_check.md)."""
 SAMPLES: Final = 50
 """Of a ring, a drain a second."""
 TARGET_FRAC: Final = 0.10
@@ -37,8 +45,14 @@ class RecordedBackend:
 
     simulated: Final = False
 
-    def __init__(self, num_devices: int) -> None:
-        """Loads the recording."""
+    def __init__(self, num_devices: int, *, busy: bool = False) -> None:
+        """Loads the recording.
+
+        Args:
+            num_devices: How many there are.
+            busy: Whether the processor works while the driver is waited for.
+        """
+        self._busy = busy
         self._names = [f"gpu{index}" for index in range(num_devices)]
         self._rows = {tier: self._load(tier) for tier in TIERS}
         self._next = dict.fromkeys(TIERS, 0)
@@ -61,7 +75,12 @@ class RecordedBackend:
     def read(self, device: str, tier: str) -> Sequence[Row]:
         """The next rows of the recording, after the driver's time."""
         assert device in self._names
-        time.sleep(CALL_S[tier])
+        if self._busy:
+            end_s = time.perf_counter() + CALL_S[tier]
+            while time.perf_counter() < end_s:
+                pass
+        else:
+            time.sleep(CALL_S[tier])
         count, rows = SAMPLES if tier == "ring" else 1, self._rows[tier]
         start = self._next[tier] = (self._next[tier] + count) % (len(rows) - count)
         return rows[start : start + count]
@@ -70,8 +89,8 @@ class RecordedBackend:
         """Nothing is open."""
 
 
-def sampled(num_devices: int, seconds: float) -> dict[str, Any]:
-    """The manifest of a recording of so many devices."""
+def sampled(num_devices: int, seconds: float, *, busy: bool = False) -> dict[str, Any]:
+    """The manifest of a recording of so many devices; see `RecordedBackend`."""
     end_s = time.monotonic() + seconds
 
     def wait(timeout_s: float) -> str | None:
@@ -79,11 +98,32 @@ def sampled(num_devices: int, seconds: float) -> dict[str, Any]:
         return "end" if time.monotonic() >= end_s else None
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder, backends = Path(temporary), {"recorded": RecordedBackend(num_devices)}
+        folder, backends = Path(temporary), {"recorded": RecordedBackend(num_devices, busy=busy)}
         Sampler(folder, backends, node="node0", expired=lambda: False, wait=wait).run()
         tables, notes = read_tables(folder)
         assert notes == [] and set(tables) == set(TIERS)
         return read_manifest(folder)
+
+
+def replayed(seconds: float) -> dict[str, Any]:
+    """The manifest of a sampler process that reads the host and the recorded devices, each twice."""
+    with tempfile.TemporaryDirectory() as temporary:
+        recording, folder = MeasuredFolder(Path(temporary) / "recording"), Path(temporary) / "sampler"
+        doubled = {}
+        for tier in TIERS:
+            table = pq.read_table(RECORDED / f"{tier}.parquet")
+            names = table["device"].cast(pa.string())
+            again = pc.replace_substring_regex(names, "^gpu", "gpu1")
+            column = table.column_names.index("device")
+            tables = [table.set_column(column, "device", name.dictionary_encode()) for name in (names, again)]
+            doubled[tier] = pa.concat_tables(tables).unify_dictionaries()
+        recording.write_telemetry("node0", doubled, {"node": "node0"})
+        backends = [f"replay:{recording.path}?loop", "host"]
+        sampler = SamplerProcess.start(folder, node="node0", backends=backends, lease_s=seconds + 60)
+        time.sleep(seconds)
+        manifest = sampler.stop()
+    assert len(manifest["devices"]) == DEVICES + 1, "eight devices and the host"
+    return manifest
 
 
 def polled(num_devices: int, seconds: float) -> float:
@@ -105,14 +145,21 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     print("| what | devices | share of one processor | missed ticks of the fast tier | its p99 lateness |")
     print("|---|---|---|---|---|")
-    for num_devices in (1, DEVICES):
-        manifest = sampled(num_devices, seconds)
+    measured = {
+        ("sampler and store", 1): sampled(1, seconds),
+        ("sampler and store", DEVICES): sampled(DEVICES, seconds),
+        ("sampler process, replayed devices and host", DEVICES): replayed(seconds),
+        ("sampler and store, driver calls busy", 1): sampled(1, seconds, busy=True),
+        ("sampler and store, driver calls busy", DEVICES): sampled(DEVICES, seconds, busy=True),
+    }
+    for (what, num_devices), manifest in measured.items():
         cpu_frac, fast = manifest["sampler"]["cpu_frac"], manifest["tiers"]["fast"]
         late = f"{1e3 * fast['lateness']['p99_s']:.1f} ms"
         missed = f"{fast['missed_ticks']} of {fast['ticks'] + fast['missed_ticks']}"
-        print(f"| sampler and store | {num_devices} | {100 * cpu_frac:.1f} % | {missed} | {late} |")
+        print(f"| {what} | {num_devices} | {100 * cpu_frac:.1f} % | {missed} | {late} |")
     print(f"| reading alone | {DEVICES} | {100 * polled(DEVICES, seconds):.1f} % | | |")
-    print(f"\n{DEVICES} devices below {100 * TARGET_FRAC:.0f} % of a processor: {cpu_frac < TARGET_FRAC}")
+    met = measured["sampler process, replayed devices and host", DEVICES]["sampler"]["cpu_frac"] < TARGET_FRAC
+    print(f"\n{DEVICES} replayed devices below {100 * TARGET_FRAC:.0f} % of a processor: {met}")
 
 
 if __name__ == "__main__":

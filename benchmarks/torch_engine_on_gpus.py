@@ -1,10 +1,11 @@
-"""Holds the torch engine on GPUs to one GPU's losses and gradient norms: the contract cases through NCCL.
+"""Holds an engine on GPUs to the torch engine's losses and gradient norms on one: the contract cases through NCCL.
 
 The cases are those of `tests/contracts/test_engines.py` that fit the machine, moved to `h200_sxm`. Prints one line a
 case with its largest relative deviation from the reference, and ends with 1 if any exceeds its tolerance.
 
-    python benchmarks/torch_engine_on_gpus.py            # as many GPUs as there are
-    python benchmarks/torch_engine_on_gpus.py --cpu 2    # a dry run of this script on two gloo ranks
+    python benchmarks/torch_engine_on_gpus.py                       # as many GPUs as there are
+    python benchmarks/torch_engine_on_gpus.py --engine deepspeed    # or megatron, whose cases are in test_megatron.py
+    python benchmarks/torch_engine_on_gpus.py --cpu 2               # a dry run of this script on two gloo ranks
 """
 
 import argparse
@@ -27,12 +28,12 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 GROUP_TIMEOUT_S = 280
 
 
-def contract_cases() -> Any:
+def contract_cases(name: str = "test_engines") -> Any:
     """The module with the cases."""
-    spec = importlib.util.spec_from_file_location("test_engines", CONTRACTS / "test_engines.py")
+    spec = importlib.util.spec_from_file_location(name, CONTRACTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["test_engines"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -63,23 +64,30 @@ def main() -> int:
     """Runs every case that fits; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", type=int, metavar="RANKS", help="gloo ranks on this machine's processors instead")
+    parser.add_argument("--engine", default="torch", help="the engine that is held to it (torch)")
     arguments = parser.parse_args()
     kind = "cpu" if arguments.cpu else "cuda"
     largest = arguments.cpu or torch.cuda.device_count()
     contracts = contract_cases()
+    megatron = contract_cases("test_megatron") if arguments.engine == "megatron" else None
     device = "cpu" if arguments.cpu else "h200_sxm"
     where = "cpu" if arguments.cpu else torch.cuda.get_device_name(0)
     print(f"{largest} x {where}, torch {torch.__version__}", flush=True)
     references: dict[str, Any] = {}
     num_bad = 0
     for world_size in (size for size in (1, 2, 4, 8) if size <= largest):
-        chosen = {
-            name: case
-            for name, case in contracts.CASES.items()
-            if case.world_size == world_size and name not in contracts.REFUSED
-        }
+        parity = megatron.ON_GPUS if megatron is not None else contracts.PARITY_OF[arguments.engine]
+        needed = {each.reference for each in parity.values()}
+        both = {
+            each.reference: each for each in (megatron or contracts).REFERENCES if each.reference in needed
+        } | parity
+        chosen = {name: case for name, case in both.items() if case.world_size == world_size}
+        there = ClusterSpec(device=device, devices_per_node=world_size)
         specs = {
-            name: replace(case.spec("torch"), cluster=ClusterSpec(device=device, devices_per_node=world_size)).to_json()
+            name: {
+                "spec": replace(case.spec("torch" if name in needed else arguments.engine), cluster=there).to_json(),
+                "compiler": case.compiler and ("aot_eager" if arguments.cpu else "inductor"),
+            }
             for name, case in chosen.items()
         }
         outcomes, said = run_group(specs, world_size, kind)
@@ -98,12 +106,12 @@ def main() -> int:
                 print(f"{name:<36} REFUSED {outcome['error']}", flush=True)
                 num_bad += 1
                 continue
-            if name.startswith("reference-"):
-                references[case.model.name] = outcome
+            if name in needed:
+                references[name] = outcome
             deviation = max(
-                abs(got - want) / abs(want)
+                abs(got - want) / abs(want or 1.0)
                 for key in ("losses", "grad_norms")
-                for got, want in zip(outcome[key], references[case.model.name][key], strict=True)
+                for got, want in zip(outcome[key], references[case.reference][key], strict=True)
             )
             bound = TOLERANCE[case.axes.get("dtype", "fp32")]
             agree = all(rank[name]["losses"] == outcome["losses"] for rank in outcomes)

@@ -11,26 +11,36 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ api calibration cli clock doctor errors live objective ranking schema study terminal tracking trial "
-    "units",
-    "analysis": "align decompose energy excursion power quality speed summary thermal throttle use",
+    ".": "__main__ api calibration cli clock comparison decision doctor errors evidence inspection judgement "
+    "live objective parquet progress ranking ranking_table remote reporting schema spread storage study terminal "
+    "terminal_ranking trial units upload",
+    "analysis": "align breakdown decompose detail energy examine excursion grid intake kernels outlier phases power "
+    "quality readings saturation series speed steady steps summary thermal throttle use",
     "catalog": "hardware models",
     "cost": "flops",
-    "orchestrate": "cluster run_study run_trial telemetry_actor",
+    "orchestrate": "agenda assignment cluster events hygiene judge lane lane_group lane_keeper lane_worker lanes "
+    "ledger run_study run_trial schedule telemetry_actor trial_telemetry",
     "plan": "axes engines parallel placement rules",
     "record": "command recorder recording sensors",
-    "report": "charts markup page",
+    "report": "charts figure markup page traces",
     "search": "grammar problems prune space strategy",
     "telemetry": "activity amd_smi amd_smi_device amd_smi_library backend calibrate device_model facts host lease "
     "manifest nvml nvml_device nvml_fields nvml_gpm nvml_ring pacing replay sampler sampling simulated store stream",
-    "workers": "engine loads loop phases torch_data torch_device torch_engine torch_experts torch_mesh torch_model "
-    "torch_optimizer torch_parallel torch_pipeline torch_recorder torch_serial torch_weights",
+    "tracking": "ledger run store tracker view",
+    "workers": "deepspeed_ambient deepspeed_config deepspeed_engine deepspeed_model deepspeed_norm deepspeed_pipeline "
+    "engine groups kernels leftovers loads loop megatron_config megatron_engine megatron_layers "
+    "megatron_marks megatron_runtime megatron_weights phases torch_compiler torch_data torch_device "
+    "torch_engine torch_experts torch_lora torch_mesh torch_model torch_optimizer torch_parallel "
+    "torch_pipeline torch_recorder torch_serial torch_weights watch",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 
 LONGEST_FILE_LINES = 500
 
-PURE = "units errors clock schema objective trial study catalog plan cost analysis search ranking telemetry record live"
+PURE = (
+    "units errors clock schema spread parquet objective trial study catalog plan cost analysis search "
+    "ranking ranking_table judgement comparison evidence telemetry record live"
+)
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 
 

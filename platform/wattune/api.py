@@ -1,43 +1,44 @@
 """What the command line and `experiments/*.py` call: plan a space, run a study, rank it, report it, send it on."""
 
-import queue
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import wattune
-from wattune.analysis.align import Aligned, align
-from wattune.analysis.summary import Summary, node_power_series, summarize
-from wattune.analysis.thermal import mean_temperatures_c
 from wattune.calibration import Listener as CalibrationListener
 from wattune.calibration import calibrate as measure_sensors
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
-from wattune.errors import PlanError, WattuneError
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
-from wattune.ranking import RankedTrial, Ranking
-from wattune.ranking import rank as rank_results
+from wattune.comparison import Comparison
+from wattune.decision import Source, rank_sources
+from wattune.errors import SpaceError
+from wattune.inspection import Analysis, inspect
+from wattune.ranking import Ranking
+from wattune.ranking_table import to_table
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
-from wattune.record.recording import Recording, load
+from wattune.record.recording import Recording
+from wattune.remote import RemoteStorage
+from wattune.reporting import compare_trials, write_figures, write_report
 from wattune.search.prune import Candidates, prune
 from wattune.search.space import StudySpec, load_space
 from wattune.search.strategy import make_strategy
-from wattune.study import MeasuredFolder, StudyFolder, TrialFolder, storage_path, write_calibration
-from wattune.tracking import Series, Tracker, default_uri, read_results
-from wattune.trial import TrialResult, TrialSpec
-from wattune.units import NS_PER_S
+from wattune.storage import Storage, find_storage, storage_path, write_calibration
+from wattune.study import StudyFolder, check_study_name
+from wattune.tracking.store import default_uri
+from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialSpec
+from wattune.upload import Delivery, send_all, to_storage, to_tracking
 
 if TYPE_CHECKING:
-    from wattune.orchestrate.run_study import Listener, TrialEvent
-    from wattune.report.charts import Trace
+    from wattune.orchestrate.events import Event, Listener
+    from wattune.orchestrate.ledger import Ending
 
-_VERSIONED: Final = ("torch", "ray", "mlflow", "pyarrow", "numpy")
+_VERSIONED: Final = ("torch", "megatron-core", "transformer-engine", "deepspeed", "ray", "mlflow", "pyarrow", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,19 @@ class StudyOutcome:
     tracking_uri: str
     tracking_problem: str
     """Why results were not sent to the tracking store; empty when all were."""
-    finished: bool
-    """False after Ctrl-C."""
+    storage_problem: str
+    """Why results were not sent to the storage's URL; empty when all were, or there is none."""
+    ending: "Ending"
+    """Why the call ended: `finished`, `interrupted` (Ctrl-C), `budget`, or `nodes` (missing for what is left)."""
+    num_left: int
+    """Trials, with repeats, that the same command would go on with, as far as it is known."""
+    missing: tuple[str, ...]
+    """What is left needs, and what the cluster has, where nodes are missing."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the study ran to its end."""
+        return self.ending == "finished"
 
 
 def plan(space: str | Path) -> tuple[StudySpec, Candidates]:
@@ -85,6 +97,8 @@ def run_study(
     storage: str | None = None,
     address: str | None = None,
     tracking_uri: str | None = None,
+    max_hours: float | None = None,
+    max_trials: int | None = None,
     listener: "Listener | None" = None,
 ) -> StudyOutcome:
     """Runs a study to its end, or to Ctrl-C, and ranks what it found.
@@ -93,30 +107,37 @@ def run_study(
 
     Args:
         space: The search space file.
-        storage: Folder studies are kept in; see `wattune.study.storage_path`.
+        storage: Where studies are kept, a folder or a URL; see `wattune.storage.find_storage`.
         address: Ray cluster to use; None is the environment's, else one of our own on this machine.
         tracking_uri: MLflow store; None is `mlflow.db` in the storage folder.
-        listener: Told of every trial that starts or ends.
+        max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later.
+        max_trials: Trials this call starts at most, repeats and anchors counted; 0 only says what would be done.
+        listener: Told what is going to happen, and of every trial that starts or ends.
 
     Raises:
-        SpaceError: The space is not valid, or the study's folder holds another space.
+        SpaceError: The space is not valid, names an anchor it does not have, or the study's folder holds another space.
         NothingToTryError: Every candidate is rejected; nothing was written.
         PlanError: The study is being run already.
         EngineError: The Ray cluster cannot be reached, or is too small.
     """
     study_spec, candidates = plan(space)
     candidates.require_kept()
+    anchor = _anchor(study_spec, candidates)
     strategy = make_strategy(study_spec.search.strategy, candidates.specs, seed=study_spec.search.seed)
-    folder = storage_path(storage)
-    study = StudyFolder.create(folder, study_spec.name, study_spec.document)
-    uri = tracking_uri or default_uri(folder)
+    place = find_storage(storage)
+    remote = RemoteStorage(place.url) if place.url else None
+    study = StudyFolder.create(place.folder, study_spec.name, study_spec.document)
+    uri = tracking_uri or default_uri(place.folder)
 
     # Ray and torch take seconds to import; commands that only read do without them.
+    from wattune.orchestrate.agenda import StudyRun
     from wattune.orchestrate.cluster import connect
-    from wattune.orchestrate.run_study import StudyRun
+    from wattune.orchestrate.events import TrialEvent
+    from wattune.orchestrate.ledger import Ledger, will_repeat
     from wattune.orchestrate.run_study import run_study as run_on_ray
+    from wattune.orchestrate.schedule import Budget
 
-    with study.running(), _Uploader(study, uri) as uploader:
+    with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
         study.write_candidates(candidates.rows())
         run = StudyRun(
             measure=study_spec.measure,
@@ -125,148 +146,204 @@ def run_study(
             limits=study_spec.limits,
             tags=environment_tags(),
             finalists=lambda: [row.spec for row in rank(study).feasible],
+            clusters=study_spec.clusters,
+            isolation=study_spec.isolation,
+            order=study_spec.search.order,
+            anchor=anchor,
+            budget=Budget(max_hours=max_hours, max_trials=max_trials),
         )
 
-        def heard(event: "TrialEvent") -> None:
-            if event.kind == "finished" and event.result is not None:
-                uploader.send(event.spec, event.result)
+        def heard(event: "Event") -> None:
+            if isinstance(event, TrialEvent) and event.result is not None and not will_repeat(event.result):
+                send = delivery.send_again if event.kind == "skipped" else delivery.send
+                send(event.spec, event.result)
             if listener is not None:
                 listener(event)
 
-        with connect(address) as cluster:
-            for needed in study_spec.clusters:
-                cluster.resources_per_rank(needed)
-            finished = run_on_ray(study, strategy, run, cluster, heard)
+        ledger = Ledger(study, strategy, run, heard)
+        needed = ledger.begin().load_s
+        if needed and max_trials != 0:  # a study that is done needs no cluster
+            with connect(address) as cluster:
+                lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
+                if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
+                    cluster.resources_per_rank(lacking[0])
+                run_on_ray(study, ledger, run, cluster)
         ranking = _conclude(study)
-        uploader.conclude(ranking)
+        delivery.conclude(ranking)
     return StudyOutcome(
         study=study,
         candidates=candidates,
         ranking=ranking,
         report_path=study.report_path,
         tracking_uri=uri,
-        tracking_problem=uploader.problem,
-        finished=finished,
+        tracking_problem=delivery.tracking_problem,
+        storage_problem=delivery.storage_problem,
+        ending=ledger.ending or ("budget" if needed else "finished"),
+        num_left=ledger.num_left,
+        missing=tuple(ledger.missing),
     )
 
 
-def load_study(name_or_path: str, *, storage: str | None = None) -> StudyFolder:
-    """An existing study, by name under the storage or by its folder.
+def _anchor(study_spec: StudySpec, candidates: Candidates) -> TrialSpec | None:
+    """The trial that `search.anchor` names."""
+    wanted = study_spec.search.anchor
+    if wanted is None:
+        return None
+    for kept in candidates.kept:
+        if kept.trial_id == wanted:
+            return kept.spec
+    count = len(candidates.kept)
+    raise SpaceError(f"search.anchor: {wanted} is none of the {count} trials of the space; `wattune plan` lists them")
+
+
+def load_study(name_or_path: str, *, storage: str | None = None, whole: bool = False) -> StudyFolder:
+    """An existing study, by name under the storage, by its folder, or by its URL.
+
+    Args:
+        name_or_path: Its name, its folder, or its URL: then the storage is what the URL lies in.
+        storage: Where studies are kept; see `wattune.storage.find_storage`. From a URL the local folder gets what it
+            lacks, unless the study is being run from there at this moment.
+        whole: Marks and telemetry are wanted too, not only results.
 
     Raises:
         PlanError: There is no study there.
+        SpaceError: The local folder holds another study of this name.
+        TrackingError: The storage's URL cannot be reached.
     """
-    return StudyFolder.open(name_or_path, storage_path(storage))
+    name = name_or_path
+    if "://" in name_or_path:
+        url, _, name = name_or_path.rstrip("/").rpartition("/")
+        place = Storage(find_storage(storage).folder, url)
+    else:
+        place = find_storage(storage)
+    if not place.url or (Path(name).expanduser() / "study.yaml").is_file():
+        return StudyFolder.open(name, place.folder)
+    remote = RemoteStorage(place.url)
+    local = StudyFolder(place.folder / check_study_name(name))
+    if not local.path.is_dir():
+        return remote.fetch_study(name, place.folder, whole=whole)
+    with local.if_idle() as idle:
+        return remote.fetch_study(name, place.folder, whole=whole) if idle else local
 
 
 def rank(
-    study: StudyFolder | str,
+    study: StudyFolder | str | Sequence[StudyFolder | str],
     *,
     storage: str | None = None,
     tracking_uri: str | None = None,
     objective: str | None = None,
     constraints: Sequence[str] | None = None,
     where: Sequence[str] = (),
+    least_quality: str = "",
 ) -> Ranking:
-    """Ranks a study's trials under its own objective and constraints, or others.
+    """Ranks trials of one study, or of several together, under their own objective and constraints, or others.
 
     Args:
-        study: A study, its name, or its folder.
-        storage: Folder studies are kept in.
-        tracking_uri: Read results from this MLflow store instead of the study folder; `study` is then a name.
-        objective: Instead of the study's own, such as `minimize energy_per_token_j`; required with `tracking_uri`.
-        constraints: Instead of the study's own.
+        study: A study, its name, or its folder; or several.
+        storage: Where studies are kept.
+        tracking_uri: Read results from this MLflow store instead of study folders; studies are then names.
+        objective: Instead of the studies' own, such as `minimize energy_per_token_j`; several need it where theirs
+            differ.
+        constraints: Instead of the studies' own.
         where: Only trials that hold all of these are ranked.
+        least_quality: `indicative` or `publishable`: trials of a lower quality are left out.
 
     Raises:
         PlanError: There is no such study.
         SpaceError: An objective or constraint cannot be used as written.
         TrackingError: The store cannot be reached or has no such study.
     """
-    wheres = [parse_constraint(text) for text in where]
-    if tracking_uri is not None and isinstance(study, str):
-        if objective is None:
-            raise PlanError("an MLflow store does not hold a study's objective; give --objective")
-        results = read_results(tracking_uri, study)
-        bounds = [parse_constraint(text) for text in constraints or ()]
-        return rank_results(results, parse_objective(objective), bounds, where=wheres)
-    folder = load_study(study, storage=storage) if isinstance(study, str) else study
-    own_objective, own_constraints = _goals(folder)
-    return rank_results(
-        folder.results(),
-        own_objective if objective is None else parse_objective(objective),
-        own_constraints if constraints is None else [parse_constraint(text) for text in constraints],
-        where=wheres,
-    )
+    wanted = [study] if isinstance(study, StudyFolder | str) else study
+    sources = [
+        Source.of_store(tracking_uri, one)
+        if tracking_uri is not None and isinstance(one, str)
+        else Source.of_folder(load_study(one, storage=storage) if isinstance(one, str) else one)
+        for one in wanted
+    ]
+    return rank_sources(sources, objective=objective, constraints=constraints, where=where, least_quality=least_quality)
 
 
 def report(study: StudyFolder, ranking: Ranking | None = None) -> Path:
     """Writes the study's `report.html` and says where it is."""
-    # Plotting takes longer to import than most commands take to run.
-    from wattune.report.page import render_report
-
-    ranking = ranking or rank(study)
-    shown = {
-        row.trial_id: aligned
-        for row in (*ranking.feasible[:1], *ranking.infeasible[:1])
-        if (aligned := _aligned(study, row))
-    }
-    best = shown.get(ranking.best.trial_id) if ranking.best else None
-    temperatures_c = mean_temperatures_c(best) if best else {}
-    html = render_report(
-        study.name,
-        study.document(),
-        ranking,
-        study.candidates(),
-        {trial_id: trace for trial_id, aligned in shown.items() if (trace := _highest_node(aligned))},
-        {f"{node} {device}": temperature_c for (node, device), temperature_c in temperatures_c.items()},
-    )
-    return study.write_report(html)
+    return write_report(study, ranking or rank(study))
 
 
-def sync(study: StudyFolder, *, tracking_uri: str | None = None, on_trial: Callable[[bool], None] | None = None) -> int:
-    """Sends every finished trial that the tracking store does not have yet.
+def figures(study: StudyFolder, folder: str | Path) -> list[Path]:
+    """Writes every figure of the study's report as PNG and SVG, and says where.
+
+    Raises:
+        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+    """
+    return write_figures(study, rank(study), Path(folder).expanduser())
+
+
+def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
+    """Two trials side by side: what differs, and where time and energy of a step went.
+
+    Args:
+        a: The one, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
+        b: The other, of the same study or of another one.
+        storage: Where studies are kept.
+
+    Raises:
+        PlanError: There is no such study or trial.
+        TelemetryError: A trial's telemetry cannot be read.
+    """
+    return compare_trials(a, b, lambda name: load_study(name, storage=storage, whole=True))
+
+
+def sync(
+    study: StudyFolder,
+    *,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    on_trial: Callable[[bool], None] | None = None,
+) -> dict[str, int]:
+    """Sends every finished trial that the tracking store, and the storage's URL, do not have yet.
 
     Args:
         study: What to send.
-        tracking_uri: Where to; None is `mlflow.db` beside the study.
+        storage: Where studies are kept; a URL is sent to as well.
+        tracking_uri: The tracking store; None is `mlflow.db` beside the study.
         on_trial: Told after each trial whether it was sent now.
 
     Returns:
-        How many trials were sent now.
+        How many trials were sent now: `sent` to the tracking store and, with a URL, `stored` there.
 
     Raises:
-        TrackingError: The store cannot be reached or refuses; what was sent stays sent.
+        TrackingError: One of the two cannot be reached or refuses; what was sent stays sent, to the other one too.
     """
-    tracker = Tracker(tracking_uri or default_uri(study.path.parent), study.name)
-    sent = 0
-    for spec, result in study.results():
-        folder = study.trial(result.trial_id, result.repeat)
-        now = tracker.log_trial(spec, result, folder.path, chart_series(folder))
-        sent += now
-        if on_trial is not None:
-            on_trial(now)
-    tracker.log_study(
-        study.document(), rank(study).to_json(), study.report_path if study.report_path.exists() else None
-    )
-    return sent
+    url = find_storage(storage).url
+    remote = RemoteStorage(url) if url else None
+    tracker = Tracker(tracking_uri or default_uri(study.path.parent), study.name, document=study.document())
+    ranking = rank(study).to_json()
+    report_path = study.report_path if study.report_path.exists() else None
+    senders = {
+        "sent": (
+            to_tracking(study, tracker),
+            lambda: tracker.log_study(study.document(), ranking, report_path, study.results()),
+        ),
+    }
+    if remote is not None:
+        senders["stored"] = (to_storage(study, remote), lambda: remote.send_study(study))
+    return send_all(study, senders, on_trial)
 
 
-def analyze(folder: str | Path) -> Summary:
-    """Recomputes metrics and quality of a trial or a recording from its folder alone.
+def analyze(folder: str | Path) -> Analysis:
+    """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
+
+    Args:
+        folder: The folder, or its URL.
 
     Raises:
         PlanError: There is no such folder, or nothing measured in it.
-        TelemetryError: A table in it cannot be read.
+        TelemetryError: A table or manifest in it cannot be read.
     """
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise PlanError(f"{path} is no folder; give a trial's or a recording's")
-    measured = load(path)
-    if not measured.tables and measured.marks is None:
-        raise PlanError(f"{path} holds neither telemetry nor marks; give a trial's or a recording's folder")
-    spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
-    return summarize(spec, measured.marks, measured.tables, measured.manifests, window=measured.window)
+    if "://" in str(folder):
+        with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
+            RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
+            return analyze(scratch)
+    return inspect(Path(folder).expanduser())
 
 
 def record(
@@ -283,7 +360,7 @@ def record(
 
     Args:
         command: The program and its arguments.
-        storage: Folder recordings are kept in, under `recordings`; see `wattune.study.storage_path`.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.find_storage`.
         seconds: Longest to record.
         name: The recording's name.
         backends: What to read.
@@ -307,6 +384,25 @@ def record(
     )
 
 
+def send_recording(recording: Recording, *, storage: str | None = None) -> bool:
+    """Sends a recording to the storage's URL.
+
+    Args:
+        recording: What was recorded.
+        storage: Where recordings are kept; see `wattune.storage.find_storage`.
+
+    Returns:
+        Whether there is a URL.
+
+    Raises:
+        TrackingError: The URL cannot be reached or refuses; the recording is safe in the local folder.
+    """
+    url = find_storage(storage).url
+    if url:
+        RemoteStorage(url).send_recording(recording.path)
+    return bool(url)
+
+
 def calibrate(
     backend: str,
     *,
@@ -317,7 +413,7 @@ def calibrate(
 
     Args:
         backend: `nvml` or `simulated`; see `wattune.calibration.calibrate`.
-        storage: Folder it is kept in, under `calibration`; see `wattune.study.storage_path`.
+        storage: Folder it is kept in, under `calibration`; see `wattune.storage.find_storage`.
         listener: Told what is going on and which share of it all is done.
 
     Returns:
@@ -329,17 +425,6 @@ def calibrate(
     folder = storage_path(storage)
     found = measure_sensors(backend, listener=listener or (lambda _what, _done_frac: None))
     return [(write_calibration(folder, one), one) for one in found]
-
-
-def chart_series(folder: MeasuredFolder) -> Series:
-    """Node power over wall time for a tracking store's charts, by node; empty where no device power was recorded."""
-    aligned = align(folder.telemetry(), folder.marks(), folder.manifests())
-    if aligned is None:
-        return {}
-    return {
-        f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), power_w)
-        for node, (time_s, power_w) in node_power_series(aligned).items()
-    }
 
 
 def environment_tags() -> dict[str, str]:
@@ -362,77 +447,8 @@ def environment_tags() -> dict[str, str]:
     return tags
 
 
-def _goals(study: StudyFolder) -> tuple[Objective, list[Constraint]]:
-    document = study.document()
-    return parse_objective(document["objective"]), [parse_constraint(text) for text in document["constraints"]]
-
-
 def _conclude(study: StudyFolder) -> Ranking:
     ranking = rank(study)
-    study.write_ranking(ranking.to_table())
+    study.write_ranking(to_table(ranking))
     report(study, ranking)
     return ranking
-
-
-def _aligned(study: StudyFolder, row: RankedTrial) -> Aligned | None:
-    """The first repeat of a trial on one time axis, None where it left no telemetry."""
-    folder = study.trial(row.trial_id, row.counted[0].repeat)
-    return align(folder.telemetry(), folder.marks(), folder.manifests())
-
-
-def _highest_node(aligned: Aligned) -> "Trace | None":
-    """Power of the node with the highest peak, None where no device power was recorded."""
-    from wattune.report.charts import Trace
-
-    series = node_power_series(aligned).values()
-    if not series:
-        return None
-    time_s, power_w = max(series, key=lambda one: float(one[1].max()))
-    return Trace(time_s=time_s, node_power_w=power_w)
-
-
-class _Uploader:
-    """Sends results to the tracking store beside the study: a slow or dead server never holds a trial up."""
-
-    def __init__(self, study: StudyFolder, uri: str) -> None:
-        self.problem = ""
-        self._study = study
-        self._tracker = Tracker(uri, study.name)
-        self._queue: queue.SimpleQueue[tuple[TrialSpec, TrialResult] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="tracking")
-
-    def __enter__(self) -> "_Uploader":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def send(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Queues a result; returns at once."""
-        self._queue.put((spec, result))
-
-    def conclude(self, ranking: Ranking) -> None:
-        """Waits for the queue, then sends what is known of the whole study."""
-        self._stop()
-        with self._noting():
-            self._tracker.log_study(self._study.document(), ranking.to_json(), self._study.report_path)
-
-    def _stop(self) -> None:
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            spec, result = item
-            folder = self._study.trial(result.trial_id, result.repeat)
-            with self._noting():
-                self._tracker.log_trial(spec, result, folder.path, chart_series(folder))
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        try:
-            yield
-        except (WattuneError, OSError) as error:  # one result that cannot be sent must not hold back the others
-            self.problem = str(error)

@@ -115,7 +115,7 @@ def calibrate(
         listener: Told of progress.
 
     Returns:
-        For each device what `wattune.study.write_calibration` stores.
+        For each device what `wattune.storage.write_calibration` stores.
 
     Raises:
         TelemetryError: There are no such sensors or devices, the load did not run, or too little was recorded.

@@ -7,7 +7,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 import json
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -19,20 +19,21 @@ from wattune import __version__, api
 from wattune.doctor import examine
 from wattune.errors import TrackingError, WattuneError
 from wattune.live import LiveView, print_recording
+from wattune.progress import StudyProgress
 from wattune.ranking import Ranking, pareto_front
+from wattune.ranking_table import to_csv, write_csv
 from wattune.record.recorder import Output
+from wattune.reporting import write_comparison
 from wattune.terminal import (
-    StudyProgress,
     print_calibration,
     print_candidates,
     print_catalog,
     print_findings,
-    print_front,
     print_metrics,
-    print_ranking,
     print_rejections,
 )
-from wattune.tracking import ui_command
+from wattune.terminal_ranking import print_comparison, print_front, print_ranking
+from wattune.tracking.store import ui_command
 
 NOTHING_FEASIBLE: Final = 3
 
@@ -52,11 +53,11 @@ app = typer.Typer(
 )
 
 SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
-StudyArgument = Annotated[str, typer.Argument(help="A study's name or folder.", show_default=False)]
+StudyArgument = Annotated[str, typer.Argument(help="A study's name, folder or URL.", show_default=False)]
 StorageOption = Annotated[
     str | None,
     typer.Option(
-        help="Folder studies are kept in. [default: $WATTUNE_STORAGE or ~/wattune-studies]", show_default=False
+        help="Folder or URL studies are kept in. [default: $WATTUNE_STORAGE or ~/wattune-studies]", show_default=False
     ),
 ]
 TrackingOption = Annotated[
@@ -132,19 +133,44 @@ def run(
         typer.Option(help="Ray cluster. [default: $RAY_ADDRESS, else one on this machine]", show_default=False),
     ] = None,
     tracking_uri: TrackingOption = None,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Hours on the clock for this call; no trial starts that is expected to end later.",
+            show_default=False,
+        ),
+    ] = None,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Trials this call starts at most, repeats counted; 0 only says what would run.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
     signal.signal(signal.SIGTERM, _as_interrupt)  # a job that is stopped leaves its study in order, as on Ctrl-C
     study_spec, candidates = api.plan(space)
-    measure = study_spec.measure
-    num_trials = api.num_trials(study_spec, candidates) * measure.repeats + measure.soak_finalists
     console = _err if as_json else _out
-    with StudyProgress(console, study_spec.objective.metric, num_trials) as progress:
-        outcome = api.run_study(space, storage=storage, address=address, tracking_uri=tracking_uri, listener=progress)
+    # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
+    stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with stray, StudyProgress(console, study_spec.objective, study_spec.constraints) as progress:
+        outcome = api.run_study(
+            space,
+            storage=storage,
+            address=address,
+            tracking_uri=tracking_uri,
+            max_hours=max_hours,
+            max_trials=max_trials,
+            listener=progress,
+        )
     ranking = outcome.ranking
     if as_json:
-        _print_json({"study": str(outcome.study.path), "finished": outcome.finished, **ranking.to_json()})
+        ended = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
+        _print_json({"study": str(outcome.study.path), **ended, "missing": list(outcome.missing), **ranking.to_json()})
     else:
         print_ranking(_out, ranking)
         if candidates.rejected:
@@ -154,7 +180,18 @@ def run(
         _out.print(f"MLflow UI {command}", highlight=False, soft_wrap=True)
     if outcome.tracking_problem:
         raise TrackingError(f"{outcome.tracking_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
-    if not outcome.finished:
+    if outcome.storage_problem:
+        raise TrackingError(f"{outcome.storage_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
+    if outcome.ending == "budget":
+        _err.print(f"the budget is used; {outcome.num_left} trial(s) are left, the same command goes on with them")
+        if not ranking.trials:
+            return
+    elif outcome.ending == "nodes":
+        for missing in outcome.missing:
+            _err.print(f"not run: {missing}", highlight=False, soft_wrap=True)
+        _err.print(f"{outcome.num_left} trial(s) wait for nodes; start them, the same command continues")
+        raise typer.Exit(1)
+    elif not outcome.finished:
         _err.print("stopped before the end; the same command continues")
         raise typer.Exit(1)
     _end(ranking)
@@ -162,7 +199,7 @@ def run(
 
 @app.command()
 def rank(
-    study: StudyArgument,
+    study: Annotated[list[str], typer.Argument(help="Names or folders of one or several studies.", show_default=False)],
     storage: StorageOption = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="Read results from this MLflow store instead.", show_default=False)
@@ -178,14 +215,28 @@ def rank(
         list[str] | None,
         typer.Option(help='Rank only trials that hold this, e.g. "mfu_frac > 0.3".', show_default=False),
     ] = None,
+    quality: Annotated[
+        str,
+        typer.Option(help="Rank only trials of this quality or better: indicative, publishable.", show_default=False),
+    ] = "",
     pareto: Annotated[
         str | None,
         typer.Option(help="Two metrics, as a,b: the feasible trials no other beats in both.", show_default=False),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="Rows of each kind at most.", show_default=False)] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write every trial to this file too, a line each; - is standard output.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ranks a study's trials: feasible in order, infeasible with what fails, unknown with what is missing."""
+    """Ranks trials: feasible in order, infeasible with what fails, unknown with what is missing."""
+    metrics = [name.strip() for name in pareto.split(",")] if pareto else []
+    if pareto and len(metrics) != 2:
+        raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
+    to_screen = csv is not None and str(csv) == "-"
+    if as_json and to_screen:
+        raise typer.BadParameter("--json and --csv - both want standard output; give --csv a file")
     ranking = api.rank(
         study,
         storage=storage,
@@ -193,12 +244,14 @@ def rank(
         objective=objective,
         constraints=constraint,
         where=where or (),
+        least_quality=quality,
     )
-    metrics = [name.strip() for name in pareto.split(",")] if pareto else []
-    if pareto and len(metrics) != 2:
-        raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
     front = pareto_front(ranking.feasible, *metrics) if metrics else []
-    if as_json:
+    if csv is not None and not to_screen:
+        write_csv(ranking, csv)
+    if to_screen:
+        print(to_csv(ranking), end="")  # noqa: T201 - what was asked for
+    elif as_json:
         _print_json(ranking.to_json() | ({"pareto": [row.to_json() for row in front]} if metrics else {}))
     else:
         print_ranking(_out, ranking, top=top)
@@ -208,35 +261,59 @@ def rank(
 
 
 @app.command()
-def report(study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False) -> None:
-    """Writes a study's report.html anew."""
-    path = api.report(api.load_study(study, storage=storage))
+def compare(
+    a: Annotated[str, typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="Another one, of this or another study.", show_default=False)],
+    storage: StorageOption = None,
+    html: Annotated[Path | None, typer.Option(help="Write it as a page to this file.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows which parts of a step make one trial faster or leaner than another."""
+    comparison = api.compare(a, b, storage=storage)
+    if html is not None:
+        write_comparison(comparison, html)
     if as_json:
-        _print_json({"report": str(path)})
+        _print_json(comparison.to_json())
     else:
-        _out.print(str(path), highlight=False, soft_wrap=True)
+        print_comparison(_out, comparison)
+
+
+@app.command()
+def report(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Write every figure as PNG and SVG to this folder too; needs Chrome.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a study's report.html anew."""
+    folder = api.load_study(study, storage=storage, whole=True)
+    path = api.report(folder)
+    images = api.figures(folder, figures) if figures is not None else []
+    if as_json:
+        _print_json({"report": str(path), "figures": [str(image) for image in images]})
+    else:
+        for written in (path, *images):
+            _out.print(str(written), highlight=False, soft_wrap=True)
 
 
 @app.command()
 def analyze(
-    folder: Annotated[Path, typer.Argument(help="A trial's or a recording's folder.", show_default=False)],
+    folder: Annotated[str, typer.Argument(help="A trial's or a recording's folder or URL.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
     """Recomputes metrics and quality of a trial or recording from its folder alone."""
-    summary = api.analyze(folder)
+    analysis = api.analyze(folder)
+    summary = analysis.summary
     if as_json:
-        _print_json(
-            {
-                "metrics": dict(summary.metrics),
-                "quality": summary.quality,
-                "quality_reasons": list(summary.quality_reasons),
-            }
-        )
+        _print_json(analysis.to_json())
     else:
         verdict = f"quality: {summary.quality}" + (
             f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""
         )
-        print_metrics(_out, str(folder), summary.metrics, verdict)
+        print_metrics(_out, folder, summary.metrics, "\n".join([verdict, *analysis.notes]))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -283,6 +360,10 @@ def record(
         _print_json(recording.to_json())
     else:
         print_recording(console, recording)
+    try:
+        api.send_recording(recording, storage=storage)
+    except TrackingError as error:  # the exit code is the command's
+        _err.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
     raise typer.Exit(recording.exit_code or 0)
 
 
@@ -315,12 +396,14 @@ def sync(
     tracking_uri: TrackingOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sends every finished trial the tracking store does not have yet."""
-    sent = api.sync(api.load_study(study, storage=storage), tracking_uri=tracking_uri)
+    """Sends every finished trial the tracking store, and the storage's URL, do not have yet."""
+    sent = api.sync(api.load_study(study, storage=storage, whole=True), storage=storage, tracking_uri=tracking_uri)
     if as_json:
-        _print_json({"sent": sent})
-    else:
-        _out.print(f"{sent} trial(s) sent")
+        _print_json(sent)
+        return
+    _out.print(f"{sent['sent']} trial(s) sent")
+    if "stored" in sent:
+        _out.print(f"{sent['stored']} trial(s) stored")
 
 
 def _end(ranking: Ranking) -> None:

@@ -1,139 +1,25 @@
 """Ranking: which trials keep every bound, in which order, and what every other one lacks.
 
-Repeats of a trial are an interval, from its worst to its best, never a mean: two trials whose intervals overlap share
-a rank, since the measurement does not tell them apart. A bound is kept only if every repeat keeps it.
+Two trials whose intervals overlap are not told apart by the measurement, so neither ranks above the other.
 """
 
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
 
-import pyarrow as pa
-
+from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
+from wattune.judgement import QUALITIES, RankedTrial, Results, Spreads, Verdict, completed, finite, judge
 from wattune.objective import Constraint, Objective
-from wattune.plan.axes import AXES
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec
+from wattune.units import format_quantity
 
-QUALITIES: Final = ("invalid", "", "indicative", "publishable")
-"""Qualities from worst to best; empty is a result that nobody judged."""
-
-_UNDECIDED: Final = (TrialStatus.INTERRUPTED, TrialStatus.INVALID)
-"""Statuses of a repeat that say nothing about the configuration: it is left out where another repeat completed."""
-
-
-class Verdict(StrEnum):
-    """What the constraints say of a trial."""
-
-    FEASIBLE = "feasible"
-    INFEASIBLE = "infeasible"
-    UNKNOWN = "unknown"
-    """A metric the objective or a constraint needs was not measured."""
-    FAILED = "failed"
-    """It did not complete."""
-
-
-class Interval(NamedTuple):
-    """Least and largest value over the repeats of a trial; equal where there was one."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Margin:
-    """How a trial stands to one constraint, in the repeat that comes closest to its bound or furthest past it."""
-
-    constraint: str
-    metric: str
-    got: float
-    bound: float
-    slack: float
-    """Distance to the bound on the allowed side, in the metric's unit; negative is violated."""
-    slack_frac: float | None
-    """The same as a fraction of the bound; None where the bound is 0."""
-    repeat: int
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedTrial:
-    """One trial with all its repeats, judged."""
-
-    spec: TrialSpec
-    trial_id: str
-    verdict: Verdict
-    rank: int | None
-    """1 plus the number of feasible trials whose interval lies wholly above its own; None unless feasible."""
-    objective: Interval | None
-    """The objective's metric over the repeats, None where one of them did not measure it."""
-    margins: tuple[Margin, ...]
-    """One per constraint that could be checked, in the constraints' order."""
-    missing: tuple[str, ...]
-    """Metrics the objective and the constraints need that some repeat did not measure."""
-    reason: str
-    """Why it is not feasible, in words; empty for feasible trials."""
-    repeats: tuple[TrialResult, ...]
-    """Every repeat in order, those left out included."""
-    quality: str
-    """The worst of the counted repeats' qualities."""
-    simulated: bool
-    """Whether telemetry of any counted repeat was computed instead of measured."""
-
-    @property
-    def label(self) -> str:
-        """The plan in short, such as `dp2 tp2 mbs4 zero1`."""
-        return self.spec.label
-
-    @property
-    def counted(self) -> tuple[TrialResult, ...]:
-        """The repeats that completed: those the interval and the margins are over."""
-        return _counted(self.repeats)
-
-    @property
-    def failing(self) -> tuple[Margin, ...]:
-        """The margins of the constraints that do not hold."""
-        return tuple(margin for margin in self.margins if not margin.holds)
-
-    def interval(self, metric: str) -> Interval | None:
-        """A metric over the completed repeats, None where one of them did not measure it."""
-        return _interval(self.counted, metric)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`."""
-        return {
-            "rank": self.rank,
-            "trial_id": self.trial_id,
-            "verdict": str(self.verdict),
-            "label": self.label,
-            "model": self.spec.model.name,
-            "cluster": self.spec.cluster.label,
-            "engine": self.spec.engine,
-            "dp": self.spec.plan.dp(self.spec.cluster.world_size),
-            "plan": asdict(self.spec.plan),
-            "objective": self.objective._asdict() if self.objective else None,
-            "margins": [asdict(margin) for margin in self.margins],
-            "missing": list(self.missing),
-            "reason": self.reason,
-            "quality": self.quality,
-            "simulated": self.simulated,
-            "repeats": [
-                {
-                    "repeat": result.repeat,
-                    "status": str(result.status),
-                    "reason": result.reason,
-                    "quality": result.quality,
-                    "quality_reasons": list(result.quality_reasons),
-                    "metrics": dict(result.metrics),
-                }
-                for result in self.repeats
-            ],
-        }
+S_PER_H: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +30,19 @@ class Ranking:
     constraints: tuple[Constraint, ...]
     where: tuple[Constraint, ...]
     feasible: tuple[RankedTrial, ...]
-    """By rank; within a shared rank the better worst repeat first."""
+    """By rank; within a shared rank by the lower end of the interval."""
     infeasible: tuple[RankedTrial, ...]
     """By objective: the first is what the bounds cost."""
     unknown: tuple[RankedTrial, ...]
     failed: tuple[RankedTrial, ...]
     num_filtered: int
-    """Trials `where` left out before ranking."""
+    """Trials `where` and `least_quality` left out before ranking."""
+    least_quality: str = ""
+    """Trials of a lower quality were left out; empty for none."""
+    studies: tuple[str, ...] = ()
+    """The studies ranked together; empty for one."""
+    drifts: tuple[str, ...] = ()
+    """What the anchor says of drift in the objective, in words."""
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
@@ -184,8 +76,44 @@ class Ranking:
             share = "all" if simulated == len(measured) else f"{simulated} of {len(measured)}"
             parts.append(f"SIMULATED telemetry in {share} measured trials")
         if self.num_filtered:
-            parts.append(f"{self.num_filtered} left out by {' and '.join(map(str, self.where))}")
+            quality = [f"quality below {self.least_quality}"] if self.least_quality else []
+            parts.append(f"{self.num_filtered} left out by {' and '.join([*map(str, self.where), *quality])}")
         return "; ".join(parts)
+
+    @property
+    def best_of_each(self) -> tuple[RankedTrial, ...]:
+        """The first feasible trial of every size of work, where there is more than one; see `warnings`."""
+        first = {_size(row.spec): row for row in reversed(self.feasible)}
+        return tuple(row for row in self.feasible if first[_size(row.spec)] is row) if len(self._sizes) > 1 else ()
+
+    @property
+    def _sizes(self) -> list[str]:
+        """The sizes of work among measured trials that a speed or an energy depends on."""
+        depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
+        return sorted({_size(row.spec) for row in self.trials if row.objective}) if depends else []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes rows of this ranking unlike each other, or its order uncertain; empty is good."""
+        found = []
+        metric, compared = self.objective.metric, [row for row in self.trials if row.counted]
+        if len(self._sizes) > 1:
+            found.append(
+                f"{metric} of unlike work in one table: {'; '.join(self._sizes)}. A larger model does more for a "
+                "token; compare within one, or by mfu_frac"
+            )
+        if 0 < sum(row.simulated for row in compared) < len(compared):
+            found.append("simulated and measured telemetry in one table: a rank between the two means nothing")
+        if len(self.qualities) > 1:
+            listed = ", ".join(f"{count} {quality or 'not judged'}" for quality, count in self.qualities.items())
+            found.append(f"unlike qualities in one table: {listed}; --quality publishable ranks the best alone")
+        single = [row for row in compared if row.objective and row.objective.method == "none"]
+        if single and len(compared) > 1:
+            found.append(
+                f"nothing tells how {metric} scatters in {len(single)} of {len(compared)} trials: no repeats, no "
+                "anchor; differences smaller than the machine's own from run to run decide nothing"
+            )
+        return (*found, *self.drifts)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`: every row of every list, with its repeats."""
@@ -194,111 +122,66 @@ class Ranking:
             "constraints": [str(constraint) for constraint in self.constraints],
             "where": [str(constraint) for constraint in self.where],
             "note": self.note,
+            "warnings": list(self.warnings),
+            "studies": list(self.studies),
             "qualities": self.qualities,
             "simulated": self.simulated,
             "num_filtered": self.num_filtered,
             **{str(verdict): [row.to_json() for row in getattr(self, verdict)] for verdict in Verdict},
         }
 
-    def to_table(self) -> pa.Table:
-        """One row per trial, for `ranking.parquet`; the metadata says what was asked."""
-        rows = [row.to_json() for row in self.trials]
-        for row, trial in zip(rows, self.trials, strict=True):
-            row["plan"] = {**row["plan"], "rank_order": str(trial.spec.plan.rank_order)}
-            row["repeats"] = [{**repeat, "metrics": list(repeat["metrics"].items())} for repeat in row["repeats"]]
-        metadata = {
-            "wattune.objective": str(self.objective),
-            "wattune.constraints": "\n".join(map(str, self.constraints)),
-            "wattune.where": "\n".join(map(str, self.where)),
-            "wattune.note": self.note,
-            "wattune.simulated": str(self.simulated).lower(),
-        }
-        return pa.Table.from_pylist(rows, schema=_TABLE.with_metadata(metadata))
-
-
-_AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
-
-
-def _struct(**types: pa.DataType) -> pa.DataType:
-    return pa.struct(list(types.items()))
-
-
-_TABLE: Final = pa.schema(
-    {
-        "rank": pa.int32(),
-        "trial_id": pa.string(),
-        "verdict": pa.string(),
-        "label": pa.string(),
-        "model": pa.string(),
-        "cluster": pa.string(),
-        "engine": pa.string(),
-        "dp": pa.int32(),
-        "plan": _struct(**{name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}),
-        "objective": _struct(low=pa.float64(), high=pa.float64()),
-        "margins": pa.list_(
-            _struct(
-                constraint=pa.string(),
-                metric=pa.string(),
-                got=pa.float64(),
-                bound=pa.float64(),
-                slack=pa.float64(),
-                slack_frac=pa.float64(),
-                repeat=pa.int32(),
-                holds=pa.bool_(),
-            )
-        ),
-        "missing": pa.list_(pa.string()),
-        "reason": pa.string(),
-        "quality": pa.string(),
-        "simulated": pa.bool_(),
-        "repeats": pa.list_(
-            _struct(
-                repeat=pa.int32(),
-                status=pa.string(),
-                reason=pa.string(),
-                quality=pa.string(),
-                quality_reasons=pa.list_(pa.string()),
-                metrics=pa.map_(pa.string(), pa.float64()),
-            )
-        ),
-    }.items()
-)
-"""Columns of `ranking.parquet`: those of a row's JSON; values are in the units of the metrics they stand for."""
-
 
 def rank(
-    results: Sequence[tuple[TrialSpec, TrialResult]],
+    results: Results | Mapping[str, Results],
     objective: Objective,
     constraints: Sequence[Constraint],
     *,
     where: Sequence[Constraint] = (),
+    least_quality: str = "",
 ) -> Ranking:
     """Judges every trial and puts the feasible ones in order.
 
     A trial with a repeat that ran and failed is failed, whatever its other repeats gave: it cannot be relied on. A
-    repeat that was interrupted, or whose measurement is invalid, is left out where another one completed.
+    repeat that was interrupted, or whose measurement is invalid, is left out where another one completed. Equal
+    specifications in two studies stay two trials: the machine was another, or in another state.
 
     Args:
-        results: Specification and result of every repeat, in any order.
+        results: Every repeat of a study's trials; of several studies by their names.
         objective: What is maximized or minimized.
         constraints: What has to hold in every repeat.
         where: What a trial must hold, in every completed repeat, to be ranked at all; the others are only counted.
-    """
-    specs: dict[str, TrialSpec] = {}
-    repeats: dict[str, list[TrialResult]] = {}
-    for spec, result in results:
-        specs[result.trial_id] = spec
-        repeats.setdefault(result.trial_id, []).append(_finite(result))
-    chosen = {trial_id: ordered for trial_id, ordered in repeats.items() if _passes(ordered, where)}
-    judged: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
-    for trial_id, unordered in chosen.items():
-        ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
-        row = _judge(trial_id, specs[trial_id], ordered, objective, constraints)
-        judged[row.verdict].append(row)
+        least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
 
-    def best_first(row: RankedTrial) -> tuple[int, float, float, str]:
+    Raises:
+        SpaceError: There is no such quality.
+    """
+    if least_quality not in QUALITIES:
+        raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
+    studies = results if isinstance(results, Mapping) else {"": results}
+    several = len(studies) > 1
+    judged: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
+    drifts: list[str] = []
+    num_filtered = 0
+    for study, own in studies.items():
+        kept = [(spec, finite(result)) for spec, result in own]
+        spreads = Spreads(kept)
+        specs = {result.trial_id: spec for spec, result in kept}
+        repeats: dict[str, list[TrialResult]] = {}
+        for _, result in kept:
+            repeats.setdefault(result.trial_id, []).append(result)
+        for trial_id, unordered in repeats.items():
+            if not _passes(unordered, where, least_quality):
+                num_filtered += 1
+                continue
+            ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
+            name = study if several else ""
+            row = judge(name, specs[trial_id], ordered, spreads, objective, constraints)
+            judged[row.verdict].append(row)
+        drifts += _drifts(study if several else "", spreads, objective.metric)
+
+    def best_first(row: RankedTrial) -> tuple[int, float, float, str, str]:
         low, high = _score(row, objective)
-        return (row.rank or 0, -low, -high, row.trial_id)
+        return (row.rank or 0, -low, -high, row.trial_id, row.study)
 
     return Ranking(
         objective=objective,
@@ -307,15 +190,18 @@ def rank(
         feasible=tuple(sorted(_with_ranks(judged[Verdict.FEASIBLE], objective), key=best_first)),
         infeasible=tuple(sorted(judged[Verdict.INFEASIBLE], key=best_first)),
         unknown=tuple(sorted(judged[Verdict.UNKNOWN], key=best_first)),
-        failed=tuple(sorted(judged[Verdict.FAILED], key=lambda row: (row.reason, row.trial_id))),
-        num_filtered=len(repeats) - len(chosen),
+        failed=tuple(sorted(judged[Verdict.FAILED], key=lambda row: (row.reason, row.trial_id, row.study))),
+        num_filtered=num_filtered,
+        least_quality=least_quality,
+        studies=tuple(studies) if several else (),
+        drifts=tuple(drifts),
     )
 
 
 def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> list[RankedTrial]:
     """The rows that no other row beats in one metric without losing in the other, best `metric_a` first.
 
-    Every row stands for its worst repeat in each metric; a row that did not measure both is not on the front.
+    Every row stands for the middle of its interval in each metric; one that did not measure both is not on the front.
 
     Args:
         rows: Usually the feasible rows of a ranking.
@@ -325,8 +211,8 @@ def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> l
     Raises:
         SpaceError: A metric is unknown, or neither direction of it is better.
     """
-    worst_a, worst_b = _worst(metric_a), _worst(metric_b)
-    points = [(a, b, row) for row in rows if (a := worst_a(row)) is not None and (b := worst_b(row)) is not None]
+    of_a, of_b = _turned(metric_a), _turned(metric_b)
+    points = [(a, b, row) for row in rows if (a := of_a(row)) is not None and (b := of_b(row)) is not None]
     points.sort(key=lambda point: (-point[0], -point[1], point[2].trial_id))
     front: list[tuple[float, float, RankedTrial]] = []
     for a, b, row in points:
@@ -335,8 +221,8 @@ def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> l
     return [row for _, _, row in front]
 
 
-def _worst(metric: str) -> Callable[[RankedTrial], float | None]:
-    """What a row's worst repeat has of a metric, turned so that more is better."""
+def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
+    """What a row has of a metric, turned so that more is better."""
     if metric not in METRICS:
         raise SpaceError(f'unknown metric "{metric}" for a Pareto front; {closest(metric, METRICS)}')
     better = METRICS[metric].better
@@ -346,109 +232,57 @@ def _worst(metric: str) -> Callable[[RankedTrial], float | None]:
             "choose a metric with a direction, such as tokens_per_s or energy_per_token_j"
         )
 
-    def worst(row: RankedTrial) -> float | None:
-        interval = row.interval(metric)
-        if interval is None:
+    def turned(row: RankedTrial) -> float | None:
+        found = row.interval(metric)
+        if found is None:
             return None
-        return interval.low if better == "higher" else -interval.high
+        return found.value if better == "higher" else -found.value
 
-    return worst
-
-
-def _finite(result: TrialResult) -> TrialResult:
-    """The result without figures that are no number: such a metric was not measured."""
-    if all(map(math.isfinite, result.metrics.values())):
-        return result
-    return replace(result, metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)})
+    return turned
 
 
-def _counted(repeats: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    return tuple(result for result in repeats if result.status is TrialStatus.COMPLETED)
+def _passes(repeats: Sequence[TrialResult], where: Sequence[Constraint], least_quality: str) -> bool:
+    if not where and not least_quality:
+        return True
+    counted = completed(repeats)
+    good = all(QUALITIES.index(result.quality) >= QUALITIES.index(least_quality) for result in counted)
+    return bool(counted) and good and all(bound.holds(result.metrics) for bound in where for result in counted)
 
 
-def _passes(repeats: Sequence[TrialResult], where: Sequence[Constraint]) -> bool:
-    counted = _counted(repeats)
-    return not where or (bool(counted) and all(bound.holds(result.metrics) for bound in where for result in counted))
+def _size(spec: TrialSpec) -> str:
+    """The work behind a token, in words."""
+    return f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
 
 
-def _interval(repeats: Sequence[TrialResult], metric: str) -> Interval | None:
-    values = [result.metrics[metric] for result in repeats if metric in result.metrics]
-    return Interval(min(values), max(values)) if values and len(values) == len(repeats) else None
+@cache
+def _model_size(model: ModelSpec) -> str:
+    total, active = model.num_parameters, model.num_active_parameters
+    of = "" if total == active else f" of {format_quantity('parameters', total)}"
+    return f"{model.name} ({model.num_layers} layers, {format_quantity('parameters', active)}{of} parameters)"
 
 
-def _score(row: RankedTrial, objective: Objective) -> Interval:
+def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
+    """What the anchors say of drift, a line for each set of nodes that drifts."""
+    lines = []
+    for nodes, found in spreads.anchors(metric).items():
+        if found.drifts and found.drift_frac is not None:
+            place = " of ".join(filter(None, (f"on {nodes}" if nodes else "", f"study {study}" if study else "")))
+            lines.append(
+                f"{metric} of the anchor drifted by {100 * found.drift_frac:+.1f} % in {found.span_s / S_PER_H:.1f} h "
+                f"over {found.num_runs} runs {place}".rstrip()
+                + ": taken out of the objective, not of the bounds"
+            )
+    return lines
+
+
+def _score(row: RankedTrial, objective: Objective) -> tuple[float, float]:
     """The objective's interval turned so that more is better; below everything where it was not measured."""
     if row.objective is None:
-        return Interval(-math.inf, -math.inf)
-    low, high = row.objective
-    return Interval(low, high) if objective.maximize else Interval(-high, -low)
+        return -math.inf, -math.inf
+    low, high = row.objective.low, row.objective.high
+    return (low, high) if objective.maximize else (-high, -low)
 
 
 def _with_ranks(rows: Sequence[RankedTrial], objective: Objective) -> list[RankedTrial]:
-    lows = sorted(_score(row, objective).low for row in rows)
-    return [replace(row, rank=1 + len(lows) - bisect_right(lows, _score(row, objective).high)) for row in rows]
-
-
-def _margin(constraint: Constraint, repeats: Iterable[TrialResult]) -> Margin | None:
-    """The margin of the worst repeat, None where no repeat can be checked."""
-    checked = [(slack, result) for result in repeats if (slack := constraint.slack(result.metrics)) is not None]
-    if not checked:
-        return None
-    slack, result = min(checked, key=lambda pair: pair[0])
-    bound = constraint.bound(result.metrics)
-    assert bound is not None, "a slack has a bound"
-    return Margin(
-        constraint=str(constraint),
-        metric=constraint.metric,
-        got=result.metrics[constraint.metric],
-        bound=bound,
-        slack=slack,
-        slack_frac=slack / abs(bound) if bound else None,
-        repeat=result.repeat,
-        holds=bool(constraint.holds(result.metrics)),
-    )
-
-
-def _judge(
-    trial_id: str,
-    spec: TrialSpec,
-    repeats: tuple[TrialResult, ...],
-    objective: Objective,
-    constraints: Sequence[Constraint],
-) -> RankedTrial:
-    counted = _counted(repeats)
-    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_UNDECIDED)]
-    failures = broken or ([] if counted else list(repeats))
-    margins = tuple(margin for bound in constraints if (margin := _margin(bound, counted)) is not None)
-    needed = dict.fromkeys([objective.metric, *(name for bound in constraints for name in bound.missing({}))])
-    missing = [name for name in needed if any(name not in result.metrics for result in counted)]
-    failing = [margin for margin in margins if not margin.holds]
-    if failures:
-        verdict = Verdict.FAILED
-        share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
-        reason = "; ".join(sorted({": ".join(filter(None, (str(r.status), r.reason))) for r in failures})) + share
-    elif failing:
-        verdict = Verdict.INFEASIBLE
-        reason = "; ".join(f"{margin.constraint} fails at {margin.got:.6g}" for margin in failing)
-    elif missing:
-        verdict, reason = Verdict.UNKNOWN, f"not measured: {', '.join(missing)}"
-    else:
-        verdict, reason = Verdict.FEASIBLE, ""
-    return RankedTrial(
-        spec=spec,
-        trial_id=trial_id,
-        verdict=verdict,
-        rank=None,
-        objective=_interval(counted, objective.metric),
-        margins=margins,
-        missing=tuple(missing),
-        reason=reason,
-        repeats=repeats,
-        quality=min((result.quality for result in counted), key=QUALITIES.index, default=""),
-        simulated=any(is_simulated(result) for result in counted),
-    )
-
-
-def is_simulated(result: TrialResult) -> bool:
-    """Whether a result's telemetry was computed instead of measured, by its tag or its quality reasons."""
-    return result.tags.get("simulated") == "true" or "simulated" in result.quality_reasons
+    lows = sorted(_score(row, objective)[0] for row in rows)
+    return [replace(row, rank=1 + len(lows) - bisect_right(lows, _score(row, objective)[1])) for row in rows]

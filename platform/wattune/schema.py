@@ -102,6 +102,24 @@ MARKS: Final = pa.schema(
 )
 """When each rank was in which phase of which step; `micro_batch` and `chunk` are null where they do not apply."""
 
+KERNELS: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "key"),
+        _column("step", pa.int32(), "key"),
+        _column("stream", pa.int64(), "key"),
+        _column("name", _TEXT, "key"),
+        _column("collective", _TEXT, "key"),
+        _column("group", _TEXT, "key"),
+        _column("group_ranks", _TEXT, "key"),
+        _column("fabric", _TEXT, "key"),
+        _column("start_ns", pa.int64(), "time"),
+        _column("end_ns", pa.int64(), "time"),
+    ]
+)
+"""What ran on each rank's device in the profiled steps, from the start of its step on; the row named `step` is the step
+itself. Texts are empty where they do not apply: a collective, its process group, the group's ranks, and whether its
+links stay inside a node (`node`) or not (`network`)."""
+
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
 """The phases workers mark."""
 
@@ -169,6 +187,7 @@ METRICS: Final[dict[str, Metric]] = {
         *_group("excursion", "lower", "excursion_peak_over_limit_frac over_limit_20ms_time_frac"),
         *_group("throttle", "lower", "throttle_time_s throttle_frac throttle_loss_frac throttle_power_frac"),
         *_group("throttle", "lower", "throttle_thermal_frac throttle_hw_frac clock_deficit_frac"),
+        *_group("throttle", "lower", "throttle_power_loss_frac throttle_thermal_loss_frac throttle_hw_loss_frac"),
         *_group("throttle", "lower", "power_cap_active_frac thermal_active_frac hw_active_frac"),
         *_group("thermal", "lower", "device_temp_max_c device_temp_mean_c device_temp_spread_c memory_temp_max_c"),
         *_group("thermal", "higher", "thermal_margin_min_c"),
@@ -177,8 +196,11 @@ METRICS: Final[dict[str, Metric]] = {
         *_group("memory", "lower", "memory_peak_bytes"),
         *_group("memory", "higher", "memory_headroom_frac"),
         *_group("where", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
+        *_group("where", "none", "exposed_comm_tp_frac exposed_comm_pp_frac exposed_comm_cp_frac exposed_comm_dp_frac"),
+        *_group("where", "none", "exposed_comm_ep_frac"),
         *_group("trust", "higher", "sample_coverage_frac"),
         *_group("trust", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
+        *_group("trust", "lower", "step_time_uncertainty_frac energy_per_step_uncertainty_frac device_outlier_frac"),
     )
 }
 """Every metric by name, in the order tables list them. `analysis` computes them, nothing else names new ones."""

@@ -2,8 +2,10 @@
 
 ```
 <storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
-  trials/<trial_id>-<repeat>/spec.json result.json marks.parquet
+  trials/<trial_id>-<repeat>/spec.json result.json marks.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
+  trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    where ranks ran; where their threads were when they hung
+  trials/<trial_id>-<repeat>/attempts/<n>/result.json ...     what interrupted attempts left
 <storage>/recordings/<name>/manifest.json telemetry/<node>/... [marks.parquet]
 <storage>/calibration/<device_uuid>.json
 ```
@@ -16,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,31 +32,19 @@ import pyarrow.parquet as pq
 import yaml
 
 from wattune.errors import PlanError, SpaceError, TelemetryError, closest
+from wattune.parquet import ParquetTier
 from wattune.schema import TELEMETRY
+from wattune.storage import CALIBRATIONS, read_json_object, write_json, write_table, write_whole
 from wattune.trial import TrialResult, TrialSpec
 
-STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
-DEFAULT_STORAGE: Final = "~/wattune-studies"
 RECORDINGS: Final = "recordings"
-CALIBRATIONS: Final = "calibration"
+_ATTEMPTS: Final = "attempts"
 _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
 """Names in the storage that are no study's."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _GROWS: Final = ("search.num_trials", "measure.timeout_s")
 """What may change between two runs of one study without making it another study."""
-
-
-def storage_path(storage: str | None = None) -> Path:
-    """The folder studies are kept in: the argument, else `$WATTUNE_STORAGE`, else `~/wattune-studies`.
-
-    Raises:
-        PlanError: A URI was given; work happens in a local folder.
-    """
-    text = storage or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
-    if "://" in text:
-        raise PlanError(f'storage "{text}" is a URI; studies are written to a local folder, give its path')
-    return Path(text).expanduser().absolute()
 
 
 def check_study_name(name: str) -> str:
@@ -70,66 +61,9 @@ def check_study_name(name: str) -> str:
     return name
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves either the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    _write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes one Parquet file, whole or not at all, in the study's one set of options."""
-    # Neighbouring times and counters differ by little, and so do the high bytes of neighbouring measurements.
-    numbers = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
-    numbers |= {field.name: "BYTE_STREAM_SPLIT" for field in table.schema if pa.types.is_floating(field.type)}
-    others = [name for name in table.column_names if name not in numbers]
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", compression_level=3, use_dictionary=others, column_encoding=numbers)
-    _write_whole(path, sink.getvalue().to_pybytes())
-
-
 def _stable_order(names: pa.ChunkedArray) -> pa.Array:
     """Row numbers by name, equal names in the order they are in."""
     return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
-
-
-def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
-    """Writes what `wattune.calibration.calibrate` found of one device, over what was known before, and says where."""
-    path = _calibration_path(storage, str(calibration["uuid"]))
-    _write_json(path, calibration)
-    return path
-
-
-def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's manifest with the limits of every device that was calibrated, under `sensor_limits` of the device.
-
-    They are kept with the recording, so that it is judged alike wherever it is read.
-
-    Raises:
-        TelemetryError: A device's calibration is there and is not one.
-    """
-    devices = {}
-    for name, facts in manifest.get("devices", {}).items():
-        path = _calibration_path(storage, str(facts.get("uuid")))
-        devices[name] = dict(facts)
-        if path.exists():
-            try:
-                devices[name]["sensor_limits"] = json.loads(path.read_text())["limits"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise TelemetryError(f"{path} is no calibration: {error!r}; calibrate {name} again") from error
-    return {**manifest, "devices": devices} if devices else dict(manifest)
-
-
-def _calibration_path(storage: Path, uuid: str) -> Path:
-    return storage / CALIBRATIONS / f"{re.sub(r'[^A-Za-z0-9._-]', '_', uuid)}.json"
 
 
 class MeasuredFolder:
@@ -144,8 +78,24 @@ class MeasuredFolder:
         write_table(self.path / "marks.parquet", marks)
 
     def marks(self) -> pa.Table | None:
-        """The marks of all ranks, None where there are none."""
+        """The marks of all ranks, None where there are none.
+
+        Raises:
+            TelemetryError: The file is there and is not a Parquet table.
+        """
         path = self.path / "marks.parquet"
+        try:
+            return pq.read_table(path) if path.exists() else None
+        except (pa.ArrowException, OSError) as error:
+            raise TelemetryError(f"{path} cannot be read: {error}") from error
+
+    def write_kernels(self, kernels: pa.Table) -> None:
+        """Writes what ran on all ranks' devices in the profiled steps."""
+        write_table(self.path / "kernels.parquet", kernels)
+
+    def kernels(self) -> pa.Table | None:
+        """What ran in the profiled steps of all ranks, None where none was profiled."""
+        path = self.path / "kernels.parquet"
         return pq.read_table(path) if path.exists() else None
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
@@ -154,7 +104,7 @@ class MeasuredFolder:
         for tier, table in tables.items():
             # A device's rows together, in the order they were read: then neighbours are neighbours in time.
             write_table(folder / f"{tier}.parquet", table.take(_stable_order(table["device"])))
-        _write_json(folder / "manifest.json", manifest)
+        write_json(folder / "manifest.json", manifest)
 
     def nodes(self) -> list[str]:
         """The nodes there is telemetry of."""
@@ -177,14 +127,27 @@ class MeasuredFolder:
                 tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
         return tables
 
+    def stored(self) -> dict[str, ParquetTier]:
+        """Every tier's tables over all nodes, opened and not read: for analysis, which takes a device at a time.
+
+        Raises:
+            TelemetryError: A file is there and is not a Parquet table.
+        """
+        found = {tier: sorted((self.path / "telemetry").glob(f"*/{tier}.parquet")) for tier in TELEMETRY}
+        return {tier: ParquetTier(paths) for tier, paths in found.items() if paths}
+
     def manifests(self) -> dict[str, dict[str, Any]]:
-        """What each node's sampler knew, by node: the node's own file, else its part of the recording's."""
+        """What each node's sampler knew, by node: the node's own file, else its part of the recording's.
+
+        Raises:
+            TelemetryError: A file is there and is no JSON object.
+        """
         found: dict[str, dict[str, Any]] = {}
         whole = self.path / "manifest.json"
         if whole.exists():
-            found |= json.loads(whole.read_text()).get("nodes", {})
+            found |= read_json_object(whole).get("nodes", {})
         for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
-            found[path.parent.name] = json.loads(path.read_text())
+            found[path.parent.name] = read_json_object(path)
         return found
 
 
@@ -212,7 +175,7 @@ class RecordingFolder(MeasuredFolder):
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Writes what is known of the recording as a whole."""
-        _write_json(self.path / "manifest.json", facts)
+        write_json(self.path / "manifest.json", facts)
 
     def facts(self) -> dict[str, Any]:
         """What is known of the recording as a whole; empty for a trial.
@@ -231,6 +194,11 @@ class RecordingFolder(MeasuredFolder):
             raise TelemetryError(f"{path} is no JSON object; it was not written by a recording")
         return facts
 
+    @property
+    def storage(self) -> Path:
+        """What it was created in, which holds the calibrations too."""
+        return self.path.absolute().parent.parent
+
     def node_folder(self, node: str) -> Path:
         """Where a node's sampler writes, and its tables are afterwards."""
         return self.path / "telemetry" / node
@@ -241,7 +209,7 @@ class TrialFolder(MeasuredFolder):
 
     def write_spec(self, spec: TrialSpec) -> None:
         """Writes what is about to run."""
-        _write_json(self.path / "spec.json", spec.to_json())
+        write_json(self.path / "spec.json", spec.to_json())
 
     def spec(self) -> TrialSpec:
         """What ran.
@@ -254,14 +222,49 @@ class TrialFolder(MeasuredFolder):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PlanError(f"{self.path}: no trial of this version of wattune ({error})") from error
 
+    def write_ranks(self, places: Sequence[Mapping[str, Any]]) -> None:
+        """Writes where each rank ran: node, device and its identity, slot, process."""
+        write_json(self.path / "ranks.json", {"ranks": list(places)})
+
+    def write_stacks(self, stacks: Mapping[int, str]) -> None:
+        """Writes where the threads of ranks were that hung."""
+        for rank, text in stacks.items():
+            write_whole(self.path / "stacks" / f"rank{rank}.txt", text.encode())
+
     def write_result(self, result: TrialResult) -> None:
         """Writes the result in one rename; from then on the trial is done."""
-        _write_json(self.path / "result.json", result.to_json())
+        write_json(self.path / "result.json", result.to_json())
 
     def result(self) -> TrialResult | None:
         """The result, None while there is none."""
         path = self.path / "result.json"
         return TrialResult.from_json(json.loads(path.read_text())) if path.exists() else None
+
+    def write_error(self, text: str) -> None:
+        """Writes what went wrong in this program itself while the trial ran."""
+        write_whole(self.path / "error.txt", text.encode())
+
+    def set_aside(self) -> None:
+        """Moves what an attempt that does not count left here to `attempts/<n>`: the next one begins empty."""
+        target = self.path / _ATTEMPTS / str(len(self.attempts()) + 1)
+        target.mkdir(parents=True, exist_ok=True)
+        stays = {_ATTEMPTS, "spec.json", "result.json"}
+        for entry in [*(path for path in self.path.iterdir() if path.name not in stays), self.path / "result.json"]:
+            if entry.exists():
+                entry.rename(target / entry.name)  # the result last: with it the attempt is whole
+
+    def attempts(self) -> list[TrialResult]:
+        """Results of the attempts that were set aside, in order."""
+        paths = sorted((self.path / _ATTEMPTS).glob("*/result.json"), key=lambda path: int(path.parent.name))
+        return [TrialResult.from_json(json.loads(path.read_text())) for path in paths]
+
+    def begun_wall_ns(self) -> int:
+        """When the latest attempt wrote its specification, on the file system's clock."""
+        return (self.path / "spec.json").stat().st_mtime_ns
+
+    def clear(self) -> None:
+        """Removes what an attempt left that another one takes the place of."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class StudyFolder:
@@ -285,14 +288,8 @@ class StudyFolder:
         """
         study = cls(storage / check_study_name(name))
         if (study.path / "study.yaml").exists():
-            differences = _differences(study.document(), document)
-            if differences:
-                listed = "\n".join(f"  {line}" for line in differences)
-                raise SpaceError(
-                    f"study {study.path} was begun with another space:\n{listed}\n"
-                    "give the study another name, or restore the space to continue it"
-                )
-        _write_whole(study.path / "study.yaml", yaml.safe_dump(dict(document), sort_keys=False).encode())
+            study.require_space(document)
+        write_whole(study.path / "study.yaml", yaml.safe_dump(dict(document), sort_keys=False).encode())
         return study
 
     @classmethod
@@ -319,6 +316,25 @@ class StudyFolder:
         document: dict[str, Any] = yaml.safe_load((self.path / "study.yaml").read_text())
         return document
 
+    def require_space(self, document: Mapping[str, Any], where: str = "") -> None:
+        """Makes sure that a search space is the one the study was begun with.
+
+        Args:
+            document: The space, every default spelled out.
+            where: Whose space it is, where it is not the user's.
+
+        Raises:
+            SpaceError: It is another one; the difference is shown.
+        """
+        differences = _differences(self.document(), document)
+        if differences:
+            listed = "\n".join(f"  {line}" for line in differences)
+            other = f"another space than the one in {where}" if where else "another space"
+            raise SpaceError(
+                f"study {self.path} was begun with {other}:\n{listed}\n"
+                "give the study another name, or restore the space to continue it"
+            )
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Holds the study for one runner; the lock ends with its process, however that ends.
@@ -326,12 +342,21 @@ class StudyFolder:
         Raises:
             PlanError: Another process is running this study.
         """
+        with self.if_idle() as idle:
+            if not idle:
+                raise PlanError(f"study {self.path} is being run by another process; wait for it or stop it")
+            yield
+
+    @contextmanager
+    def if_idle(self) -> Iterator[bool]:
+        """Holds the study unless another process runs it, and says which."""
         with open(self.path / ".running", "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise PlanError(f"study {self.path} is being run by another process; wait for it or stop it") from None
-            yield
+                yield False
+            else:
+                yield True
 
     def trial(self, trial_id: str, repeat: int) -> TrialFolder:
         """The folder of one repeat of one trial, made or not."""
@@ -342,9 +367,26 @@ class StudyFolder:
         return [TrialFolder(path.parent) for path in sorted(self.path.glob("trials/*/spec.json"))]
 
     def results(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """Every finished trial with its specification."""
-        finished = ((folder, folder.result()) for folder in self.trials())
-        return [(folder.spec(), result) for folder, result in finished if result is not None]
+        """Every finished trial with its specification.
+
+        Raises:
+            PlanError: A file of a finished trial cannot be read as one.
+        """
+        # Ten thousand trials are ranked while somebody waits: every file is opened once, and no path object is made.
+        found = []
+        for folder in _folders(self.path / "trials"):
+            try:
+                with open(f"{folder}/result.json", "rb") as file:
+                    written = file.read()
+            except FileNotFoundError:
+                continue
+            try:
+                with open(f"{folder}/spec.json", "rb") as file:
+                    spec = TrialSpec.from_json(json.loads(file.read()))
+                found.append((spec, TrialResult.from_json(json.loads(written))))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise PlanError(f"{folder}: no trial of this version of wattune ({error})") from error
+        return found
 
     def dataset(self, tier: str) -> ds.Dataset:
         """One table of all trials, for queries beyond one trial: pyarrow and duckdb read only what they are asked for.
@@ -398,8 +440,17 @@ class StudyFolder:
 
     def write_report(self, html: str) -> Path:
         """Writes the report and says where."""
-        _write_whole(self.report_path, html.encode())
+        write_whole(self.report_path, html.encode())
         return self.report_path
+
+
+def _folders(path: Path) -> list[str]:
+    """The folders in a folder, by name; none where it is not there."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.path for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:

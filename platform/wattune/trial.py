@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -9,9 +10,52 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
+from wattune.errors import SpaceError
 from wattune.plan.axes import Plan
 
 TRIAL_ID_DIGITS: Final = 12
+
+FIRST_ANCHOR_REPEAT: Final = 1000
+"""Repeats from this number on are of an anchor: the same trial measured again and again to see drift."""
+
+
+def check_trial_id(text: str) -> str:
+    """A text that has the form of a trial's id.
+
+    Raises:
+        SpaceError: It has another one.
+    """
+    if not re.fullmatch(rf"[0-9a-f]{{{TRIAL_ID_DIGITS}}}", text):
+        raise SpaceError(
+            f'"{text[:60]}" is no trial id: {TRIAL_ID_DIGITS} hexadecimal digits; `wattune plan` lists those of a space'
+        )
+    return text
+
+
+LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
+"""Linear layers of a decoder layer an adapter may stand beside: attention's four, and the feed-forward block's."""
+
+TOKEN_DTYPES: Final = ("uint16", "uint32", "int32", "int64")
+"""Types a token file may hold, in the machine's byte order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFile:
+    """A file of token numbers and nothing else, memory-mapped by every rank."""
+
+    path: str
+    """On every node; a relative one starts in the workers' folder."""
+    dtype: str = "uint16"
+    """One of `TOKEN_DTYPES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters, trained beside frozen weights (Hu et al. 2021, arXiv 2106.09685)."""
+
+    rank: int
+    targets: tuple[str, ...] = ("q", "v")
+    """Names of `LORA_TARGETS`; the paper adapts queries and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +63,34 @@ class Workload:
     """What is trained on: sequence length, batch, and the kind of work."""
 
     mode: str = "pretrain"
+    """`pretrain`: all weights are trained; `lora`: adapters are; `prefill`: prompts run forward, nothing is trained."""
     seq_len: int
     global_batch_size: int
+    tokens: TokenFile | None = None
+    """Where tokens come from; None draws them from the seed."""
+    lora: Lora | None = None
+    """What is trained where `mode` is `lora`."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
+        """Tokens processed in one step over all ranks: sequences are whole, none is padded."""
         return self.seq_len * self.global_batch_size
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Workload":
+        """The workload whose fields are given as plain data; lists become tuples again."""
+        tokens, lora = data.get("tokens"), data.get("lora")
+        return cls(
+            **{
+                **data,
+                "tokens": tokens and TokenFile(**tokens),
+                "lora": lora and Lora(rank=lora["rank"], targets=tuple(lora["targets"])),
+            }
+        )
+
+
+_LATER: Final = ("tokens", "lora")
+"""Fields of a workload that came after ids had been given; None is what was before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +108,17 @@ class Measure:
     """Least seconds of a finalist's last run; air-cooled nodes settle in 5 to 15 minutes."""
     timeout_s: float = 1800.0
     """Longest the workers of a trial may take, from the start of the engine's build."""
+    profile_steps: int | None = None
+    """Steps to run under a profiler after the measured ones, to see where their time goes; None is 2 on GPUs and none
+    on CPUs, where a profiler slows down what it looks at."""
+    stall_s: float = 60.0
+    """Least seconds without a finished step after which a trial counts as hung; longer where its steps are long."""
+    anchor_every: int = 10
+    """On every set of nodes, trials after which one of them is measured again to see drift; 0 is never."""
+    cooldown_temp_c: float | None = None
+    """A trial begins when no device of its nodes is warmer; None is at once."""
+    cooldown_max_s: float = 600.0
+    """Longest to wait for that; the trial then begins all the same, and its result says how warm it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +139,10 @@ class TrialSpec:
         """
         content = asdict(self)
         del content["model"]["source"]
+        # Ids of studies from before there was a choice stay what they were.
+        content["workload"] = {
+            name: value for name, value in content["workload"].items() if name not in _LATER or value is not None
+        }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
@@ -87,7 +167,7 @@ class TrialSpec:
             model=ModelSpec(**data["model"]),
             cluster=ClusterSpec(**data["cluster"]),
             engine=data["engine"],
-            workload=Workload(**data["workload"]),
+            workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
         )
 

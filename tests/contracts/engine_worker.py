@@ -1,7 +1,8 @@
 """One rank of an engine contract: runs the specifications of a file one after another in one process group.
 
-Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json`, writes
-`<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL.
+Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json` (a specification
+and what compiles it, by name), writes `<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL.
+A case of another world size than the one before gets a default group of its own: all ranks, or every rank alone.
 """
 
 import gc
@@ -10,32 +11,44 @@ import sys
 import warnings
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
-from wattune.workers.engine import Ranks, load_engine
+from wattune.workers.engine import Engine, Ranks, load_engine
+from wattune.workers.torch_compiler import Compiler
 
 NUM_STEPS = 3
 SEED = 7
 
 
 def live_tensors() -> int:
-    """Weights, gradients and activations alive; the rank numbers torch keeps of closed meshes are integers."""
+    """Weights, gradients and activations alive; the rank numbers torch keeps of closed meshes are integers.
+
+    Compiled graphs keep tensors without memory, which stand for shapes, and wrappers of such.
+    """
     gc.collect()
     with warnings.catch_warnings(action="ignore"):  # isinstance touches deprecated objects of torch
-        return sum(isinstance(thing, torch.Tensor) and thing.is_floating_point() for thing in gc.get_objects())
+        plain = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    floats = [each for each in plain if each.is_floating_point() and not torch._is_functional_tensor(each)]
+    return sum(each.untyped_storage().nbytes() > 0 for each in floats)
 
 
 def live_groups() -> int:
     return len(dist.distributed_c10d._world.pg_map)
 
 
-def run_case(spec: TrialSpec, ranks: Ranks) -> dict[str, Any]:
-    engine = load_engine(spec.engine)
+def engine_for(spec: TrialSpec, compiler: str | None) -> Engine:
+    """The engine, with layers compiled by a backend, or eager."""
+    engine: Any = type(load_engine(spec.engine))
+    return cast(Engine, engine(Compiler(backend=compiler)))
+
+
+def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, Any]:
+    engine = engine_for(spec, compiler)
     tensors, groups = live_tensors(), live_groups()
     outcome: dict[str, Any] = {}
     try:
@@ -55,17 +68,33 @@ def run_case(spec: TrialSpec, ranks: Ranks) -> dict[str, Any]:
     return outcome
 
 
+def join(folder: Path, number: int, rank: int, size: int, world_size: int, backend: str) -> Ranks:
+    """Makes the default group anew: of all ranks, or of every rank alone."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    alone = size < world_size
+    store = dist.HashStore() if alone else dist.FileStore(str(folder / f"store{number}"), world_size)
+    dist.init_process_group(backend, store=store, rank=0 if alone else rank, world_size=size)
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    return Ranks(rank=dist.get_rank(), world_size=size, local_rank=rank, device=device)
+
+
 def main(folder: Path, rank: int, world_size: int, kind: str = "cpu") -> None:
     torch.set_num_threads(1)
-    device = "cpu" if kind == "cpu" else f"cuda:{rank}"
     if kind == "cuda":
         torch.cuda.set_device(rank)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    backend = "gloo" if kind == "cpu" else "nccl"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    ranks = Ranks(rank=rank, world_size=world_size, local_rank=rank, device=device)
     cases = json.loads((folder / "cases.json").read_text())
-    outcomes = {name: run_case(TrialSpec.from_json(spec), ranks) for name, spec in cases.items()}
+    for engine in {case["spec"]["engine"] for case in cases.values()}:
+        load_engine(engine)
+    gc.freeze()  # what libraries made while imported is not looked through after every case
+    outcomes, ranks = {}, None
+    for number, (name, case) in enumerate(cases.items()):
+        spec = TrialSpec.from_json(case["spec"])
+        size = spec.cluster.world_size
+        if ranks is None or ranks.world_size != size:
+            ranks = join(folder, number, rank, size, world_size, "gloo" if kind == "cpu" else "nccl")
+        outcomes[name] = run_case(spec, case["compiler"], ranks)
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
     dist.barrier()
     dist.destroy_process_group()

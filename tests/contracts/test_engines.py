@@ -28,11 +28,11 @@ from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import Lora, TrialSpec, Workload
 from wattune.workers.engine import ENGINES
 
 WORKER = Path(__file__).with_name("engine_worker.py")
-GROUP_TIMEOUT_S = 200
+GROUP_TIMEOUT_S = 400
 WORKLOAD = Workload(seq_len=16, global_batch_size=8)
 
 LLAMA = ModelSpec(
@@ -74,19 +74,40 @@ class Case:
     model: ModelSpec
     world_size: int = 1
     axes: Mapping[str, Any] = field(default_factory=dict)
+    compiler: str | None = None
+    """What compiles the layers; `aot_eager` makes the graphs of training and runs them as they are."""
+    workload: Workload = WORKLOAD
+
+    @property
+    def reference(self) -> str:
+        """The case on one device it must agree with."""
+        return f"reference-{self.model.name}" + (f"-{self.workload.mode}" if self.workload != WORKLOAD else "")
 
     def spec(self, engine: str) -> TrialSpec:
         neutral = {"dtype": "fp32", "etp": self.axes.get("tp", 1)}
         cluster = ClusterSpec(device="cpu", devices_per_node=self.world_size)
         plan = Plan(**(neutral | dict(self.axes)))
-        return TrialSpec(model=self.model, cluster=cluster, engine=engine, workload=WORKLOAD, plan=plan)
+        return TrialSpec(model=self.model, cluster=cluster, engine=engine, workload=self.workload, plan=plan)
 
 
 def case(model: ModelSpec, world_size: int, **axes: Any) -> Case:
     return Case(model, world_size, axes)
 
 
-REFERENCES = {model.name: case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED)}
+def lora(each: Case, *targets: str) -> Case:
+    return replace(each, workload=replace(WORKLOAD, mode="lora", lora=Lora(rank=4, targets=targets or DENSE_TARGETS)))
+
+
+def prefill(each: Case) -> Case:
+    return replace(each, workload=replace(WORKLOAD, mode="prefill"))
+
+
+DENSE_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+ATTENTION = ("q", "v", "o")
+
+REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED)]
+REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[2], *ATTENTION)]
+REFERENCES += [prefill(each) for each in REFERENCES[:3]]
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 
 PARITY = {
@@ -133,19 +154,124 @@ PARITY = {
     "tp2-pp2-dp2-zero1": case(LLAMA, 8, tp=2, pp=2, micro_batch_size=2, sharding="zero1"),
     "gpt-tp2-pp2-dp2-zero3": case(GPT, 8, tp=2, pp=2, micro_batch_size=2, sharding="zero3", overlap="grad_param"),
     "tp2-pp2-ep2": case(MIXTRAL, 8, tp=2, pp=2, ep=2, micro_batch_size=2),
+    "lora-full": lora(case(LLAMA, 1, micro_batch_size=2, recompute="full")),
+    "lora-bf16": lora(case(LLAMA, 1, micro_batch_size=4, dtype="bf16")),
+    "lora-dp2-zero3": lora(case(LLAMA, 2, sharding="zero3", overlap="grad_param")),
+    "lora-tp2": lora(case(LLAMA, 2, tp=2, micro_batch_size=4)),
+    "lora-pp2": lora(case(LLAMA, 2, pp=2, micro_batch_size=2)),
+    "lora-ep2": lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *ATTENTION),
+    "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, sharding="zero1", overlap="grad")),
+    "lora-tp2-pp2": lora(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
+    "prefill-accumulation": prefill(case(LLAMA, 1, micro_batch_size=2)),
+    "prefill-bf16": prefill(case(LLAMA, 1, micro_batch_size=2, dtype="bf16")),
+    "prefill-dp2-zero3": prefill(case(LLAMA, 2, micro_batch_size=2, sharding="zero3", overlap="grad_param")),
+    "prefill-gpt-tp2": prefill(case(GPT, 2, tp=2, micro_batch_size=4)),
+    "prefill-pp2": prefill(case(LLAMA, 2, pp=2, micro_batch_size=2)),
+    "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
+    "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
 }
+COMPILED = {
+    f"compiled-{name}": replace(PARITY[name], compiler="aot_eager")
+    for name in (
+        "selective",
+        "full",
+        "mixtral-full",
+        "bf16",
+        "dp2-zero3-overlap-grad",
+        "tp2",
+        "gpt-pp2-vpp2-uneven",
+        "ep2",
+        "lora-full",
+        "prefill-accumulation",
+    )
+}
+PARITY |= COMPILED
 REFUSED = {"cp2": case(LLAMA, 2, cp=2), "overlap-tp": case(LLAMA, 2, tp=2, overlap="tp")}
 
-CASES = {f"reference-{name}": reference for name, reference in REFERENCES.items()} | PARITY | REFUSED
+DEEPSPEED = {
+    name: PARITY[name]
+    for name in (
+        "accumulation",
+        "selective",
+        "mixtral-full",
+        "bf16",
+        "dp2-none-overlap-none",
+        "dp2-zero1-overlap-grad",
+        "dp2-zero2-overlap-none",
+        "dp2-zero2-overlap-grad",
+        "dp2-zero3-overlap-none",
+        "dp2-zero3-overlap-grad_param",
+        "gpt-dp2-zero3",
+        "tp2",
+        "gpt-tp2-full",
+        "pp2",
+        "gpt-pp2",
+        "pp2-uneven",
+        "pp2-full-bf16",
+        "ep2",
+        "ep2-bf16",
+        "dp4-zero2-bf16",
+        "tp2-dp2-zero1",
+        "tp2-dp2-zero3",
+        "pp2-dp2-none",
+        "gpt-pp2-dp2-zero1",
+        "ep2-dp4-zero3-full",
+        "ep2-pp2",
+        "compiled-selective",
+        "compiled-mixtral-full",
+        "compiled-dp2-zero3-overlap-grad",
+    )
+} | {
+    "dp2-zero3-full": case(LLAMA, 2, micro_batch_size=2, sharding="zero3", recompute="full", overlap="grad_param"),
+    "dp2-zero3-bf16": case(LLAMA, 2, micro_batch_size=2, sharding="zero3", dtype="bf16"),
+    "ep2-zero2": case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero2"),
+    "ep2-zero3": case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero3"),
+    "ep2-tp2-etp1": case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4),
+    "ep2-dp4": case(MIXTRAL, 4, ep=2, micro_batch_size=2),
+    "ep2-dp4-zero1-bf16": case(MIXTRAL, 4, ep=2, micro_batch_size=2, sharding="zero1", dtype="bf16"),
+    "ep4-tp2": case(MIXTRAL, 4, ep=4, tp=2, etp=1, micro_batch_size=2),
+    "ep2-tp2-dp2-zero3": case(MIXTRAL, 4, ep=2, tp=2, etp=1, micro_batch_size=2, sharding="zero3"),
+    "pp2-dp2-zero1-bf16": case(LLAMA, 4, pp=2, micro_batch_size=2, sharding="zero1", dtype="bf16"),
+    "compiled-gpt-pp2": replace(PARITY["gpt-pp2"], compiler="aot_eager"),
+    "pp4-one-micro-batch": case(LLAMA, 4, pp=4, micro_batch_size=8),
+}
+"""What DeepSpeed has an own way for, each way at degree 2 and those combined that a user would try first."""
+
+PARITY_OF = {"torch": PARITY, "deepspeed": DEEPSPEED}
+REFUSED_OF = {
+    "torch": REFUSED,
+    "deepspeed": REFUSED
+    | {
+        "pp2-zero2": case(LLAMA, 2, pp=2, sharding="zero2"),
+        "biased-ep2": case(BIASED, 2, ep=2),
+        "ep2-capacity": case(ROOMY, 2, ep=2),
+        "mixtral-tp2": case(MIXTRAL, 2, tp=2, etp=1),
+        "ep2-tp2-zero1": case(MIXTRAL, 4, ep=2, tp=2, etp=1, sharding="zero1"),
+    },
+}
+CASES = {
+    engine: PARITY_OF[engine]
+    | REFUSED_OF[engine]
+    | ({each.reference: each for each in REFERENCES} if engine == "torch" else {})
+    for engine in ENGINES
+    if engine in PARITY_OF
+}
 
 
 @cache
 def outcomes_of(engine: str, world_size: int) -> dict[str, list[dict[str, Any]]]:
     """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
-    specs = {name: each.spec(engine) for name, each in CASES.items() if each.world_size == world_size}
+    chosen = {name: each for name, each in CASES[engine].items() if each.world_size == world_size}
+    return run({name: (engine, each) for name, each in chosen.items()}, world_size)
+
+
+def run(chosen: Mapping[str, tuple[str, Case]], world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs cases one after another in one set of processes, each by its engine; outcomes by case, then by rank."""
+    specs = {name: each.spec(engine) for name, (engine, each) in chosen.items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "cases.json").write_text(json.dumps({name: spec.to_json() for name, spec in specs.items()}))
+        cases = {name: {"spec": spec.to_json(), "compiler": chosen[name][1].compiler} for name, spec in specs.items()}
+        (folder / "cases.json").write_text(json.dumps(cases))
         path = os.pathsep.join(sys.path)
         workers = [
             subprocess.Popen(
@@ -167,19 +293,24 @@ def outcomes_of(engine: str, world_size: int) -> dict[str, list[dict[str, Any]]]
 
 
 def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
-    return outcomes_of(engine, CASES[name].world_size)[name]
+    return outcomes_of(engine, CASES[engine][name].world_size)[name]
 
 
-pytestmark = [
-    pytest.mark.timeout(GROUP_TIMEOUT_S + 20),
-    pytest.mark.parametrize("engine", ENGINES),
-]
+def each_of(cases: Mapping[str, Mapping[str, Case]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in cases for name in cases[engine]])
 
 
-@pytest.mark.parametrize("name", PARITY)
+pytestmark = pytest.mark.timeout(GROUP_TIMEOUT_S + 20)
+PIPELINES = {
+    engine: {name: each for name, each in cases.items() if each.axes.get("pp", 1) > 1}
+    for engine, cases in PARITY_OF.items()
+}
+
+
+@each_of(PARITY_OF)
 def test_every_plan_trains_as_one_device(engine: str, name: str) -> None:
-    chosen = CASES[name]
-    reference = outcomes(engine, f"reference-{chosen.model.name}")[0]
+    chosen = CASES[engine][name]
+    reference = outcomes("torch", chosen.reference)[0]
     loss_tolerance, norm_tolerance = (1e-3, 5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
     for outcome in outcomes(engine, name):
         assert outcome.get("error") is None
@@ -187,24 +318,26 @@ def test_every_plan_trains_as_one_device(engine: str, name: str) -> None:
         assert outcome["grad_norms"] == pytest.approx(reference["grad_norms"], rel=norm_tolerance)
 
 
-@pytest.mark.parametrize("name", PARITY)
+@each_of(PARITY_OF)
 def test_ranks_agree_exactly(engine: str, name: str) -> None:
     first, *others = outcomes(engine, name)
     for other in others:
         assert (other["losses"], other["grad_norms"]) == (first["losses"], first["grad_norms"])
 
 
-@pytest.mark.parametrize("model", REFERENCES)
-def test_the_reference_moves(engine: str, model: str) -> None:
+@pytest.mark.parametrize("name", [each.reference for each in REFERENCES])
+def test_the_reference_moves(name: str) -> None:
     """Parity would mean nothing if all steps were alike: they differ by far more than the tolerance."""
-    reference = outcomes(engine, f"reference-{model}")[0]
-    for values in (reference["losses"], reference["grad_norms"]):
+    reference = outcomes("torch", name)[0]
+    trains = CASES["torch"][name].workload.mode != "prefill"
+    for values in (reference["losses"], reference["grad_norms"]) if trains else (reference["losses"],):
         assert min(abs(a / b - 1) for a, b in pairwise(values)) > 1e-4
+    assert trains or reference["grad_norms"] == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", PARITY)
+@each_of(PARITY_OF)
 def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
-    spec = CASES[name].spec(engine)
+    spec = CASES[engine][name].spec(engine)
     plan = spec.plan
     micro_batches = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
     chunks = list(range(plan.vpp)) if plan.vpp > 1 else [None]
@@ -214,11 +347,12 @@ def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
             marks[phase].append(tuple(rest))
         ((step_start_ns, step_end_ns, micro_batch, chunk),) = marks.pop("step")
         assert (micro_batch, chunk) == (None, None)
-        expected = {(index, part) for index in range(micro_batches) for part in chunks}
-        for phase in ("forward", "backward"):
+        everything = {(index, part) for index in range(micro_batches) for part in chunks}
+        trains = spec.workload.mode != "prefill"
+        for phase, expected in (("forward", everything), ("backward", everything if trains else set())):
             assert len(marks[phase]) == len(expected)
             assert {tuple(mark[2:]) for mark in marks[phase]} == expected
-        assert marks["optimizer"]
+        assert bool(marks["optimizer"]) == trains
         assert bool(marks["wait"]) == (spec.cluster.world_size > 1)
         spans = sorted(mark[:2] for group in marks.values() for mark in group)
         assert spans[0][0] >= step_start_ns and spans[-1][1] <= step_end_ns
@@ -226,7 +360,7 @@ def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-@pytest.mark.parametrize("name", [name for name in PARITY if PARITY[name].axes.get("pp", 1) > 1])
+@each_of(PIPELINES)
 def test_a_stage_that_does_nothing_waits(engine: str, name: str) -> None:
     """Up to the optimizer every nanosecond of a stage's step is in exactly one phase, however busy the machine is."""
     for outcome in outcomes(engine, name):
@@ -235,10 +369,10 @@ def test_a_stage_that_does_nothing_waits(engine: str, name: str) -> None:
         before = [mark for mark in phases if mark[0] != "optimizer"]
         assert before[0][1] == step[1]
         assert all(mark[2] == following[1] for mark, following in pairwise(before))
-        assert before[-1][2] <= max(mark[1] for mark in phases if mark[0] == "optimizer")
+        assert before[-1][2] <= max([mark[1] for mark in phases if mark[0] == "optimizer"], default=step[2])
 
 
-@pytest.mark.parametrize("name", PARITY)
+@each_of(PARITY_OF)
 def test_memory_is_measured_and_given_back(engine: str, name: str) -> None:
     for outcome in outcomes(engine, name):
         assert outcome["memory_peak_bytes"] > 0
@@ -246,10 +380,29 @@ def test_memory_is_measured_and_given_back(engine: str, name: str) -> None:
         assert outcome["groups_left"] == 0
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_of(REFUSED_OF)
 def test_a_plan_it_cannot_run_is_refused_and_closes(engine: str, name: str) -> None:
-    spec = CASES[name].spec(engine)
+    spec = CASES[engine][name].spec(engine)
     (violation, *_) = violations(spec)
     for outcome in outcomes(engine, name):
         assert violation.reason in outcome["error"]
         assert (outcome["tensors_left"], outcome["groups_left"]) == (0, 0)
+
+
+def test_engines_and_world_sizes_follow_each_other_in_one_process() -> None:
+    """As in a worker that runs one trial after another, each with a default group of its own."""
+    order = (
+        ("deepspeed", "ep2-zero3"),
+        ("torch", "tp2"),
+        ("deepspeed", "accumulation"),
+        ("torch", "dp2-zero3-overlap-grad"),
+        ("deepspeed", "tp2"),
+        ("torch", "accumulation"),
+        ("deepspeed", "pp2"),
+    )
+    chosen = {f"{engine}-{name}": (engine, PARITY_OF[engine][name]) for engine, name in order}
+    for name, by_rank in run(chosen, 2).items():
+        reference = outcomes("torch", chosen[name][1].reference)[0]
+        for outcome in by_rank:
+            assert outcome["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+            assert (outcome["tensors_left"], outcome["groups_left"]) == (0, 0)

@@ -1,7 +1,8 @@
 """kill -9 of whoever has a hand in a recording, at random times: what was acknowledged is read back, and no more said.
 
-The writer alone is killed a hundred times in the midst of its moves from tail to segment; a sampler, its files shared
-with a reader, and a sampler's owner at times spread over their lives.
+The writer alone is killed in the midst of its moves from tail to segment; a sampler, its files shared with a reader,
+and a sampler's owner at times spread over their lives. Each a few times in CI, and a hundred times where slow tests
+run. The telemetry actor is killed in `tests/e2e/test_telemetry_kills.py`.
 """
 
 import os
@@ -20,10 +21,13 @@ from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.store import TierWriter, read_tables
 
 KILLS = 100
+FEW_KILLS = 3
 RATE_HZ = 50.0
 BATCH_ROWS = 20
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(1800)
+
+times = pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.slow)])
 
 
 def row(index: int) -> dict[str, Any]:
@@ -56,12 +60,13 @@ def fork_writers() -> None:
         sys.stdout.flush()
 
 
-def test_every_acknowledged_batch_of_a_killed_writer_is_read_back(tmp_path: Path) -> None:
+@times
+def test_every_acknowledged_batch_of_a_killed_writer_is_read_back(tmp_path: Path, kills: int) -> None:
     command = [sys.executable, __file__]
     rng, total = random.Random(0), 0
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
         assert forks.stdin is not None and forks.stdout is not None
-        for kill in range(KILLS):
+        for kill in range(kills):
             folder, acknowledged = tmp_path / str(kill), tmp_path / f"{kill}.acknowledged"
             folder.mkdir()
             print(folder, file=forks.stdin, flush=True)
@@ -81,7 +86,7 @@ def test_every_acknowledged_batch_of_a_killed_writer_is_read_back(tmp_path: Path
             assert len(notes) <= 1
             total += batches
         forks.stdin.close()
-    assert total > KILLS * 10, "it was always killed at the beginning"
+    assert total > kills * 10, "it was always killed at the beginning"
 
 
 def start(folder: Path) -> SamplerProcess:
@@ -96,15 +101,23 @@ def rows_of(sampler: SamplerProcess) -> tuple[list[int], list[str]]:
     return mono_ns, notes
 
 
+def before_kill(sampler: SamplerProcess) -> list[int]:
+    """What a reader has seen, and must find again."""
+    tables, _ = read_tables(sampler.folder)
+    return tables["host"]["mono_ns"].to_pylist() if "host" in tables else []
+
+
+@times
 def test_a_killed_sampler_leaves_all_but_the_last_second_unclosed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     monkeypatch.setenv("WATTUNE_RUNTIME", str(tmp_path / "runtime"))
     rng = random.Random(1)
-    for kill in range(KILLS):
+    for kill in range(kills):
         sampler = start(tmp_path / str(kill))
         # Mostly early, where files are made; some beyond the move from tail to segment.
-        time.sleep(rng.uniform(10.5, 12.5) if kill % 25 == 24 else rng.uniform(0, 1.5))
+        time.sleep(rng.uniform(10.5, 12.5) if kill % 25 == 4 else rng.uniform(0, 1.5))
+        acknowledged = before_kill(sampler)
         killed_ns = time.monotonic_ns()
         os.kill(int(sampler.manifest()["sampler"]["pid"]), signal.SIGKILL)
         while sampler.alive():
@@ -113,13 +126,14 @@ def test_a_killed_sampler_leaves_all_but_the_last_second_unclosed(
         mono_ns, (note,) = rows_of(sampler)
         assert manifest["closed"] is False and "ended" not in manifest
         assert note.startswith("host-0000.arrows: ") and "no end mark" in note
-        assert len(mono_ns) >= manifest["tiers"]["host"]["rows"]
+        assert len(mono_ns) >= manifest["tiers"]["host"]["rows"] and mono_ns[: len(acknowledged)] == acknowledged
         begun_ns = manifest["clock"]["start"]["mono_ns"]
         # Half a second for a machine that is busy with other things.
         assert killed_ns - (mono_ns[-1] if mono_ns else begun_ns) < 1.5e9
 
 
-def test_a_killed_owner_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@times
+def test_a_killed_owner_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
     monkeypatch.setenv("WATTUNE_RUNTIME", str(tmp_path / "runtime"))
     rng = random.Random(2)
     code = (
@@ -131,7 +145,7 @@ def test_a_killed_owner_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         "    sampler.renew()\n"
         "    time.sleep(0.1)\n"
     )
-    for kill in range(KILLS // 5):
+    for kill in range(kills):
         folder = tmp_path / str(kill)
         command = [sys.executable, "-c", code, str(folder)]
         owner = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=os.environ)
@@ -141,12 +155,15 @@ def test_a_killed_owner_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         owner.communicate()
         killed_ns = time.monotonic_ns()
         sampler = SamplerProcess(folder)
+        acknowledged, at_kill = before_kill(sampler), sampler.manifest()
+        assert at_kill["closed"] is False and "ended" not in at_kill
         while sampler.alive():
             time.sleep(0.02)
         manifest = sampler.manifest()
         mono_ns, notes = rows_of(sampler)
         assert manifest["closed"] is True and manifest["ended"] == "lease expired" and notes == []
         assert len(mono_ns) == manifest["tiers"]["host"]["rows"] and mono_ns[-1] > killed_ns
+        assert mono_ns[: len(acknowledged)] == acknowledged
 
 
 if __name__ == "__main__":

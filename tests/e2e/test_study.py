@@ -112,7 +112,7 @@ def _wait_for_worker(driver_pid: int) -> psutil.Process:
         for process in psutil.Process(driver_pid).children(recursive=True):
             try:
                 if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
-                    time.sleep(8)
+                    time.sleep(14)  # its trial runs for 25 s
                     return process
             except psutil.NoSuchProcess:
                 continue

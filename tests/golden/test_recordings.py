@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from wattune.analysis.align import align
+from wattune.analysis.detail import Detail, detail
 from wattune.analysis.energy import powers
 from wattune.analysis.quality import PUBLISHABLE
 from wattune.analysis.summary import Summary, node_power_series, summarize
-from wattune.analysis.thermal import temperature_rise_c_per_min
+from wattune.analysis.thermal import temperature_rise_c_per_min, temperatures
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
@@ -64,19 +65,30 @@ REFERENCES = [
 ]
 
 
+def spec_of(recording: str) -> TrialSpec | None:
+    if recording not in PLANS:
+        return None
+    return TrialSpec(
+        model=MODEL,
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="megatron",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=PLANS[recording],
+    )
+
+
 @cache
 def summary(recording: str) -> Summary:
     folder = MeasuredFolder(FOLDER / recording)
-    spec = None
-    if recording in PLANS:
-        spec = TrialSpec(
-            model=MODEL,
-            cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-            engine="megatron",
-            workload=Workload(seq_len=4096, global_batch_size=16),
-            plan=PLANS[recording],
-        )
-    return summarize(spec, folder.marks(), folder.telemetry(), folder.manifests())
+    return summarize(spec_of(recording), folder.marks(), folder.telemetry(), folder.manifests())
+
+
+@cache
+def details(recording: str) -> Detail:
+    folder = MeasuredFolder(FOLDER / recording)
+    found = detail(spec_of(recording), folder.marks(), folder.stored(), folder.manifests())
+    assert found is not None
+    return found
 
 
 @cache
@@ -135,7 +147,7 @@ def test_outer_slots_run_hotter_at_the_same_power():
 
 
 def test_temperatures_still_climb_at_the_end():
-    assert 3.0 <= temperature_rise_c_per_min(aligned("dp4")) <= 15.0
+    assert 3.0 <= temperature_rise_c_per_min(temperatures(aligned("dp4"))) <= 15.0
 
 
 def test_the_power_cap_counter_is_no_measure_of_throttling():
@@ -167,3 +179,68 @@ def test_every_metric_is_finite_and_shares_are_shares(recording):
 def test_marks_of_steps_alone_leave_the_decomposition_out():
     for recording in PLANS:
         assert "compute_frac" not in summary(recording).metrics
+
+
+def test_clock_lost_by_stage_of_the_pipeline():
+    deficits = dict(
+        zip(details("tp2pp2").slots["slot"].to_pylist(), column("tp2pp2", "clock_deficit_frac"), strict=True)
+    )
+    first, last = (deficits[0] + deficits[1]) / 2, (deficits[2] + deficits[3]) / 2
+    # The last stage loses 100 of 1,980 MHz more (README), both together the 5 % of the whole.
+    assert last - first == pytest.approx(100 / 1980, rel=0.15)
+    assert (first + last) / 2 == pytest.approx(0.05, abs=0.005)
+
+
+def column(recording: str, name: str) -> list[float]:
+    return details(recording).slots[name].to_pylist()
+
+
+def test_slots_are_in_order_and_hold_what_devices_did():
+    slots = details("dp4").slots
+    assert slots["slot"].to_pylist() == [0, 1, 2, 3]
+    assert column("dp4", "power_mean_w") == pytest.approx([692.7, 692.9, 690.6, 691.2], abs=0.5)
+    assert max(column("dp4", "temp_max_c")) == summary("dp4").metrics["device_temp_max_c"]
+    assert max(column("dp4", "power_peak_1s_w")) == pytest.approx(summary("dp4").metrics["device_power_peak_1s_w"])
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_energy_of_ranks_phases_and_steps_is_the_energy_of_the_whole(recording):
+    found, whole_j = (
+        details(recording),
+        summary(recording).metrics["energy_per_step_j"] * details(recording).steps.num_rows,
+    )
+    assert sum(found.phases["energy_j"].to_pylist()) == pytest.approx(whole_j, rel=1e-9)
+    assert sum(found.steps["energy_j"].to_pylist()) == pytest.approx(whole_j, rel=1e-9)
+    assert found.breakdown.step_energy_j * found.steps.num_rows == pytest.approx(whole_j, rel=1e-9)
+    assert len(set(found.phases["rank"].to_pylist())) == 4
+
+
+def test_an_uneven_pipeline_and_hot_slots_are_no_outliers():
+    assert summary("dp4").metrics["device_outlier_frac"] < 0.02
+    # 624 W and 666 W, 1,930 and 1,830 MHz: between stages, and between stages alone.
+    assert summary("tp2pp2").metrics["device_outlier_frac"] < 0.03
+    assert all("outlier" not in summary(recording).tags for recording in RECORDINGS)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_nothing_is_called_saturated_or_unsteady_that_was_not(recording):
+    tags = summary(recording).tags
+    assert not {"saturated", "steady_from_step", "thermally_settled_from_s"} & tags.keys()
+    nvlink = [one for one in details(recording).saturation if one.what == "nvlink"]
+    assert all(0 < one.achieved_frac < 0.2 for one in nvlink)
+
+
+def test_excursions_and_throttling_are_listed_as_they_are_counted():
+    excursions, metrics = details("dp4").excursions, summary("dp4").metrics
+    assert excursions.num_rows == metrics["excursion_count"] == 80
+    assert sum(excursions["energy_j"].to_pylist()) == pytest.approx(metrics["excursion_energy_j"])
+    assert max(excursions["peak_w"].to_pylist()) / 700 - 1 == pytest.approx(metrics["excursion_peak_over_limit_frac"])
+    throttles = details("tp2pp2").throttles
+    assert set(throttles["cause"].to_pylist()) == {"power"}
+    lost_s = sum(
+        a * b
+        for a, b in zip(throttles["duration_s"].to_pylist(), throttles["clock_lost_frac"].to_pylist(), strict=True)
+    )
+    window_s = float(summary("tp2pp2").tags["window_s"])
+    assert lost_s / 4 / window_s == pytest.approx(summary("tp2pp2").metrics["throttle_power_loss_frac"], rel=0.02)
+    assert all(45 <= celsius <= 61 for celsius in throttles["onset_temp_c"].to_pylist())

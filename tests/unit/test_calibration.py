@@ -14,7 +14,8 @@ import pytest
 
 from wattune.calibration import Protocol, calibrate
 from wattune.errors import PlanError, SpaceError, TelemetryError
-from wattune.study import check_study_name, with_calibrations, write_calibration
+from wattune.storage import with_calibrations, write_calibration
+from wattune.study import check_study_name
 from wattune.telemetry.backend import probe
 
 QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=0.6)

@@ -63,7 +63,7 @@ BAD_SPACES: dict[str, tuple[Any, str]] = {
     "not_yaml": ("study: [", "YAML"),
     "leaves_the_storage": (SPACE | {"study": "../outside"}, "../outside"),
     "unbuilt_strategy": (SPACE | {"search": {"strategy": "tpe", "num_trials": 4}}, "grid, random"),
-    "unbuilt_engine": (SPACE | {"engine": "megatron"}, "torch"),
+    "unknown_engine": (SPACE | {"engine": "torhc"}, "torch"),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_space_in_which_everything_is_rejected_ends_with_3_and_counts_the_rule
         (["sync", "absent"], "absent"),
         (["analyze", "absent"], "absent"),
         (["analyze", "."], "telemetry"),
-        (["rank", "x", "--storage", "s3://bucket"], "s3://bucket"),
+        (["rank", "x", "--storage", "s4://bucket"], "s4://bucket"),
         (["dance"], "dance"),
         (["rank"], "Missing argument"),
     ],
@@ -124,6 +124,24 @@ def test_plan_as_json_is_one_object_with_every_combination(wattune: Command) -> 
     assert [len(listed[name]) for name in ("kept", "rejected", "folded")] == [2, 1, 0]
     assert {"trial_id", "config"} <= listed["kept"][0].keys()
     assert {"config", "rule", "reason"} <= listed["rejected"][0].keys()
+
+
+def test_a_run_of_no_trials_says_what_would_run_and_starts_nothing(wattune: Command) -> None:
+    space = wattune.write(SPACE | {"measure": {"min_seconds": 36, "repeats": 2}})
+    code, out, err = wattune("run", space, "--max-trials", 0, "--json")
+    assert code == 0, err
+    assert "4 trial(s) to run: at least 0.08 device-hours" in err
+    assert "4 trial(s) are left, the same command goes on" in err
+    ended = json.loads(out)
+    assert (ended["finished"], ended["ending"], ended["num_left"]) == (False, "budget", 4)
+    assert not list((wattune.storage / "tiny").glob("trials/*"))
+
+
+def test_an_anchor_the_space_does_not_have_is_refused(wattune: Command) -> None:
+    space = wattune.write(SPACE | {"search": {"strategy": "grid", "anchor": "0123456789ab"}})
+    code, _, err = wattune("run", space)
+    assert code == 2 and "search.anchor: 0123456789ab is none of the 2 trials" in err
+    assert not wattune.storage.exists()
 
 
 def test_catalog_and_doctor_as_json(wattune: Command) -> None:

@@ -1,7 +1,9 @@
 """Objectives and constraints: a grammar that is parsed and never evaluated."""
 
+import sys
+
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import SpaceError
@@ -100,3 +102,37 @@ def test_scores_are_larger_where_better():
     assert parse_objective("maximize tokens_per_s").score({"tokens_per_s": 3.0}) == 3.0
     assert parse_objective("minimize energy_per_token_j").score({"energy_per_token_j": 3.0}) == -3.0
     assert parse_objective("minimize energy_per_token_j").score({}) is None
+
+
+_watched: list[str] | None = None
+
+
+def _note(event: str, _arguments: tuple[object, ...]) -> None:
+    if _watched is not None and event in ("exec", "compile", "import", "os.system", "subprocess.Popen", "open"):
+        _watched.append(event)
+
+
+sys.addaudithook(_note)  # it cannot be taken away again, and does nothing unless a list is there
+
+_METRIC = st.sampled_from(["tokens_per_s", "device_temp_max_c", "__class__", "os", "eval", "x"])
+_CODE = st.sampled_from(
+    ["__import__('os').system('id')", "().__class__.__mro__", "eval('1')", "lambda: 0", "open('/etc/passwd')", "$(id)"]
+)
+_PIECE = st.one_of(
+    _METRIC, _CODE, st.sampled_from(["<=", ">", "*", "maximize", "minimize", "1e3", "-.5", " "]), st.text()
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_PIECE, max_size=6).map(" ".join))
+def test_nothing_in_a_text_is_ever_executed(text):
+    global _watched
+    for parse in (parse_objective, parse_constraint):
+        _watched = []
+        try:
+            parse(text)
+        except SpaceError:
+            pass
+        finally:
+            events, _watched = _watched, None
+        assert events == []

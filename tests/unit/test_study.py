@@ -19,7 +19,8 @@ from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.plan.axes import Plan
 from wattune.schema import table_schema
-from wattune.study import StudyFolder, check_study_name, storage_path
+from wattune.storage import Storage, find_storage, storage_path
+from wattune.study import StudyFolder, check_study_name
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 DOCUMENT = {
@@ -70,8 +71,16 @@ def test_storage_is_the_argument_then_the_variable_then_the_home(monkeypatch, tm
     monkeypatch.delenv("WATTUNE_STORAGE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert storage_path() == tmp_path / "wattune-studies"
-    with pytest.raises(PlanError, match="is a URI; studies are written to a local folder"):
-        storage_path("s3://bucket/x")
+
+
+def test_with_a_url_work_happens_in_a_local_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "variable"))
+    assert find_storage("s3://bucket/x") == Storage(tmp_path / "variable", "s3://bucket/x")
+    monkeypatch.setenv("WATTUNE_STORAGE", "s3://bucket/y")
+    assert find_storage() == Storage(tmp_path / "wattune-studies", "s3://bucket/y")
+    assert find_storage("s3://bucket/x") == Storage(tmp_path / "wattune-studies", "s3://bucket/x")
+    assert find_storage(str(tmp_path / "argument")) == Storage(tmp_path / "argument")
 
 
 def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):

@@ -10,7 +10,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import AXES, Plan
 from wattune.schema import METRICS
-from wattune.trial import TRIAL_ID_DIGITS, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TRIAL_ID_DIGITS, Lora, TokenFile, TrialResult, TrialSpec, TrialStatus, Workload
 
 COUNT = st.integers(1, 64)
 SPECS = st.builds(
@@ -25,7 +25,14 @@ SPECS = st.builds(
         transformer_engine=st.booleans(),
     ),
     engine=st.sampled_from(["torch", "megatron"]),
-    workload=st.builds(Workload, seq_len=COUNT, global_batch_size=COUNT),
+    workload=st.builds(
+        Workload,
+        mode=st.sampled_from(["pretrain", "lora", "prefill"]),
+        seq_len=COUNT,
+        global_batch_size=COUNT,
+        tokens=st.none() | st.builds(TokenFile, path=st.sampled_from(["a.bin", "b.bin"])),
+        lora=st.none() | st.builds(Lora, rank=COUNT, targets=st.sampled_from([("q",), ("q", "v"), ("v", "q")])),
+    ),
     plan=st.builds(
         Plan,
         **{axis.name: COUNT for axis in AXES.values() if axis.kind == "count"},

@@ -6,7 +6,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.align import Floats, Ints, Steps, codes, integers
+from wattune.analysis.readings import codes, integers
+from wattune.analysis.series import Floats, Ints
+from wattune.analysis.steps import Steps
 from wattune.plan.axes import Plan
 from wattune.units import NS_PER_S
 
@@ -18,56 +20,91 @@ GATHERS_INSIDE: Final = ("zero2", "zero3")
 """Shardings that move gradients or parameters in the middle of forward and backward."""
 
 
-def decompose_metrics(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
-    """Shares of rank-time in the measured steps, every rank's own step time being whole; they sum to 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Seconds of every rank in every measured step by where they went, each of shape (steps, ranks).
+
+    Together they are the rank's own step time.
+    """
+
+    compute_s: Floats
+    exposed_comm_s: Floats
+    bubble_s: Floats
+    straggler_s: Floats
+    other_s: Floats
+
+
+def divide(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int) -> Division | None:
+    """Where the time of the measured steps went, by their marks.
 
     Marked compute is the time in `forward`, `backward` or `optimizer` and not in `wait`; marked wait is the time in
     `wait`. Marks of one rank may nest and overlap, no moment is counted twice.
 
-    - `compute_frac`: marked compute.
-    - `bubble_frac`: marked wait, up to what an ideal schedule idles: (p - 1) / (v m) of the slowest rank's forward and
+    - compute: marked compute.
+    - bubble: marked wait, up to what an ideal schedule idles: (p - 1) / (v m) of the slowest rank's forward and
       backward time, for p stages, v chunks a stage and m micro-batches (Narayanan et al. 2021, arXiv 2104.04473,
       sections 2.1 and 2.2).
-    - `straggler_frac`: marked wait that is left, up to the difference between the slowest rank's compute in that step
-      and this rank's: uneven stages and slow devices.
-    - `exposed_comm_frac`: marked wait that is left: communication no compute hides.
-    - `other_frac`: time in no phase. Above 0.05 the decomposition explains too little to rely on.
-
-    Absent where marks cannot tell: the communication of tensor, context and expert parallelism and of `zero2` and
-    `zero3` hides inside `forward` and `backward`, so none of them may be in the plan; every rank must have marked
-    forward or backward in every step, and of several ranks one must have marked a wait.
+    - straggler: marked wait that is left, up to the difference between the slowest rank's compute in that step and this
+      rank's: uneven stages and slow devices.
+    - exposed communication: marked wait that is left: communication no compute hides.
+    - other: time in no phase.
 
     Args:
         marks: Marks of all ranks.
         steps: The measured steps.
         plan: How the model was laid out.
         num_micro_batches: Micro-batches a replica runs per step.
+
+    Returns:
+        The division, None where marks cannot tell: the communication of tensor, context and expert parallelism and of
+        `zero2` and `zero3` hides inside `forward` and `backward`, so none of them may be in the plan; every rank must
+        have marked forward or backward in every step, and of several ranks one must have marked a wait.
     """
     if plan.tp > 1 or plan.cp > 1 or plan.ep > 1 or plan.sharding in GATHERS_INSIDE:
-        return {}
-    phases = _PhaseMarks.of(marks, steps)
+        return None
+    phases = PhaseMarks.of(marks, steps)
     wait_s = phases.time_s(WAIT)
     model_s = phases.time_s(*MODEL, WAIT) - wait_s
     busy_s = phases.time_s(*MODEL, OPTIMIZER, WAIT) - wait_s
-    whole_s = steps.duration_s()
     if not np.all(model_s > 0) or (len(steps.rank) > 1 and not np.any(wait_s > 0)):
-        return {}
+        return None
     ideal_s = (plan.pp - 1) / (plan.vpp * num_micro_batches) * model_s.max(axis=1, keepdims=True)
     bubble_s = np.minimum(wait_s, ideal_s)
     straggler_s = np.minimum(wait_s - bubble_s, busy_s.max(axis=1, keepdims=True) - busy_s)
+    return Division(
+        compute_s=busy_s,
+        exposed_comm_s=wait_s - bubble_s - straggler_s,
+        bubble_s=bubble_s,
+        straggler_s=straggler_s,
+        other_s=steps.duration_s() - busy_s - wait_s,
+    )
+
+
+def decompose_metrics(division: Division | None) -> dict[str, float]:
+    """Shares of rank-time in the measured steps, every rank's own step time being whole; they sum to 1.
+
+    `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. Where `other_frac`
+    is above 0.05 the decomposition explains too little to rely on.
+
+    Args:
+        division: What `divide` found; None gives no metrics.
+    """
+    if division is None:
+        return {}
     parts = {
-        "compute_frac": busy_s,
-        "exposed_comm_frac": wait_s - bubble_s - straggler_s,
-        "bubble_frac": bubble_s,
-        "straggler_frac": straggler_s,
-        "other_frac": whole_s - busy_s - wait_s,
+        "compute_frac": division.compute_s,
+        "exposed_comm_frac": division.exposed_comm_s,
+        "bubble_frac": division.bubble_s,
+        "straggler_frac": division.straggler_s,
+        "other_frac": division.other_s,
     }
+    whole_s = sum(float(part.sum()) for part in parts.values())
     # Rounding may leave a part a hair below nothing.
-    return {name: max(float(part.sum() / whole_s.sum()), 0.0) for name, part in parts.items()}
+    return {name: max(float(part.sum()) / whole_s, 0.0) for name, part in parts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PhaseMarks:
+class PhaseMarks:
     """The phases inside measured steps, ordered so that each rank's intervals follow each other by start."""
 
     names: list[str]
@@ -81,7 +118,7 @@ class _PhaseMarks:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, marks: pa.Table, steps: Steps) -> "_PhaseMarks":
+    def of(cls, marks: pa.Table, steps: Steps) -> "PhaseMarks":
         """The marks of the measured steps, cut to the rank's own step."""
         phase, names = codes(marks, "phase")
         number, rank = integers(marks, "step"), integers(marks, "rank")

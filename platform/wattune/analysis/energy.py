@@ -1,11 +1,14 @@
 """Power series of devices, the energy under them, and how well that agrees with the devices' own energy counters."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from wattune.analysis.align import Aligned, Device, Readings, Series
+from wattune.analysis.align import Aligned
+from wattune.analysis.readings import Device, Readings
+from wattune.analysis.series import Series
 
 COVERED_PERIODS: Final = 3.0
 """An interval between samples counts as covered up to this many of the series' usual intervals.
@@ -13,8 +16,17 @@ COVERED_PERIODS: Final = 3.0
 The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, driver 580.159.04).
 """
 
+_POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
+"""Tiers and columns a device's power is looked for in, the finest first."""
+
 LEAST_COVERAGE_FRAC: Final = 0.9
 """Share of the window a power series has to cover; below it, nothing is said of power or energy."""
+
+MOST_INTERVALS: Final = 2**15
+"""Intervals a series' usual one is found from."""
+
+RING_PERIOD_MAX_S: Final = 0.025
+"""Longest sensor period whose samples are taken for 20 ms means: the H200's ring has 20 ms, other rings are slower."""
 
 LEAST_COUNTER_SPAN_S: Final = 5.0
 """Shortest span over which a counter can be held against an integral: it steps every 100 ms, 2 % of 5 s."""
@@ -26,8 +38,16 @@ class PowerTrace:
 
     devices: tuple[Device, ...]
     """All devices behind the sensor, by the manifest; the first is the one whose readings these are."""
-    series: Series
-    """Watts, clipped to the window."""
+    load: Callable[[], Series] = field(repr=False, compare=False)
+    """Reads the series: a trace does not hold it, so that a day of many devices needs memory for one."""
+    start_s: float
+    """The series' first time."""
+    end_s: float
+    """Its last."""
+    mean_w: float
+    """Time-weighted, over its span."""
+    max_w: float
+    """The largest sample."""
     from_ring: bool
     """Whether the driver's own history was read, else instant power."""
     spacing_s: float
@@ -36,13 +56,26 @@ class PowerTrace:
     """Half the finest window the sensor resolves: by its calibration, else the median interval between new values."""
     coverage_frac: float
     """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
+    against_counter_j: tuple[float, float] | None
+    """Its integral, and the rise of the device's own energy counter, over the counter's span; None without one over at
+    least `LEAST_COUNTER_SPAN_S`, and where the power was made from the counter."""
     largest_gap_s: float
     """Longest time of the window without a sample, its ends included."""
+
+    @property
+    def series(self) -> Series:
+        """Watts, clipped to the window."""
+        return self.load()
 
     @property
     def node(self) -> str:
         """The node it is on."""
         return self.devices[0][0]
+
+    @property
+    def resolves_20ms(self) -> bool:
+        """Whether its samples are 20 ms means."""
+        return self.from_ring and self.sensor_period_s <= RING_PERIOD_MAX_S
 
     @property
     def share(self) -> int:
@@ -58,6 +91,8 @@ class Powers:
     """One per sensor, whatever it covers."""
     num_sensors: int
     """Sensors there should be."""
+    num_outside: int = 0
+    """Sensors that were read, and not once in the window: clocks or marks are wrong."""
 
     @property
     def usable(self) -> bool:
@@ -85,8 +120,11 @@ def powers(aligned: Aligned) -> Powers:
         domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
     counted = set(aligned.devices)
     sensors = [devices for devices in domains.values() if counted.intersection(devices)]
-    found = [trace for devices in sensors if (trace := _first_trace(aligned, devices)) is not None]
-    return Powers(traces=tuple(found), num_sensors=len(sensors))
+    each = [_first_trace(aligned, devices) for devices in sensors]
+    found = [trace for trace in each if trace is not None]
+    without = [devices for devices, trace in zip(sensors, each, strict=True) if trace is None]
+    outside = sum(_read_at_all(aligned, devices) for devices in without)
+    return Powers(traces=tuple(found), num_sensors=len(sensors), num_outside=outside)
 
 
 def _domain(aligned: Aligned, device: Device) -> str:
@@ -94,50 +132,96 @@ def _domain(aligned: Aligned, device: Device) -> str:
     return str(facts.get("power_domain") or device[1])
 
 
+def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
+    """Whether any power of a sensor was read, at whatever time."""
+    return any(
+        device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
+        for tier, column in _POWER
+        for device in devices
+    )
+
+
 def _first_trace(aligned: Aligned, devices: list[Device]) -> PowerTrace | None:
-    for tier, column in (("ring", "power_w"), ("fast", "power_instant_w")):
+    for tier, column in _POWER:
         for device in devices:
             readings = aligned.tiers.get(tier, {}).get(device)
             raw = readings.series(column) if readings is not None else None
             clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
             if raw is not None and clipped is not None:
-                ordered = (device, *(other for other in devices if other != device))
-                limits = aligned.known.get(device, {}).get("sensor_limits", {})
-                finest_s = limits.get(tier, {}).get("finest_window_s")
-                return _trace(ordered, raw, clipped, aligned.duration_s, from_ring=tier == "ring", finest_s=finest_s)
+                return _trace(aligned, tier, column, device, devices, raw, clipped)
     return None
 
 
 def _trace(
-    devices: tuple[Device, ...],
-    raw: Series,
-    clipped: Series,
-    window_s: float,
-    *,
-    from_ring: bool,
-    finest_s: float | None,
+    aligned: Aligned, tier: str, column: str, device: Device, devices: list[Device], raw: Series, clipped: Series
 ) -> PowerTrace:
     intervals_s = np.diff(clipped.time_s)
-    spacing_s = period_s = float(np.median(np.diff(raw.time_s)))
+    # Of a long recording some intervals, evenly chosen, have the same median as all.
+    every = max(len(raw.time_s) // MOST_INTERVALS, 1)
+    spacing_s = period_s = float(np.median(np.diff(raw.time_s)[::every]))
+    limits = aligned.known.get(device, {}).get("sensor_limits", {})
+    finest_s = limits.get(tier, {}).get("finest_window_s")
     if finest_s is not None:
         # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
         period_s = max(spacing_s, finest_s / 2)
-    elif not from_ring:
+    elif tier != "ring":
         # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
         # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
         period_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
     covered_s = intervals_s[intervals_s <= COVERED_PERIODS * spacing_s].sum()
-    edges_s = (clipped.time_s[0], window_s - clipped.time_s[-1])
+    start_s, end_s = float(clipped.time_s[0]), float(clipped.time_s[-1])
+
+    def clip_again() -> Series:
+        again = aligned.tiers[tier][device].series(column)
+        inside = again.clip(0.0, aligned.duration_s) if again is not None else None
+        assert inside is not None, device  # it was there a moment ago
+        return inside
+
+    def load() -> Series:
+        return aligned.kept.get(("power", tier, device), Series, clip_again)
+
+    aligned.kept.get(("power", tier, device), Series, lambda: clipped)
     return PowerTrace(
-        devices=devices,
-        series=clipped,
-        from_ring=from_ring,
+        devices=(device, *(other for other in devices if other != device)),
+        load=load,
+        start_s=start_s,
+        end_s=end_s,
+        mean_w=clipped.mean(),
+        max_w=float(clipped.value.max()),
+        from_ring=tier == "ring",
         spacing_s=spacing_s,
         sensor_period_s=period_s,
-        coverage_frac=float(covered_s / window_s),
-        largest_gap_s=float(max(intervals_s.max(), *edges_s)),
+        coverage_frac=float(covered_s / aligned.duration_s),
+        against_counter_j=_against_counter_j(aligned, device, clipped),
+        largest_gap_s=float(max(intervals_s.max(), start_s, aligned.duration_s - end_s)),
     )
+
+
+def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple[float, float] | None:
+    # A counter agrees with what was made from it (AMD), whatever it says.
+    if aligned.known.get(device, {}).get("power_from_energy_counter"):
+        return None
+    readings = aligned.tiers.get("slow", {}).get(device)
+    # Only where the series is, so that what it misses at the window's ends is no disagreement.
+    ends_s = float(power.time_s[0]), float(power.time_s[-1])
+    span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
+    if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
+        return None
+    inside = power.clip(span.start_s, span.end_s)
+    return None if inside is None else (inside.integral(), span.rise)
+
+
+def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
+    """The lowest limit enforced on a trace's sensor in the window: as read, else as the manifest has it."""
+    device = trace.devices[0]
+    readings = aligned.tiers.get("slow", {}).get(device)
+    if readings is not None:
+        _, limit_w = readings.inside("power_limit_w", 0.0, aligned.duration_s)
+        if len(limit_w):
+            return float(limit_w.min())
+    known = aligned.known.get(device, {}).get("power_limit_w")
+    return None if known is None else float(known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +261,10 @@ def counter_span(readings: Readings, name: str, start_s: float, end_s: float) ->
 
 def total_energy_j(powers: Powers, window_s: float) -> float:
     """Energy of all devices over the window: each series' trapezoid, what it does not cover at its own mean."""
-    return float(sum(trace.series.mean() for trace in powers.traces) * window_s)
+    return float(sum(trace.mean_w for trace in powers.traces) * window_s)
 
 
-def integral_error_frac(aligned: Aligned, powers: Powers) -> float | None:
+def integral_error_frac(powers: Powers) -> float | None:
     """How far the integrated power is from the energy counters: absolute difference over the counters' rise.
 
     Each counter is compared over its own span, and the devices' energies are summed before they are compared, because
@@ -188,19 +272,14 @@ def integral_error_frac(aligned: Aligned, powers: Powers) -> float | None:
     1.4 % of 14 s at twice the mean power.
 
     Returns:
-        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S`.
+        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S`, and one that its
+        power is not read from.
     """
-    integral_j = counter_j = 0.0
-    for trace in powers.traces:
-        readings = aligned.tiers.get("slow", {}).get(trace.devices[0])
-        # Only where the series is, so that what it misses at the window's ends is no disagreement.
-        ends_s = float(trace.series.time_s[0]), float(trace.series.time_s[-1])
-        span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
-        if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
-            return None
-        at = trace.series.cumulative(np.array([span.start_s, span.end_s]))
-        integral_j += float(at[1] - at[0])
-        counter_j += span.rise
+    each = [trace.against_counter_j for trace in powers.traces]
+    known = [one for one in each if one is not None]
+    if len(known) < len(each):
+        return None
+    integral_j, counter_j = (sum(one[index] for one in known) for index in (0, 1))
     return abs(integral_j / counter_j - 1.0) if counter_j > 0 else None
 
 

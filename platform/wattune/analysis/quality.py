@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wattune.analysis.energy import LEAST_COVERAGE_FRAC
+from wattune.analysis.outlier import BROKEN_FRAC, VARIES_FRAC
 
 PUBLISHABLE: Final = "publishable"
 INDICATIVE: Final = "indicative"
@@ -23,6 +24,8 @@ class Facts:
     """Ranks of the plan without marks of the measured steps."""
     num_missing_devices: int = 0
     """Devices without any telemetry, where others have some."""
+    num_outside_sensors: int = 0
+    """Power sensors that were read, and not once in the window."""
     has_power: bool = True
     """Whether any device's power was read."""
     simulated: bool = False
@@ -39,6 +42,10 @@ class Facts:
     """Largest jump of a node's wall clock during the recording, which the driver's power history is stamped with."""
     num_other_processes: int | None = None
     """Processes of others that were on one of the devices from beginning to end."""
+    outlier_frac: float | None = None
+    """How far the oddest device is from its peers."""
+    steady: bool = True
+    """Whether steps came to a steady state; true where there are none."""
     step_time_drift_frac: float | None = None
     temperature_rise_c_per_min: float | None = None
     thermal_window_s: float | None = None
@@ -77,6 +84,7 @@ class Threshold:
 THRESHOLDS: Final = (
     Threshold(code="rank_missing", fact="num_missing_ranks", publishable=0, indicative=0),
     Threshold(code="device_missing", fact="num_missing_devices", publishable=0, indicative=0),
+    Threshold(code="outside_window", fact="num_outside_sensors", publishable=0, indicative=0),
     Threshold(code="no_device_power", fact="has_power", publishable=1, indicative=None, at_least=True),
     Threshold(code="simulated", fact="simulated", publishable=0, indicative=None),
     Threshold(code="replayed", fact="replayed", publishable=0, indicative=None),
@@ -90,6 +98,8 @@ THRESHOLDS: Final = (
     Threshold(code="slow_sampling", fact="rate_frac", publishable=0.95, indicative=None, at_least=True),
     Threshold(code="clock_stepped", fact="clock_step_s", publishable=0.01, indicative=None),
     Threshold(code="other_gpu_users", fact="num_other_processes", publishable=0, indicative=None),
+    Threshold(code="device_outlier", fact="outlier_frac", publishable=VARIES_FRAC, indicative=BROKEN_FRAC),
+    Threshold(code="no_steady_state", fact="steady", publishable=1, indicative=None, at_least=True),
     Threshold(code="unsteady_steps", fact="step_time_drift_frac", publishable=0.02, indicative=None),
     Threshold(
         code="short_for_thermal",
@@ -106,7 +116,8 @@ THRESHOLDS: Final = (
 
 Energy 0.5 % and 5 %, and 0.05 unexplained: the design's. Gaps to 3 s are the widest srt-slurm's publish gate takes,
 half a second is half of a 1 s peak. Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its
-rate, yet no interval above 46 ms, which counts as covered. Clock steps: half a sample of the 20 ms ring. Steps: 20 are
+rate, yet no interval above 46 ms, which counts as covered. Outliers: how far sound devices were seen to differ, and
+far beyond it (`wattune.analysis.outlier`). Clock steps: half a sample of the 20 ms ring. Steps: 20 are
 the default of a study. Temperatures are whole degrees: in less than a minute nothing below 1 degree a minute can be
 told.
 """

@@ -4,15 +4,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from wattune.analysis.align import Aligned, Floats, Steps
+from wattune.analysis.align import Aligned
+from wattune.analysis.series import Floats
+from wattune.analysis.steps import Steps
 from wattune.catalog.hardware import device
-from wattune.cost.flops import model_flop_per_token
+from wattune.cost.flops import workload_flop_per_token
 from wattune.trial import TrialSpec
+from wattune.units import NS_PER_S
 
 
 def step_times_s(steps: Steps) -> Floats:
     """Every measured step's time, the slowest rank's, in order of steps; shape (steps,)."""
     result: Floats = steps.duration_s().max(axis=1)
+    return result
+
+
+def step_to_step_s(steps: Steps) -> Floats:
+    """From each measured step's start to the next one's, the last one left out: no step says how long it goes on."""
+    result: Floats = np.diff(np.sort(steps.start_ns.min(axis=1))) / NS_PER_S
     return result
 
 
@@ -47,6 +56,6 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
     metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
     peak_flop_per_s = device(spec.cluster.device).peak_flop_per_s(spec.plan.dtype)
     if peak_flop_per_s:
-        flop_per_s = tokens_per_s * model_flop_per_token(spec.model, workload.seq_len, workload.mode)
+        flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
     return metrics

@@ -8,19 +8,27 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.align import HOST, Aligned, Device, Floats, align
+from wattune.analysis.align import Aligned
 from wattune.analysis.decompose import decompose_metrics
 from wattune.analysis.energy import Powers, energy_metrics, integral_error_frac, powers
+from wattune.analysis.examine import Examined, examine
 from wattune.analysis.excursion import excursion_metrics
-from wattune.analysis.power import GRID_S, SWING_BAND_HZ, common_grid, power_metrics, total
+from wattune.analysis.grid import GRID_S, SWING_BAND_HZ, CommonGrid
+from wattune.analysis.intake import schema_problems
+from wattune.analysis.outlier import VARIES_FRAC
+from wattune.analysis.phases import step_energies_j
+from wattune.analysis.power import power_metrics
 from wattune.analysis.quality import INVALID, Facts, judge
-from wattune.analysis.speed import speed_metrics, step_time_drift_frac, step_times_s
-from wattune.analysis.thermal import temperature_rise_c_per_min, thermal_metrics
+from wattune.analysis.readings import HOST, Device, Tables
+from wattune.analysis.saturation import link_peaks
+from wattune.analysis.series import Floats
+from wattune.analysis.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
+from wattune.analysis.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.throttle import throttle_metrics
 from wattune.analysis.use import memory_metrics, use_metrics
 from wattune.catalog.hardware import device
-from wattune.plan.parallel import num_micro_batches
 from wattune.schema import METRICS
+from wattune.spread import of_series
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
@@ -37,18 +45,20 @@ class Summary:
     quality: str
     """`publishable`, `indicative` or `invalid`."""
     quality_reasons: tuple[str, ...] = ()
-    """Codes of `wattune.analysis.quality.THRESHOLDS`, or `no_window`."""
+    """Codes of `wattune.analysis.quality.THRESHOLDS`, `no_window`, or those of `wattune.analysis.intake`."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`, and
+    """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
+    `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, what is wrong with a schema, and
     `quality_<group>` for a group of metrics (`thermal`, `where`) that deserves less trust than the rest."""
 
 
 def summarize(
     spec: TrialSpec | None,
     marks: pa.Table | None,
-    tables: Mapping[str, pa.Table],
+    tables: Tables,
     manifests: Mapping[str, Mapping[str, Any]],
     *,
+    kernels: pa.Table | None = None,
     measured_steps: Sequence[int] | None = None,
     memory_peak_bytes: Sequence[int] = (),
     power_limit_w: float | None = None,
@@ -61,19 +71,48 @@ def summarize(
         marks: Marks of all ranks, None where there are none.
         tables: Telemetry by tier, all nodes together; a tier nobody recorded is not in it.
         manifests: What each node's sampler knew, by node.
+        kernels: What ran in the profiled steps (`wattune.schema.KERNELS`): says where a step goes where marks cannot.
         measured_steps: The steps to count; None counts every step from 0 on.
         memory_peak_bytes: Every rank's highest memory.
         power_limit_w: A limit of one device to hold excursions against, instead of the enforced one.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no marks.
     """
-    aligned = align(tables, marks, manifests, measured_steps=measured_steps, window=window)
-    if aligned is None:
+    problems = schema_problems(tables, marks)
+    if problems:
+        return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
+    examined = examine(
+        spec,
+        marks,
+        tables,
+        manifests,
+        kernels=kernels,
+        measured_steps=measured_steps,
+        power_limit_w=power_limit_w,
+        window=window,
+    )
+    if examined is None:
         return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
-    used = None if spec is None else device(spec.cluster.device)
-    sensed = None if spec is None else spec.cluster.sensed_device
-    traces = powers(aligned)
-    grids = common_grid(traces.traces) if traces.usable else []
+    return summary_of(
+        examined,
+        manifests,
+        simulated=is_simulated(tables, manifests),
+        memory_peak_bytes=memory_peak_bytes,
+        power_limit_w=power_limit_w,
+    )
+
+
+def summary_of(
+    examined: Examined,
+    manifests: Mapping[str, Mapping[str, Any]],
+    *,
+    simulated: bool,
+    memory_peak_bytes: Sequence[int] = (),
+    power_limit_w: float | None = None,
+) -> Summary:
+    """Metrics and verdict of what was examined; see `summarize` for the arguments."""
+    spec, aligned, traces = examined.spec, examined.aligned, examined.powers
+    sensors = examined.together.sensors
     speed = speed_metrics(aligned, spec)
     metrics = {
         **speed,
@@ -83,30 +122,32 @@ def summarize(
             step_time_s=speed.get("step_time_s"),
             tokens_per_step=None if spec is None else spec.workload.tokens_per_step,
         ),
-        **power_metrics(aligned, traces, grids),
-        **excursion_metrics(aligned, traces, grids, power_limit_w=power_limit_w),
-        **throttle_metrics(aligned, clock_max_mhz=None if sensed is None else sensed.sm_clock_max_mhz),
-        **thermal_metrics(aligned),
-        **use_metrics(aligned, sensed),
-        **memory_metrics(memory_peak_bytes, used),
-        **_decomposition(aligned, marks, spec),
-        **_trust_metrics(aligned, traces),
+        **power_metrics(aligned, traces, examined.together),
+        **excursion_metrics(
+            traces, [sensor.excursions for sensor in sensors], [sensor.above_limit_frac for sensor in sensors]
+        ),
+        **throttle_metrics(aligned, examined.throttles),
+        **thermal_metrics(aligned, examined.temperatures),
+        **use_metrics(aligned, link_peaks(aligned, examined.sensed)),
+        **memory_metrics(memory_peak_bytes, None if spec is None else device(spec.cluster.device)),
+        **(decompose_metrics(examined.division) or examined.profiled_metrics),
+        **_trust_metrics(examined),
     }
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
     # A reading of infinity or a counter beyond floats ends here instead of in a ranking.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
-    simulated = is_simulated(tables, manifests)
-    verdict = judge(_facts(aligned, traces, metrics, manifests, spec, simulated=simulated))
+    verdict = judge(_facts(examined, metrics, manifests, simulated=simulated))
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),
         **_power_tags(traces, metrics, power_limit_w),
+        **_found_tags(examined),
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
     }
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
 
 
-def is_simulated(tables: Mapping[str, pa.Table], manifests: Mapping[str, Mapping[str, Any]]) -> bool:
+def is_simulated(tables: Tables, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether any part of the telemetry was computed instead of measured."""
     return (
         any((table.schema.metadata or {}).get(b"wattune.simulated") == b"true" for table in tables.values())
@@ -149,51 +190,74 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
     traces = powers(aligned)
     if not traces.usable:
         return {}
-    grids, width = common_grid(traces.traces), max(round(window_s / GRID_S), 1)
-    start_s = max(float(trace.series.time_s[0]) for trace in traces.traces)
+    width = max(round(window_s / GRID_S), 1)
     series: dict[str, tuple[Floats, Floats]] = {}
-    for node in traces.nodes:
-        members = [grid for grid, trace in zip(grids, traces.traces, strict=True) if trace.node == node]
-        watts: Floats = np.diff(total(members).energy_j[::width]) / (width * GRID_S)
-        middles_s: Floats = start_s + (np.arange(len(watts), dtype=np.float64) + 0.5) * (width * GRID_S)
-        series[node] = middles_s, watts
+    common = CommonGrid.of(traces.traces)
+    for trace in traces.traces:
+        grid = common.energy(trace)
+        watts: Floats = np.diff(grid.energy_j[::width]) / (width * GRID_S)
+        middles_s: Floats = grid.start_s + (np.arange(len(watts), dtype=np.float64) + 0.5) * (width * GRID_S)
+        series[trace.node] = middles_s, watts + series[trace.node][1] if trace.node in series else watts
     return series
 
 
-def _decomposition(aligned: Aligned, marks: pa.Table | None, spec: TrialSpec | None) -> dict[str, float]:
-    if marks is None or aligned.steps is None or spec is None:
-        return {}
-    count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
-    return decompose_metrics(marks, aligned.steps, spec.plan, num_micro_batches=count)
-
-
-def _trust_metrics(aligned: Aligned, traces: Powers) -> dict[str, float]:
-    """How well power was sampled.
+def _trust_metrics(examined: Examined) -> dict[str, float]:
+    """How well power was sampled, how far figures scatter, and whether a device stands out.
 
     `sample_coverage_frac`: the worst sensor's share of the window in intervals of at most three of its usual ones, 0
     for a sensor that was never read. `sensor_period_s`: the slowest sensor's period. `energy_integral_error_frac`: see
-    `wattune.analysis.energy.integral_error_frac`.
+    `wattune.analysis.energy.integral_error_frac`. `step_time_uncertainty_frac`, `energy_per_step_uncertainty_frac`:
+    half the 95 % interval of the mean time and energy from step to step (`wattune.spread.of_series`), over the mean.
+    `device_outlier_frac`: see `wattune.analysis.outlier.outliers`, the furthest device.
     """
-    if not traces.traces:
-        return {}
-    complete = len(traces.traces) == traces.num_sensors
-    metrics = {
-        "sample_coverage_frac": min(trace.coverage_frac for trace in traces.traces) if complete else 0.0,
-        "sensor_period_s": max(trace.sensor_period_s for trace in traces.traces),
-    }
-    error = integral_error_frac(aligned, traces) if complete else None
-    return metrics if error is None else metrics | {"energy_integral_error_frac": error}
+    aligned, traces = examined.aligned, examined.powers
+    metrics: dict[str, float] = {}
+    if traces.traces:
+        complete = len(traces.traces) == traces.num_sensors
+        metrics["sample_coverage_frac"] = min(trace.coverage_frac for trace in traces.traces) if complete else 0.0
+        metrics["sensor_period_s"] = max(trace.sensor_period_s for trace in traces.traces)
+        error = integral_error_frac(traces) if complete else None
+        if error is not None:
+            metrics["energy_integral_error_frac"] = error
+    if aligned.steps is not None:
+        energies_j = step_energies_j(aligned, traces)
+        each = {
+            "step_time_uncertainty_frac": step_to_step_s(aligned.steps),
+            "energy_per_step_uncertainty_frac": None if energies_j is None else energies_j[:-1],
+        }
+        for name, values in each.items():
+            interval = None if values is None else of_series(values)
+            if interval is not None:
+                metrics[name] = interval.half_width_frac
+    if examined.outliers:
+        metrics["device_outlier_frac"] = examined.outliers[0].deviation_frac
+    return metrics
+
+
+def _found_tags(examined: Examined) -> dict[str, str]:
+    """What was found that is no number."""
+    tags = {}
+    if examined.num_unsteady_steps:
+        tags["steady_from_step"] = str(examined.num_unsteady_steps)
+    settled_s = all_settled_from_s(examined.temperatures)
+    if settled_s is not None:
+        tags["thermally_settled_from_s"] = f"{settled_s:.0f}"
+    if examined.outliers and examined.outliers[0].deviation_frac > VARIES_FRAC:
+        tags["outlier"] = str(examined.outliers[0])
+    saturated = [one.what for one in examined.saturation if one.saturated]
+    if saturated:
+        tags["saturated"] = ",".join(saturated)
+    return tags
 
 
 def _facts(
-    aligned: Aligned,
-    traces: Powers,
+    examined: Examined,
     metrics: Mapping[str, float],
     manifests: Mapping[str, Mapping[str, Any]],
-    spec: TrialSpec | None,
     *,
     simulated: bool,
 ) -> Facts:
+    aligned, traces, spec = examined.aligned, examined.powers, examined.spec
     steps, missing = aligned.steps, aligned.missing
     gone = 0 if len(missing) == len(aligned.devices) else len(missing)
     has_power = bool(traces.traces)
@@ -201,6 +265,7 @@ def _facts(
         num_steps=None if steps is None else len(steps.number),
         num_missing_ranks=0 if steps is None or spec is None else max(spec.cluster.world_size - len(steps.rank), 0),
         num_missing_devices=gone,
+        num_outside_sensors=traces.num_outside,
         has_power=has_power,
         simulated=simulated,
         replayed=read_by("replay", manifests),
@@ -211,8 +276,10 @@ def _facts(
         rate_frac=_rate_frac(manifests),
         clock_step_s=_clock_step_s(manifests),
         num_other_processes=_num_other_processes(aligned),
+        outlier_frac=metrics.get("device_outlier_frac"),
+        steady=examined.num_unsteady_steps is not None,
         step_time_drift_frac=None if steps is None else step_time_drift_frac(step_times_s(steps)),
-        temperature_rise_c_per_min=temperature_rise_c_per_min(aligned),
+        temperature_rise_c_per_min=temperature_rise_c_per_min(examined.temperatures),
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
         unexplained_frac=metrics.get("other_frac"),
     )

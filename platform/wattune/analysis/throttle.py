@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.align import Aligned, Device, Readings, Series, cause_column, series
+from wattune.analysis.align import Aligned
 from wattune.analysis.energy import counter_span
+from wattune.analysis.readings import Device, Readings, cause_column
+from wattune.analysis.series import Floats, weights_s
 from wattune.schema import THROTTLE_REASON_BITS
 from wattune.units import NS_PER_S
 
@@ -29,6 +31,7 @@ class Throttle:
     """One device's shares of time and clock."""
 
     by_cause_frac: dict[str, float]
+    loss_by_cause_frac: dict[str, float]
     any_frac: float
     loss_frac: float
     deficit_frac: float
@@ -41,54 +44,96 @@ def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -
     if clock_mhz is None or any(active is None for active in causes.values()):
         return None
     deficit = 1.0 - clock_mhz / clock_max_mhz
-    low = np.where(clock_mhz < LOST_BELOW_FRAC * clock_max_mhz, 1.0, 0.0)
-    lost = {name: low * active for name, active in causes.items() if active is not None}
+    lost = {name: (deficit > 1.0 - LOST_BELOW_FRAC) * active for name, active in causes.items() if active is not None}
     either = np.maximum.reduce(list(lost.values()))
-
-    def share(value: np.ndarray) -> float | None:
-        # A reading without clock or without reasons tells of neither, so that all shares are of the same time.
-        known: Series | None = series(readings.time_s, np.where(np.isfinite(deficit + either), value, np.nan))
-        inside = known.clip(0.0, window_s) if known is not None else None
-        return None if inside is None else inside.mean()
-
-    shares = [share(value) for value in (either, either * deficit, deficit, *lost.values())]
-    known = [value for value in shares if value is not None]
-    if len(known) < len(shares):
+    # A reading without clock or without reasons tells of neither, so that all shares are of the same time.
+    rows = np.flatnonzero(np.isfinite(deficit + either))
+    if np.any(np.diff(readings.time_s[rows]) <= 0):
+        rows = rows[np.unique(readings.time_s[rows], return_index=True)[1]]
+    weight_s = weights_s(readings.time_s[rows], 0.0, window_s)
+    whole_s = float(weight_s.sum())
+    if whole_s <= 0:
         return None
-    any_frac, loss_frac, deficit_frac, *each = known
+
+    def share(value: Floats) -> float:
+        # Not a BLAS product: its threads spin for processors that training has.
+        return float(np.einsum("i,i->", weight_s, value[rows])) / whole_s
+
     return Throttle(
-        by_cause_frac=dict(zip(lost, each, strict=True)),
-        any_frac=any_frac,
-        loss_frac=loss_frac,
-        deficit_frac=max(deficit_frac, 0.0),
+        by_cause_frac={cause: share(value) for cause, value in lost.items()},
+        loss_by_cause_frac={cause: share(value * deficit) for cause, value in lost.items()},
+        any_frac=share(either),
+        loss_frac=share(either * deficit),
+        deficit_frac=max(share(deficit), 0.0),
     )
 
 
-def throttle_metrics(aligned: Aligned, *, clock_max_mhz: float | None) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """Times in which one cause took clock away, without a reading in between at which it did not; equally long."""
+
+    start_s: Floats
+    """From the window's start."""
+    duration_s: Floats
+    clock_lost_frac: Floats
+    """Mean of 1 minus clock over maximum."""
+    onset_temp_c: Floats
+    """Core temperature when each began; NaN where it was not read."""
+
+
+def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict[str, Stretches]:
+    """When each cause took clock away on one device, in order of time; nothing without clock and reasons.
+
+    A reading stands until the next one, so a stretch shorter than the readings' interval may be missed.
+    """
+    columns = readings.columns
+    if any(name not in columns for name in ("sm_clock_mhz", *map(cause_column, THROTTLE_REASON_BITS))):
+        return {}
+    rows = np.flatnonzero((readings.time_s >= 0) & (readings.time_s < window_s) & np.isfinite(columns["sm_clock_mhz"]))
+    rows = rows[np.argsort(readings.time_s[rows], kind="stable")]
+    width_s = np.diff(readings.time_s[rows], append=window_s)
+    deficit = 1.0 - columns["sm_clock_mhz"][rows] / clock_max_mhz
+    temp_c = columns["gpu_temp_c"][rows] if "gpu_temp_c" in columns else np.full(len(rows), np.nan)
+    found = {}
+    for cause in THROTTLE_REASON_BITS:
+        lost = (columns[cause_column(cause)][rows] == 1.0) & (deficit > 1.0 - LOST_BELOW_FRAC) & (width_s > 0)
+        edges = np.diff(lost.astype(np.int8), prepend=0, append=0)
+        begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        until_s, until_lost_s = (np.append(0.0, np.cumsum(each)) for each in (width_s, width_s * deficit))
+        duration_s = until_s[end] - until_s[begin]
+        found[cause] = Stretches(
+            start_s=readings.time_s[rows[begin]],
+            duration_s=duration_s,
+            clock_lost_frac=(until_lost_s[end] - until_lost_s[begin]) / np.where(duration_s > 0, duration_s, 1.0),
+            onset_temp_c=temp_c[begin],
+        )
+    return found
+
+
+def clock_max_mhz(aligned: Aligned, device: Device, otherwise: float | None) -> float | None:
+    """A device's maximum SM clock, by its manifest, else as told."""
+    known = aligned.known.get(device, {}).get("sm_clock_max_mhz") or otherwise
+    return None if known is None else float(known)
+
+
+def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> dict[str, float]:
     """Time and clock lost, and what the raw counters say; every figure is the mean over devices.
 
     `throttle_frac`: share of device-time in which a power, thermal or hardware cause is active *and* the SM clock is
     below 0.98 of the device's maximum. `throttle_{power,thermal,hw}_frac`: the same for one cause; causes overlap.
     `throttle_time_s`: `throttle_frac` of the window. `throttle_loss_frac`: integral of 1 minus clock over maximum
-    during that time, over the window. `clock_deficit_frac`: the same at all times, whatever the cause.
+    during that time, over the window; `throttle_{power,thermal,hw}_loss_frac`: the same for one cause.
+    `clock_deficit_frac`: the same at all times, whatever the cause.
     `{power_cap,thermal,hw}_active_frac`: the raw counter's rise over its own span; on H200 the power-cap counter runs
     through any busy load, also where no clock is lost.
 
     Args:
         aligned: The trial.
-        clock_max_mhz: Maximum SM clock of devices whose manifest does not say; None where nothing says.
+        throttles: Every device's `device_throttle`; empty unless it can be told of all.
     """
     metrics = _counter_metrics(aligned)
-    fast = aligned.readings("fast")
-    if fast is None:
-        return metrics
-    maxima = [aligned.known.get(device, {}).get("sm_clock_max_mhz") or clock_max_mhz for device in aligned.devices]
-    found = [
-        throttle
-        for readings, maximum in zip(fast, maxima, strict=True)
-        if maximum and (throttle := device_throttle(readings, float(maximum), aligned.duration_s)) is not None
-    ]
-    if len(found) < len(aligned.devices):
+    found = list(throttles.values())
+    if not found:
         return metrics
     throttle_frac = float(np.mean([one.any_frac for one in found]))
     return metrics | {
@@ -98,6 +143,10 @@ def throttle_metrics(aligned: Aligned, *, clock_max_mhz: float | None) -> dict[s
         "clock_deficit_frac": float(np.mean([one.deficit_frac for one in found])),
         **{
             f"throttle_{cause}_frac": float(np.mean([one.by_cause_frac[cause] for one in found]))
+            for cause in THROTTLE_REASON_BITS
+        },
+        **{
+            f"throttle_{cause}_loss_frac": float(np.mean([one.loss_by_cause_frac[cause] for one in found]))
             for cause in THROTTLE_REASON_BITS
         },
     }

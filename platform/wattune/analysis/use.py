@@ -1,11 +1,13 @@
 """How much of the machine is used: units and memory busy, bytes over links, memory filled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from wattune.analysis.align import HOST, Aligned, Readings
+from wattune.analysis.align import Aligned
 from wattune.analysis.energy import counter_span
+from wattune.analysis.readings import HOST, Readings
+from wattune.analysis.saturation import Peak
 from wattune.catalog.hardware import DeviceSpec
 
 _ACTIVE = ("tensor_active_frac", "dram_active_frac")
@@ -16,38 +18,42 @@ _LINKS = {
 _NIC = ("nic_tx_bytes", "nic_rx_bytes")
 
 
-def use_metrics(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, float]:
+def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]:
     """Use of units and links.
 
     `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means. `nvlink_bytes_per_s`,
     `pcie_bytes_per_s`: what a device sends and receives, mean over devices, by the counters' rise over their own span.
-    `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `nvlink_of_peak_frac`: over twice the catalog's
-    one-direction bandwidth of the device's links. Peaks of PCIe and network ports are not in the catalog, so
-    `pcie_of_peak_frac` and `nic_of_peak_frac` are absent.
+    `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `{nvlink,pcie,nic}_of_peak_frac`: over twice the
+    peak of one direction, where there is one.
 
     Args:
         aligned: The trial.
-        sensed: The device telemetry describes, None for a recording.
+        peaks: Its `wattune.analysis.saturation.link_peaks`.
     """
     metrics: dict[str, float] = {}
     counters = aligned.readings("counter")
-    for name in _ACTIVE:
-        found = [readings.series(name) for readings in counters or []]
-        inside = [whole.clip(0.0, aligned.duration_s) for whole in found if whole is not None]
-        means = [clipped.mean() for clipped in inside if clipped is not None]
-        if means and len(means) == len(aligned.devices):
-            metrics[name] = float(np.mean(means))
-    for name, columns in _LINKS.items():
-        rate = _mean_rate(counters, columns, aligned.duration_s)
-        if rate is not None:
-            metrics[name] = rate
-    if sensed is not None and sensed.link_bandwidth_bytes_per_s and "nvlink_bytes_per_s" in metrics:
-        metrics["nvlink_of_peak_frac"] = metrics["nvlink_bytes_per_s"] / (2 * sensed.link_bandwidth_bytes_per_s)
+    means: dict[str, list[float]] = {name: [] for name in _ACTIVE}
+    rates: dict[str, list[float]] = {name: [] for name in _LINKS}
+    for readings in counters or ():
+        for name in _ACTIVE:
+            whole = readings.series(name)
+            inside = whole.clip(0.0, aligned.duration_s) if whole is not None else None
+            means[name] += [] if inside is None else [inside.mean()]
+        for name, columns in _LINKS.items():
+            rate = _rate(readings, columns, aligned.duration_s)
+            rates[name] += [] if rate is None else [rate]
     nodes = sorted({node for node, _ in aligned.devices})
-    hosts = [aligned.tiers.get("host", {}).get((node, HOST)) for node in nodes]
-    rate = _mean_rate([host for host in hosts if host is not None], _NIC, aligned.duration_s)
-    if rate is not None and None not in hosts:
-        metrics["nic_bytes_per_s"] = rate
+    hosts = [aligned.tiers.get(HOST, {}).get((node, HOST)) for node in nodes]
+    of_hosts = [None if host is None else _rate(host, _NIC, aligned.duration_s) for host in hosts]
+    for name, each in {**means, **rates}.items():
+        if each and len(each) == len(aligned.devices):
+            metrics[name] = float(np.mean(each))
+    known = [rate for rate in of_hosts if rate is not None]
+    if known and len(known) == len(nodes):
+        metrics["nic_bytes_per_s"] = float(np.mean(known))
+    for link, peak in peaks.items():
+        if f"{link}_bytes_per_s" in metrics:
+            metrics[f"{link}_of_peak_frac"] = metrics[f"{link}_bytes_per_s"] / (2 * peak.bytes_per_s)
     return metrics
 
 
@@ -70,8 +76,8 @@ def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) ->
     return metrics
 
 
-def _mean_rate(each: Sequence[Readings] | None, columns: Sequence[str], window_s: float) -> float | None:
-    """Mean over devices of several counters' summed rates, None unless all of them can be told."""
-    spans = [counter_span(readings, column, 0.0, window_s) for readings in each or [] for column in columns]
-    rates = [span.per_s for span in spans if span is not None]
-    return sum(rates) / len(each) if each and len(rates) == len(spans) else None
+def _rate(readings: Readings, columns: Sequence[str], window_s: float) -> float | None:
+    """Several counters' rates together, None unless all of them can be told."""
+    spans = [counter_span(readings, column, 0.0, window_s) for column in columns]
+    known = [span.per_s for span in spans if span is not None]
+    return sum(known) if len(known) == len(spans) else None

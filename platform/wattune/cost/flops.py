@@ -3,13 +3,16 @@
 from typing import Final
 
 from wattune.catalog.models import ModelSpec
+from wattune.trial import Lora, Workload
 
-PASSES: Final = {"pretrain": 3, "lora": 2, "prefill": 1}
-"""Forward passes' worth of matrix products by workload mode.
+TRAINING_PASSES: Final = 3
+"""Forward passes' worth of matrix products in a training step: a backward pass is two, gradients of activations and of
+weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
 
-A backward pass is two: gradients of activations and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
-LoRA trains no weight of the model, so the second is left out; its adapters' own products are too few to count.
-"""
+FROZEN_PASSES: Final = 2
+"""The same for weights that are not trained: gradients of activations only pass through them. Attention's scores and
+values have no weights; both their factors are activations, and they keep their `TRAINING_PASSES` (Dao 2023, arXiv
+2307.08691, section 4.1: two products forward, five backward of which one computes the scores again)."""
 
 
 def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
@@ -28,6 +31,11 @@ def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     Returns:
         The count. llama3_8b at 8,192 tokens: 17.16e9.
     """
+    return _layers_flop(model) + _attention_flop(model, seq_len) + _head_flop(model)
+
+
+def _layers_flop(model: ModelSpec) -> float:
+    """Of all layers' weights, per token forward."""
     h = model.hidden_size
     kv = model.num_kv_heads * model.head_size
     projections = 2 * h * h + 2 * h * kv
@@ -35,28 +43,70 @@ def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     ffn = matrices * h * model.ffn_hidden_size
     if model.is_moe:
         ffn = model.num_experts_per_token * ffn + model.num_experts * h
-    causal_attention = 4 * h * seq_len / 2
-    return model.num_layers * (2 * (projections + ffn) + causal_attention) + 2 * h * model.vocab_size
+    return model.num_layers * 2 * (projections + ffn)
 
 
-def model_flop_per_token(model: ModelSpec, seq_len: int, mode: str = "pretrain") -> float:
-    """Model FLOPs per token of a workload, without recomputation.
+def _attention_flop(model: ModelSpec, seq_len: int) -> float:
+    """Of all layers' scores and values under a causal mask, per token forward."""
+    return model.num_layers * 4 * model.hidden_size * seq_len / 2
+
+
+def _head_flop(model: ModelSpec) -> float:
+    """Of the output projection, per position it is asked for."""
+    return 2 * model.hidden_size * model.vocab_size
+
+
+def _adapters_flop(model: ModelSpec, lora: Lora) -> float:
+    """Of low-rank adapters, per token forward: 2 r (inputs + outputs) beside each target."""
+    h, kv, inner = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
+    widths = {"q": 2 * h, "k": h + kv, "v": h + kv, "o": 2 * h, "gate": h + inner, "up": h + inner, "down": h + inner}
+    return model.num_layers * 2 * lora.rank * sum(widths[name] for name in lora.targets)
+
+
+def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
+    """Model FLOPs per token when all weights are trained, without recomputation.
 
     Args:
         model: The model.
         seq_len: Tokens a sequence.
-        mode: A key of `PASSES`.
 
     Returns:
         The count. llama3_8b trained at 8,192 tokens: 51.5e9, of which attention is 6.4e9.
     """
-    return PASSES[mode] * forward_flop_per_token(model, seq_len)
+    return TRAINING_PASSES * forward_flop_per_token(model, seq_len)
 
 
-def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: int, mode: str = "pretrain") -> float:
-    """Model FLOPs of one optimizer step over the whole global batch, all ranks together.
+def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: int) -> float:
+    """Model FLOPs of one optimizer step over the whole global batch when all weights are trained, all ranks together.
 
     Returns:
         The count. gpt3_175b, 1,536 sequences of 2,048 tokens: 3.34e18.
     """
-    return seq_len * global_batch_size * model_flop_per_token(model, seq_len, mode)
+    return seq_len * global_batch_size * model_flop_per_token(model, seq_len)
+
+
+def workload_flop_per_token(model: ModelSpec, workload: Workload) -> float:
+    """Model FLOPs per token of a workload, without recomputation.
+
+    - `pretrain`: `model_flop_per_token`.
+    - `lora`: `FROZEN_PASSES` of the model's weights and `TRAINING_PASSES` of attention and of the adapters (Hu et al.
+      2021, arXiv 2106.09685, section 4.1: h = W x + B A x). Below the first adapter no gradient is needed; what an
+      implementation saves there (the first layer's inputs) is not taken off.
+    - `prefill`: one forward pass of the layers over every token, and the output projection at the last position of
+      each sequence only, which is where the next token is wanted.
+
+    Args:
+        model: The model.
+        workload: Mode, sequence length, adapters.
+
+    Returns:
+        The count, averaged over the tokens of a sequence.
+    """
+    if workload.mode == "prefill":
+        head = _head_flop(model) / workload.seq_len
+        return _layers_flop(model) + _attention_flop(model, workload.seq_len) + head
+    if workload.mode == "lora":
+        assert workload.lora is not None, "mode lora has adapters"
+        trained = _attention_flop(model, workload.seq_len) + _adapters_flop(model, workload.lora)
+        return FROZEN_PASSES * (_layers_flop(model) + _head_flop(model)) + TRAINING_PASSES * trained
+    return model_flop_per_token(model, workload.seq_len)

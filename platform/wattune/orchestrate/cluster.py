@@ -1,41 +1,38 @@
 """Connecting to Ray: a cluster that exists, or one of our own on this machine; and what nodes it has."""
 
 import os
-import secrets
 import signal
 import socket
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 import wattune
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
+from wattune.orchestrate import hygiene
 
 NAMESPACE: Final = "wattune"
 """Ray namespace of every named actor of ours."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
-_WORKER_SETTINGS: Final = {
-    # An unsatisfiable placement group is retried for ever by default; see `run_trial`.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
-    # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
-    # Result files are the study folder's business.
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    # Progress is shown by whoever listens to the study.
-    "RAY_AIR_NEW_OUTPUT": "0",
-    # Ctrl-C is ours: the study folder is brought in order before Ray goes.
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-}
+DEVICE_LABEL: Final = "wattune.io/device"
+"""Ray node label that names a node's devices by their catalog name; it outweighs what Ray detected."""
+
+DOMAIN_LABEL: Final = "wattune.io/domain"
+"""Ray node label of nodes that share power or air, such as a rack; without it every host is a domain of its own."""
+
+_ACCELERATOR_LABEL: Final = "ray.io/accelerator-type"
+_ACCELERATOR_RESOURCE: Final = "accelerator_type:"
+
+_DEVICE_OF_ACCELERATOR: Final = {"H100": "h100_sxm", "H200": "h200_sxm", "AMD-Instinct-MI250X-MI250": "mi250_gcd"}
+"""Catalog names by what Ray detects (`ray.util.accelerators` of 2.60). It cannot tell SXM boards from PCIe or NVL ones:
+nodes with those need `DEVICE_LABEL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +47,71 @@ class Node:
     """Ray's resource that pins something to the node."""
     num_cpus: float
     num_gpus: float
+    host: str = ""
+    """Name of the machine; empty is `name`."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Ray's labels of the node, an accelerator Ray detected among them."""
+
+    @property
+    def device(self) -> str | None:
+        """Catalog name of its devices, None where it has GPUs of a kind that nobody named."""
+        if DEVICE_LABEL in self.labels:
+            return self.labels[DEVICE_LABEL]
+        if not self.num_gpus:
+            return "cpu"
+        return _DEVICE_OF_ACCELERATOR.get(self.labels.get(_ACCELERATOR_LABEL, ""))
+
+    @property
+    def domain(self) -> str:
+        """The power or thermal domain it stands in: trials of one domain never overlap."""
+        return self.labels.get(DOMAIN_LABEL) or self.host or self.name
+
+    def __str__(self) -> str:
+        """What people need to see why a node fits or not."""
+        if not self.num_gpus:
+            kind = "" if self.device == "cpu" else f" ({self.device})"
+            return f"{self.name}: {self.num_cpus:g} CPU{kind}"
+        detected = self.labels.get(_ACCELERATOR_LABEL) or "nothing"
+        kind = self.device or f"kind unknown, Ray detected {detected}; label it {DEVICE_LABEL}=NAME"
+        return f"{self.name}: {self.num_cpus:g} CPU, {self.num_gpus:g} GPU ({kind})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A connection to Ray, and the nodes that were alive when it was made."""
+    """A connection to Ray, and nodes that were alive when it was made: all of them, or those a trial may use."""
 
     nodes: tuple[Node, ...]
     driver_node_id: str
+    others: tuple[Node, ...] = ()
+    """The rest of the cluster, where `nodes` is a part."""
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """How Ray is set, for every result."""
 
     @property
     def driver_node(self) -> Node:
         """The node this process runs on, where studies are written."""
-        return next(node for node in self.nodes if node.node_id == self.driver_node_id)
+        return next(node for node in (*self.nodes, *self.others) if node.node_id == self.driver_node_id)
+
+    def only(self, nodes: Sequence[Node]) -> "Cluster":
+        """The part of the cluster that consists of these nodes, in this order."""
+        others = [node for node in (*self.nodes, *self.others) if node not in nodes]
+        return replace(self, nodes=tuple(nodes), others=tuple(others))
+
+    def fitting(self, spec: ClusterSpec) -> list[Node]:
+        """The nodes that have what a trial wants of one node, by name.
+
+        GPUs are matched by kind, never by number alone. For `cpu` it is the nodes without GPUs; in a cluster where
+        every node has some, their processors do.
+        """
+        if spec.device == "cpu":
+            with_cpus = [
+                node for node in self.nodes if node.num_cpus > 0 and node.labels.get(DEVICE_LABEL) in (None, "cpu")
+            ]
+            able = [node for node in with_cpus if node.device == "cpu"] or with_cpus
+        else:
+            enough = [node for node in self.nodes if node.num_gpus >= spec.devices_per_node]
+            able = [node for node in enough if node.device == spec.device]
+        return sorted(able, key=lambda node: node.name)
 
     def resources_per_rank(self, spec: ClusterSpec) -> dict[str, float]:
         """What Ray reserves for one rank: its device, and a share of the node's processors.
@@ -70,18 +119,21 @@ class Cluster:
         Raises:
             EngineError: The cluster does not have the nodes and devices.
         """
-        wanted = spec.devices_per_node
-        gpus = spec.device != "cpu"
-        fitting = [node for node in self.nodes if (node.num_gpus >= wanted if gpus else node.num_cpus > 0)]
+        fitting = self.fitting(spec)
         if len(fitting) < spec.num_nodes:
-            have = ", ".join(f"{node.name}: {node.num_cpus:g} CPU, {node.num_gpus:g} GPU" for node in self.nodes)
             raise EngineError(
-                f"{spec.label} needs {spec.num_nodes} node(s) with {wanted} device(s) each; the cluster has {have}; "
-                "shrink `cluster` in the space, or start the missing nodes"
+                f"{self.missing(spec)}; shrink `cluster` in the space, start the missing nodes, or label nodes of that "
+                f"kind {DEVICE_LABEL}={spec.device}"
             )
         # Ranks may outnumber processors (a laptop runs four on two); a tenth stays free for Ray's own actors.
-        cpus = min(1.0, round(0.9 * min(node.num_cpus for node in fitting) / wanted, 4))
-        return {"CPU": cpus, "GPU": 1.0} if gpus else {"CPU": cpus}
+        cpus = min(1.0, round(0.9 * min(node.num_cpus for node in fitting) / spec.devices_per_node, 4))
+        return {"CPU": cpus} if spec.device == "cpu" else {"CPU": cpus, "GPU": 1.0}
+
+    def missing(self, spec: ClusterSpec) -> str:
+        """What a trial wants of the cluster, and what the cluster has."""
+        have = ", ".join(map(str, self.nodes)) or "no node"
+        wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
+        return f"{spec.label} needs {wanted}; the cluster has {have}"
 
 
 @contextmanager
@@ -96,11 +148,10 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         EngineError: The cluster cannot be reached or started.
     """
     target = address or os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.update({name: os.environ.get(name, value) for name, value in _WORKER_SETTINGS.items()})
+    hygiene.apply(hygiene.JOB_SETTINGS)
     try:
         if ray.is_initialized():  # a script that connected by itself keeps its connection
-            yield _inventory()
+            yield _inventory(ours=False)
             return
         if target is None:
             _start_local()
@@ -110,24 +161,16 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
         raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
     try:
-        yield _inventory()
+        yield _inventory(ours=target is None)
     finally:
         ray.shutdown()
 
 
 def _start_local() -> None:
-    if "RAY_AUTH_MODE" not in os.environ:
-        # A token of our own: without one Ray writes its token to the home folder, which turns authentication on for
-        # every later `ray start` there, and open mode would let anyone who reaches the ports run code.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # Ray read both when it was imported; what makes it read them again is not public (as of 2.60).
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
     # Workers of a local cluster inherit the environment; this is how they import what this process imported.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with _quiet_interrupt():
+    with hygiene.local_cluster(), _quiet_interrupt():
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -142,12 +185,13 @@ def _join(address: str) -> None:
     if host and port.isdigit():
         # Ray itself goes on asking an address nobody answers at for minutes.
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    settings = {name: os.environ[name] for name in hygiene.JOB_SETTINGS}
     ray.init(
         address=address,
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"py_modules": [str(_package_folder())], "env_vars": _WORKER_SETTINGS},
+        runtime_env={"py_modules": [str(_package_folder())], "env_vars": settings},
     )
 
 
@@ -172,22 +216,45 @@ def _package_folder() -> Path:
     return Path(wattune.__file__).parent
 
 
-def _inventory() -> Cluster:
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    shared = Counter(node["NodeManagerHostname"] for node in alive)
-    seen: Counter[str] = Counter()
-    nodes = []
-    for node in sorted(alive, key=lambda node: node["NodeID"]):
-        host = node["NodeManagerHostname"]
-        name = host if shared[host] == 1 else f"{host}-{seen[host]}"
-        seen[host] += 1
-        nodes.append(
-            Node(
-                node_id=node["NodeID"],
-                name=name,
-                address=f"node:{node['NodeManagerAddress']}",
-                num_cpus=node["Resources"].get("CPU", 0.0),
-                num_gpus=node["Resources"].get("GPU", 0.0),
-            )
-        )
-    return Cluster(nodes=tuple(nodes), driver_node_id=ray.get_runtime_context().get_node_id())
+def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
+    """The nodes of the cluster that are alive now; those that are known keep their names."""
+    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    kept = [node for node in known if node.node_id in alive]
+    fresh = [alive[node_id] for node_id in sorted(alive.keys() - {node.node_id for node in kept})]
+    taken = {node.name for node in known}
+    hosts = [node["NodeManagerHostname"] for node in fresh]
+    for entry in fresh:
+        host = entry["NodeManagerHostname"]
+        numbered = (f"{host}-{index}" for index in range(len(fresh) + len(taken) + 1))
+        alone = hosts.count(host) == 1 and not any(node.host == host for node in known)
+        name = host if alone else next(name for name in numbered if name not in taken)
+        taken.add(name)
+        kept.append(_node(entry, name))
+    return kept
+
+
+def _node(entry: Mapping[str, Any], name: str) -> Node:
+    labels: dict[str, str] = dict(entry.get("Labels") or {})
+    resources: Mapping[str, float] = entry["Resources"]
+    # Where Ray was told of its GPUs by hand it may have set the resource and no label.
+    detected = [key.removeprefix(_ACCELERATOR_RESOURCE) for key in resources if key.startswith(_ACCELERATOR_RESOURCE)]
+    if detected:
+        labels.setdefault(_ACCELERATOR_LABEL, detected[0])
+    return Node(
+        node_id=entry["NodeID"],
+        name=name,
+        address=f"node:{entry['NodeManagerAddress']}",
+        num_cpus=resources.get("CPU", 0.0),
+        num_gpus=resources.get("GPU", 0.0),
+        host=entry["NodeManagerHostname"],
+        labels=labels,
+    )
+
+
+def _inventory(*, ours: bool) -> Cluster:
+    nodes = tuple(alive_nodes())
+    return Cluster(
+        nodes=nodes,
+        driver_node_id=ray.get_runtime_context().get_node_id(),
+        tags=hygiene.ray_tags([node.node_id for node in nodes], ours=ours),
+    )

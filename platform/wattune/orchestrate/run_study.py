@@ -1,4 +1,4 @@
-"""A study on Ray Tune: the strategy proposes, Tune starts trials, the study folder is the ledger.
+"""A study on Ray Tune: the ledger proposes, Tune starts trials, lanes of warm workers run them.
 
 Tune is kept thin on purpose. Its trainable runs one trial and reports nothing but that it is done; results travel
 through the study folder, so a study continues from its folder whatever became of Tune. Tune's own restore is not used.
@@ -6,85 +6,71 @@ through the study folder, so a study continues from its folder whatever became o
 
 import logging
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+import ray
 from ray import tune
+from ray.exceptions import GetTimeoutError, RayError
+from ray.tune import TuneError
 from ray.tune.search import Searcher
 
-from wattune.orchestrate.cluster import Cluster
+from wattune.errors import EngineError, TelemetryError
+from wattune.orchestrate.agenda import StudyRun, Ticket
+from wattune.orchestrate.cluster import Cluster, Node, alive_nodes
+from wattune.orchestrate.events import TrialProgress
+from wattune.orchestrate.lanes import Lanes, Progress
+from wattune.orchestrate.ledger import Ending, Ledger
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
-from wattune.search.strategy import Strategy
-from wattune.study import StudyFolder
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.orchestrate.schedule import wait_until_cool
+from wattune.orchestrate.trial_telemetry import sensor_backends
+from wattune.study import StudyFolder, TrialFolder
+from wattune.trial import TrialResult, TrialStatus
 
 _log = logging.getLogger(__name__)
 
 _DONE_METRIC: Final = "done_trials"
 """The only thing the trainable reports; Tune insists on a metric."""
 
+_ASK_S: Final = 1.0
+"""How old what is known of running trials may be."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialEvent:
-    """Something that happened to a trial, for whoever shows progress or tracks results."""
-
-    kind: Literal["skipped", "started", "finished"]
-    spec: TrialSpec
-    repeat: int
-    result: TrialResult | None = None
-    """The result, unless the trial only started."""
+_TEMPERATURES_S: Final = 30.0
+"""Longest a node may take to say how warm it is."""
 
 
-Listener = Callable[[TrialEvent], None]
+def run_study(study: StudyFolder, ledger: Ledger, run: StudyRun, cluster: Cluster) -> Ending:
+    """Runs what a study's ledger proposes, and leaves every result in the study's folder.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRun:
-    """How a study is run, apart from what it searches."""
-
-    measure: Measure
-    num_trials: int
-    """Different specifications to try, those already done in the folder included."""
-    seed: int
-    limits: Mapping[str, float]
-    tags: Mapping[str, str]
-    """Facts of the environment to keep with every result."""
-    finalists: Callable[[], Sequence[TrialSpec]]
-    """The best trials so far, best first; asked once, when the strategy has no more to propose."""
-
-
-def run_study(study: StudyFolder, strategy: Strategy, run: StudyRun, cluster: Cluster, listener: Listener) -> bool:
-    """Runs a study's trials, one after another, and leaves every result in its folder.
-
-    Trials that share a machine share its power and its air, so they never overlap.
+    Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
 
     Args:
         study: The study's folder; trials finished there are not run again.
-        strategy: Proposes specifications and learns from results.
-        run: How to run them.
-        cluster: Where to run them.
-        listener: Told of every trial; called from one thread at a time.
+        ledger: Says what runs where, and keeps what came of it.
+        run: How to run it.
+        cluster: Where to run it.
 
     Returns:
-        Whether the study ran to its end; False after Ctrl-C, with the trial in flight marked interrupted.
+        Why it ended.
+
+    Raises:
+        EngineError: The cluster ended under the study; what was finished is in the folder.
     """
-    ledger = _Ledger(study, strategy, run, listener)
-    # Pinned to this node: the study folder is here.
-    trainable = tune.with_resources(
-        tune.with_parameters(_trainable, study=study, seed=run.seed, limits=run.limits, tags=run.tags, cluster=cluster),
-        {"cpu": 0, cluster.driver_node.address: 0.001},
-    )
-    with tempfile.TemporaryDirectory(prefix="wattune-tune-", ignore_cleanup_errors=True) as scratch:
+    _quiet_ray()
+    with (
+        Lanes() as lanes,
+        tempfile.TemporaryDirectory(prefix="wattune-tune-", ignore_cleanup_errors=True) as scratch,
+    ):
+        ledger.open(cluster, _Alive(cluster, lanes))
+        trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=_LedgerSearcher(ledger),
-                num_samples=-1,  # until the ledger says it is finished
-                max_concurrent_trials=1,
+                search_alg=_LedgerSearcher(ledger, _Dispatcher(study, run, cluster, lanes)),
+                num_samples=-1,  # until the ledger says it is finished; how many at once is the ledger's, too
                 metric=_DONE_METRIC,
                 mode="max",
                 reuse_actors=True,
@@ -95,141 +81,173 @@ def run_study(study: StudyFolder, strategy: Strategy, run: StudyRun, cluster: Cl
             tuner.fit()
         except KeyboardInterrupt:
             ledger.interrupt()
-            return False
-    return True
+        except (TuneError, RayError, ConnectionError) as error:
+            cause = " ".join(str(error).split()) or type(error).__name__
+            raise EngineError(
+                f"the Ray cluster ended under the study: {cause[:300]}; what was finished is in {study.path}, the same "
+                "command continues"
+            ) from error
+    assert ledger.ending is not None, "Tune goes on until the ledger says why it ends"
+    return ledger.ending
 
 
-def _trainable(
-    config: dict[str, Any],
-    *,
-    study: StudyFolder,
-    seed: int,
-    limits: Mapping[str, float],
-    tags: Mapping[str, str],
-    cluster: Cluster,
-) -> None:
-    """What Tune runs: one repeat of one trial."""
-    spec = TrialSpec.from_json(config["spec"])
-    request = TrialRequest(
-        spec=spec,
-        repeat=config["repeat"],
-        measure=Measure(**config["measure"]),
-        seed=seed,
-        folder=study.trial(spec.trial_id, config["repeat"]).path,
-        limits=limits,
-        tags=tags,
-    )
-    run_trial(request, cluster)
-    tune.report({_DONE_METRIC: 1})
+def _quiet_ray() -> None:
+    """Keeps Ray from printing stacks of drivers and logs of nodes that died: the ledger says what became of trials."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+
+    def to_log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        _log.info("%s", "\n".join(map(str, data.get("lines", ()))))
+
+    # Not public; nothing public keeps these messages, which Ray 2.60 writes to standard output, from it.
+    ray._private.worker.print_to_stdstream = to_log
+
+
+def _here(node: Node) -> tune.PlacementGroupFactory:
+    """Pins the drivers of trials to the node of the study's folder; they need next to nothing of it."""
+    return tune.PlacementGroupFactory([{node.address: 0.001}], bundle_label_selector=[{"ray.io/node-id": node.node_id}])
+
+
+class _Alive:
+    """The nodes that are alive whenever it is called; lanes on those that left are forgotten."""
+
+    def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
+        self._nodes, self._lanes = list(cluster.nodes), lanes
+
+    def __call__(self) -> list[Node]:
+        now = alive_nodes(self._nodes)
+        alive = {node.node_id for node in now}
+        gone = [node.node_id for node in self._nodes if node.node_id not in alive]
+        if gone:
+            self._lanes.forget_nodes(gone)
+        self._nodes = now
+        return now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """One repeat of one trial that is to run."""
+class _Work:
+    """What Tune hands to the trainable: one trial, and where it runs."""
 
-    spec: TrialSpec
-    repeat: int
-    measure: Measure
+    request: TrialRequest
+    cluster: Cluster
+
+    def __repr__(self) -> str:
+        """Short: Tune makes names of it."""
+        return self.request.folder.name
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Work":
+        """Itself: Tune copies every configuration, and nothing in this one changes."""
+        return self
 
 
-class _Ledger:
-    """What is to do, what runs, and what came of it, always as the study folder has it."""
+def _trainable(config: dict[str, Any], *, lanes: Lanes) -> None:
+    """What Tune runs: one repeat of one trial."""
+    work: _Work = config["work"]
+    try:
+        _run(work, lanes)
+    except (RayError, ConnectionError):  # the cluster's: the ledger looks whether it is the node, and repeats the trial
+        TrialFolder(work.request.folder).write_error(traceback.format_exc())
+        raise
+    except Exception as error:  # not the trial's fault, but its result is where people look
+        _note_failure(work, error)
+    tune.report({_DONE_METRIC: 1})
 
-    def __init__(self, study: StudyFolder, strategy: Strategy, run: StudyRun, listener: Listener) -> None:
-        self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        self._asked = 0
-        self._soaking = False
-        self._pending: deque[_Turn] = deque()
-        self._in_flight: dict[str, _Turn] = {}
-        self._lock = threading.Lock()
 
-    def next(self, tune_id: str) -> _Turn | None:
-        """The next repeat to run, None when the study is finished."""
-        with self._lock:
-            while self._pending or self._refill():
-                turn = self._pending.popleft()
-                done = self._study.trial(turn.spec.trial_id, turn.repeat).result()
-                if done is None or not done.status.is_final:
-                    self._in_flight[tune_id] = turn
-                    self._tell("started", turn, None)
-                    return turn
-                self._strategy.tell(turn.spec, done)
-                self._tell("skipped", turn, done)
-            return None
+def _run(work: _Work, lanes: Lanes) -> None:
+    request, measure = work.request, work.request.measure
+    if measure.cooldown_temp_c is not None:
+        waited = wait_until_cool(
+            lambda: _temperatures_c(work, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
+        )
+        request = replace(request, tags={**request.tags, **waited})
+    run_trial(request, work.cluster, lanes)
 
-    def _refill(self) -> bool:
-        """Puts the repeats of the next trial in line, or of the finalists; says whether there were any."""
-        measure = self._run.measure
-        proposed = self._strategy.ask(1) if self._asked < self._run.num_trials else []
-        if proposed:
-            self._asked += len(proposed)
-            turns = [(spec, repeat, measure) for spec in proposed for repeat in range(measure.repeats)]
-        elif measure.soak_finalists and not self._soaking:
-            self._soaking = True
-            soak = replace(measure, min_seconds=measure.soak_seconds)
-            turns = [(spec, measure.repeats, soak) for spec in self._run.finalists()[: measure.soak_finalists]]
-        else:
-            return False
-        self._pending += [_Turn(spec=spec, repeat=repeat, measure=how) for spec, repeat, how in turns]
-        return bool(turns)
 
-    def finish(self, tune_id: str, *, error: bool) -> None:
-        """Reads what a trial left in its folder, and tells strategy and listener.
-
-        A trial whose own driver died (Tune says error, or no result is there) gets the result `crashed`.
-        """
-        with self._lock:
-            turn = self._in_flight.pop(tune_id)
-            result = self._study.trial(turn.spec.trial_id, turn.repeat).result()
-            if result is None or not result.status.is_final:
-                why = "the trial's driver process ended" if error else "the trial left no result"
-                result = self._close(turn, TrialStatus.CRASHED, why)
-            self._strategy.tell(turn.spec, result)
-            self._tell("finished", turn, result)
-
-    def interrupt(self) -> None:
-        """Marks what runs as interrupted, unless its result arrived at the last moment."""
-        with self._lock:
-            for turn in self._in_flight.values():
-                if self._study.trial(turn.spec.trial_id, turn.repeat).result() is None:
-                    self._tell("finished", turn, self._close(turn, TrialStatus.INTERRUPTED, "stopped by the user"))
-            self._in_flight.clear()
-
-    def _close(self, turn: _Turn, status: TrialStatus, reason: str) -> TrialResult:
-        now_ns = time.time_ns()
-        result = TrialResult(
-            trial_id=turn.spec.trial_id,
-            repeat=turn.repeat,
-            status=status,
-            reason=reason,
-            tags=dict(self._run.tags),
+def _note_failure(work: _Work, error: Exception) -> None:
+    """Stores a trial that an error of this program ended, with the error's stack beside it."""
+    request, now_ns = work.request, time.time_ns()
+    folder = TrialFolder(request.folder)
+    folder.write_error("".join(traceback.format_exception(error)))
+    folder.write_result(
+        TrialResult(
+            trial_id=request.spec.trial_id,
+            repeat=request.repeat,
+            status=TrialStatus.CRASHED,
+            reason=f"wattune failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt",
+            tags=dict(request.tags),
             start_wall_ns=now_ns,
             end_wall_ns=now_ns,
         )
-        folder = self._study.trial(turn.spec.trial_id, turn.repeat)
-        folder.write_spec(turn.spec)
-        folder.write_result(result)
-        return result
+    )
 
-    def _tell(self, kind: Literal["skipped", "started", "finished"], turn: _Turn, result: TrialResult | None) -> None:
-        try:
-            self._listener(TrialEvent(kind=kind, spec=turn.spec, repeat=turn.repeat, result=result))
-        except Exception:  # a listener shows or sends results that are safe on disk; Tune would end the study for it
-            _log.exception("a listener failed on trial %s-%d", turn.spec.trial_id, turn.repeat)
+
+def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:
+    """How warm every device of a trial's nodes is; empty where one of them does not say."""
+    backends = sensor_backends(work.request.spec)
+    nodes = work.cluster.nodes
+    try:
+        # The lanes' actors, not ones of our own: an actor ends with the handle of whoever made it.
+        asked = [actor.temperatures_c.remote() for actor in lanes.telemetry_actors(nodes, backends)]
+        told: list[Mapping[str, float]] = ray.get(asked, timeout=_TEMPERATURES_S)
+    except (RayError, GetTimeoutError, TelemetryError):
+        return {}
+    if not all(told):
+        return {}
+    return {
+        f"{node.name}/{name}": value for node, found in zip(nodes, told, strict=True) for name, value in found.items()
+    }
+
+
+class _Dispatcher:
+    """Makes of a turn what Tune hands to the trainable, and asks how far it is."""
+
+    def __init__(self, study: StudyFolder, run: StudyRun, cluster: Cluster, lanes: Lanes) -> None:
+        self._study, self._run, self._cluster, self._lanes = study, run, cluster, lanes
+        self._asked_s = -_ASK_S
+        self._progress: Mapping[str, Progress] = {}
+
+    def work(self, ticket: Ticket) -> _Work:
+        """A turn as Tune hands it to the trainable, on its nodes alone."""
+        turn = ticket.turn
+        request = TrialRequest(
+            spec=turn.spec,
+            repeat=turn.repeat,
+            measure=turn.measure,
+            seed=self._run.seed,
+            folder=self._study.trial(turn.trial_id, turn.repeat).path,
+            limits=self._run.limits,
+            tags={**self._cluster.tags, **ticket.tags},
+            isolation=self._run.isolation,
+        )
+        return _Work(request=request, cluster=self._cluster.only(ticket.nodes))
+
+    def asks_progress(self, ticket: Ticket) -> Callable[[], TrialProgress | None]:
+        """What asks the workers of a turn how far they are."""
+        name = self._study.trial(ticket.turn.trial_id, ticket.turn.repeat).path.name
+
+        def ask() -> TrialProgress | None:
+            if time.monotonic() - self._asked_s >= _ASK_S:  # one answer tells of all trials
+                self._progress = self._lanes.progress()
+                self._asked_s = time.monotonic()
+            known = self._progress.get(name)
+            if known is None:
+                return None
+            return TrialProgress(part=known.part, done=known.step, total=known.num_steps)
+
+        return ask
 
 
 class _LedgerSearcher(Searcher):  # type: ignore[misc]
-    """Tune's view of the ledger. Nothing raises here: an exception in Tune's callbacks would end the whole study."""
+    """Tune's view of the ledger. Nothing of a trial raises here: an exception in a callback would end the study."""
 
-    def __init__(self, ledger: _Ledger) -> None:
+    def __init__(self, ledger: Ledger, dispatcher: _Dispatcher) -> None:
         super().__init__(metric=_DONE_METRIC, mode="max")
-        self._ledger = ledger
+        self._ledger, self._dispatcher = ledger, dispatcher
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        turn = self._ledger.next(trial_id)
-        if turn is None:
-            return str(Searcher.FINISHED)
-        return {"spec": turn.spec.to_json(), "repeat": turn.repeat, "measure": asdict(turn.measure)}
+        ticket = self._ledger.next(trial_id, self._dispatcher.asks_progress)
+        if ticket is not None:
+            return {"work": self._dispatcher.work(ticket)}
+        return str(Searcher.FINISHED) if self._ledger.ending is not None else None
 
     def on_trial_complete(
         self,
@@ -241,7 +259,7 @@ class _LedgerSearcher(Searcher):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its arguments for a restore that is not used; the ledger stays with this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_ledger"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_ledger", "_dispatcher")}
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the study folder has it."""

@@ -1,8 +1,8 @@
 """What each engine can do, and what a setting really does: data and arithmetic, no training library."""
 
 import sys
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from wattune.catalog.hardware import ClusterSpec
@@ -17,12 +17,28 @@ ABOVE_1: Final = range(2, sys.maxsize)
 """Any degree that splits something."""
 
 
+class LoraLike(Protocol):
+    """The part of adapters that decides whether a plan fits them."""
+
+    @property
+    def rank(self) -> int:
+        """Inner width."""
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """Linear layers they stand beside."""
+
+
 class WorkloadLike(Protocol):
     """The part of a workload that decides whether a plan fits it."""
 
     @property
     def mode(self) -> str:
         """One of `MODES`."""
+
+    @property
+    def lora(self) -> LoraLike | None:
+        """Adapters to train, where `mode` is `lora`."""
 
     @property
     def seq_len(self) -> int:
@@ -76,6 +92,27 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """A setting that acts as another one in an engine."""
+
+    setting: Mapping[str, Container[Any]]
+    """Axis to values; the fold applies where every axis has one of its values."""
+    axis: str
+    to: Any
+    why: str
+    needs_replicas: bool = False
+    """Whether it applies only where some weight is held by more than one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLimits:
+    """What an engine's expert layer is made for: whole SwiGLU experts without bias that drop no token."""
+
+    why: str
+    """Which layer that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What one engine can run."""
 
@@ -92,12 +129,23 @@ class Capabilities:
     """Whether its 1F1B schedule needs at least as many micro-batches as stages."""
     expert_row_bytes: int = 1
     """What the width of an expert's matrices, in bytes on one rank, must be a multiple of."""
+    experts: "ExpertLimits | None" = None
+    """What its own expert layer cannot do; None where it runs any expert of the catalog."""
+    splits_expert_bias: bool = True
+    """Whether experts with biases can be split by tensor parallelism."""
+    splits_ends: bool = True
+    """Whether tensor parallel also splits the vocabulary (embedding, logits) and the sequence between the layers."""
     exclusions: tuple[Exclusion, ...] = ()
+    folds: tuple["Fold", ...] = ()
+    """Settings that act as others there, applied in this order after those that hold for every engine."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables its processes need when they start: they are read once."""
     source: str
     """Where the limits come from."""
 
 
 _ZERO_2_3: Final = ("zero2", "zero3")
+_OVERLAPS_DP: Final = ("grad", "grad_param")
 
 CAPABILITIES: Final[dict[str, Capabilities]] = {
     engine.name: engine
@@ -106,18 +154,25 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             name="torch",
             built=True,
             vendors=("nvidia", "amd", "cpu"),
+            modes=MODES,
             fills_pipeline=True,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),
-                Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel collectives are not split up"),
+                Exclusion(
+                    setting={"overlap": ("tp",)},
+                    why="torch's asynchronous tensor parallel is a private switch of its compiler (2.11 to 2.13)",
+                ),
             ),
-            source="torch 2.13, torch.distributed.pipelining.schedules: Schedule1F1B, ScheduleInterleaved1F1B",
+            source="torch 2.11: torch.distributed.pipelining.schedules, torch._inductor.config._micro_pipeline_tp",
         ),
         Capabilities(
             name="megatron",
+            built=True,
             vendors=("nvidia", "amd"),
             etp_is_tp=False,
+            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
+            splits_expert_bias=False,
             exclusions=(
                 Exclusion(
                     setting={"cp": ABOVE_1},
@@ -133,11 +188,18 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
                 ),
             ),
-            source="megatron-core 0.16.1 and 0.19.2, local layer specification with own RMSNorm; run on 4 H200",
+            # Without it the collectives of sequence parallelism wait behind the matrix products they should run beside.
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            source="megatron-core 0.16.1 and 0.19.2: transformer/transformer_config.py, tensor_parallel/layers.py",
         ),
         Capabilities(
             name="deepspeed",
+            built=True,
             vendors=("nvidia", "amd", "cpu"),
+            etp_is_tp=False,
+            expert_row_bytes=16,  # torch._grouped_mm: "strides should be multiple of 16 bytes"
+            experts=ExpertLimits(why="its AutoEP layer is made for Mixtral's"),
+            splits_ends=False,
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="it has no context parallel attention"),
                 Exclusion(setting={"vpp": ABOVE_1}, why="its pipeline schedule has one chunk a stage"),
@@ -145,10 +207,40 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                 Exclusion(
                     setting={"pp": ABOVE_1, "sharding": _ZERO_2_3}, why="PipelineEngine refuses ZeRO above stage 1"
                 ),
-                Exclusion(setting={"ep": ABOVE_1, "sharding": ("zero3",)}, why="its expert layer refuses ZeRO stage 3"),
+                Exclusion(
+                    setting={"tp": ABOVE_1, "ep": ABOVE_1, "sharding": ("zero1", "zero2")},
+                    why="the norm it clips by then leaves out the experts of all tensor parallel ranks but one",
+                ),
                 Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
             ),
-            source="deepspeed 0.19.8: runtime/pipe/engine.py, moe/layer.py, AutoTP; run with gloo on two ranks",
+            folds=(
+                Fold(
+                    setting={"pp": ABOVE_1, "dtype": ("bf16",), "sharding": ("none",)},
+                    axis="sharding",
+                    to="zero1",
+                    why="its bf16 pipeline always shards the optimizer",
+                    needs_replicas=True,
+                ),
+                Fold(
+                    setting={"pp": ABOVE_1, "overlap": _OVERLAPS_DP},
+                    axis="overlap",
+                    to="none",
+                    why="its pipeline reduces gradients after the last micro-batch",
+                ),
+                Fold(
+                    setting={"sharding": ("none",), "overlap": _OVERLAPS_DP},
+                    axis="overlap",
+                    to="none",
+                    why="without ZeRO it reduces gradients after the backward pass",
+                ),
+                Fold(
+                    setting={"sharding": ("zero1", "zero2"), "overlap": ("grad_param",)},
+                    axis="overlap",
+                    to="grad",
+                    why="below ZeRO-3 it gathers parameters in the update",
+                ),
+            ),
+            source="deepspeed 0.19.8: runtime/{engine,pipe,zero}, module_inject/auto_*.py; run with gloo on four ranks",
         ),
     )
 }
@@ -201,6 +293,15 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         folds["overlap"] = "grad", "no parameters to gather at sharding=none"
     elif plan.overlap == "tp" and plan.tp == 1:
         folds["overlap"] = "none", "nothing to overlap at tp=1"
+    if configuration.workload.mode == "prefill":
+        folds |= _without_training(plan, folds)
+
+    for fold in CAPABILITIES[configuration.engine].folds:
+        now = replace(plan, **{axis: to for axis, (to, _) in folds.items()})
+        if all(getattr(now, axis) in values for axis, values in fold.setting.items()) and (
+            replicated or not fold.needs_replicas
+        ):
+            folds[fold.axis] = fold.to, fold.why
 
     if not folds:
         return plan, ()
@@ -208,6 +309,20 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         f"{axis}={_text(getattr(plan, axis))} acts as {_text(to)}: {why}" for axis, (to, why) in folds.items()
     )
     return replace(plan, **{axis: to for axis, (to, _) in folds.items()}), texts
+
+
+def _without_training(plan: Plan, folds: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """What does nothing where nothing is trained, given what does nothing anyway."""
+    sharding, _ = folds.get("sharding", (plan.sharding, ""))
+    overlap, _ = folds.get("overlap", (plan.overlap, ""))
+    found: dict[str, tuple[Any, str]] = {}
+    if plan.recompute != "none":
+        found["recompute"] = "none", "mode=prefill has no backward pass"
+    if sharding in ("zero1", "zero2"):
+        found["sharding"] = "none", "mode=prefill has no gradients and no optimizer state"
+    if overlap == "grad" or (overlap == "grad_param" and sharding != "zero3"):
+        found["overlap"] = "none", "mode=prefill reduces no gradients"
+    return found
 
 
 def _even(model: ModelSpec, plan: Plan) -> tuple[int, ...] | None:

@@ -59,6 +59,27 @@ def workload_mode(c: Configuration) -> str | None:
     return f"engine {c.engine} does not run mode={c.workload.mode}; use mode in {_listed(modes)}"
 
 
+def adapters(c: Configuration) -> str | None:
+    """Adapters stand beside layers the model has, and tensor parallel ranks share their rank evenly."""
+    lora = c.workload.lora
+    if lora is None:
+        return None if c.workload.mode != "lora" else "mode=lora has no workload.lora; give its rank and targets"
+    if c.model.is_moe and (wrong := [name for name in lora.targets if name in ("gate", "up", "down")]):
+        return f"lora targets {_listed(wrong)} are inside experts of {c.model.name}, which take none; use q, k, v or o"
+    if "gate" in lora.targets and c.model.activation != "swiglu":
+        return f"lora target gate is none of {c.model.name}, whose activation is {c.model.activation}; leave it out"
+    if lora.rank % c.plan.tp:
+        return f"tp={c.plan.tp} does not divide lora.rank={lora.rank}; use a rank that is a multiple of tp"
+    return None
+
+
+def forward_only(c: Configuration) -> str | None:
+    """Where nothing is trained, stages run one after another, without interleaving."""
+    if c.workload.mode != "prefill" or c.plan.vpp == 1:
+        return None
+    return f"vpp={c.plan.vpp} orders forward and backward passes, and mode=prefill has no backward ones; use vpp=1"
+
+
 def engine_device(c: Configuration) -> str | None:
     """The engine runs on this kind of device."""
     vendors, vendor = CAPABILITIES[c.engine].vendors, device(c.cluster.device).vendor
@@ -99,6 +120,34 @@ def expert_tensor_parallel(c: Configuration) -> str | None:
     return f"engine {c.engine} splits experts as the rest: etp={c.plan.etp} is not tp={c.plan.tp}; use etp={c.plan.tp}"
 
 
+def expert_layer(c: Configuration) -> str | None:
+    """The engine's expert layer is made for this model's experts, and for this way of splitting them."""
+    limits, plan, model = CAPABILITIES[c.engine].experts, c.plan, c.model
+    if not model.is_moe:
+        return None
+    if model.bias and plan.etp > 1 and not CAPABILITIES[c.engine].splits_expert_bias:
+        return (
+            f"engine {c.engine} splits no experts with biases: {model.name} has bias=true and the plan etp={plan.etp}; "
+            "use etp=1"
+        )
+    if limits is None:
+        return None
+    problem = ""
+    if model.activation != "swiglu" or model.bias:
+        form = f"activation={model.activation}, bias={str(model.bias).lower()}"
+        problem = f"{model.name} has {form}; use SwiGLU experts without bias"
+    elif model.expert_capacity_factor is not None:
+        problem = (
+            f"it drops no tokens and {model.name} has expert_capacity_factor={model.expert_capacity_factor}; "
+            "leave the factor out"
+        )
+    elif plan.etp > 1:
+        problem = f"it splits no expert over etp={plan.etp} ranks; use etp=1"
+    elif plan.tp > 1 and plan.ep == 1:
+        problem = f"with tp={plan.tp} it needs ep of at least 2, and ep=1; use tp=1 or a larger ep"
+    return (problem and f"engine {c.engine} cannot run these experts, {limits.why}: {problem}") or None
+
+
 def heads(c: Configuration) -> str | None:
     """Tensor parallel ranks hold whole attention heads."""
     return _indivisible(c, "tp", c.plan.tp, "num_heads", c.model.num_heads)
@@ -134,6 +183,8 @@ def expert_rows(c: Configuration) -> str | None:
 
 def vocabulary(c: Configuration) -> str | None:
     """Embedding and output projection are split over the vocabulary."""
+    if not CAPABILITIES[c.engine].splits_ends:
+        return None
     tp, size = c.plan.tp, c.model.vocab_size
     reason = _indivisible(c, "tp", tp, "vocab_size", size)
     return reason and f"{reason}, or pad it: model.vocab_size: {-(-size // tp) * tp}"
@@ -151,6 +202,8 @@ def positions(c: Configuration) -> str | None:
 
 def sequence(c: Configuration) -> str | None:
     """Context parallel splits the sequence, and tensor parallel (its sequence parallel half) splits each part."""
+    if not CAPABILITIES[c.engine].splits_ends:
+        return None
     ways = c.plan.cp * c.plan.tp
     if c.workload.seq_len % ways == 0:
         return None
@@ -267,6 +320,7 @@ def rank_order(c: Configuration) -> str | None:
 RULES: Final[tuple[Rule, ...]] = (
     world_size,
     workload_mode,
+    adapters,
     engine_device,
     dtype,
     engine_combination,
@@ -275,12 +329,14 @@ RULES: Final[tuple[Rule, ...]] = (
     experts,
     expert_groups,
     expert_tensor_parallel,
+    expert_layer,
     feed_forward,
     expert_rows,
     vocabulary,
     positions,
     sequence,
     interleaving,
+    forward_only,
     layout,
     layers,
     batch,

@@ -15,6 +15,7 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
+from wattune.storage import with_calibrations
 from wattune.study import RecordingFolder
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
@@ -80,7 +81,8 @@ def record(
 
     Raises:
         PlanError: There is nothing to record, the command cannot be run, or the name is taken; nothing was written.
-        TelemetryError: A backend cannot be used, nothing was written; or what was sampled could not be.
+        TelemetryError: A backend or a device's calibration cannot be used, nothing was written; or what was sampled
+            could not be.
     """
     if not command and seconds is None:
         raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
@@ -109,6 +111,7 @@ def record(
             shutil.rmtree(folder.path)
             raise
         try:
+            with_calibrations(storage, sampler.manifest())  # one that cannot be read is said now, not after hours
             _Session(folder, facts, sampler, relay, watcher).run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
@@ -198,7 +201,7 @@ def _close(folder: RecordingFolder, facts: dict[str, Any]) -> None:
     """
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
-    folder.write_telemetry(facts["node"], tables, manifest)
+    folder.write_telemetry(facts["node"], tables, with_calibrations(folder.storage, manifest))
     folder.write_facts({**facts, "closed": True})
     kept = {".parquet", ".json"} if manifest["closed"] else {".parquet", ".json", ".log"}
     for path in sampler_folder.iterdir():

@@ -9,10 +9,12 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.align import HOST, Device, align, clock_anchors_ns
+from wattune.analysis.align import align, clock_anchors_ns
 from wattune.analysis.energy import powers, total_energy_j
+from wattune.analysis.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
+from wattune.storage import with_calibrations
 from wattune.study import RecordingFolder
 from wattune.telemetry.facts import measured_facts
 from wattune.telemetry.store import read_manifest, read_tables
@@ -101,8 +103,8 @@ def load(path: Path) -> Measured:
         tables, manifests = folder.telemetry(), folder.manifests()
     else:
         tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
-        manifests = {facts["node"]: manifest}
-    window = _window(facts, tables, manifests)
+        manifests = {facts["node"]: with_calibrations(folder.storage, manifest)}
+    window = command_window(facts, tables, manifests)
     return Measured(tables=tables, marks=folder.marks(), manifests=manifests, window=window, facts=facts)
 
 
@@ -116,7 +118,7 @@ def look(sampler_folder: Path, start_mono_ns: int) -> Measured:
     manifests = {manifest["node"]: manifest}
     end_mono_ns = _last_mono_ns(tables) - s_to_ns(LAG_S)
     facts = {"node": manifest["node"], "window": {"start_mono_ns": start_mono_ns, "end_mono_ns": end_mono_ns}}
-    window = _window(facts, tables, manifests) if end_mono_ns > start_mono_ns else None
+    window = command_window(facts, tables, manifests) if end_mono_ns > start_mono_ns else None
     return Measured(tables=tables, manifests=manifests, window=window)
 
 
@@ -139,8 +141,8 @@ def sampled(sampler_folder: Path, *, simulated_device: str | None) -> tuple[dict
     return {**tables, **simulated}, {**own, **manifest, **both, "simulated": True}
 
 
-def _window(
-    facts: Mapping[str, Any], tables: Mapping[str, pa.Table], manifests: Mapping[str, Mapping[str, Any]]
+def command_window(
+    facts: Mapping[str, Any], tables: Tables, manifests: Mapping[str, Mapping[str, Any]]
 ) -> tuple[int, int] | None:
     """The command's window in common time; where its end was not seen, up to the last reading."""
     known = facts.get("window")
@@ -151,8 +153,10 @@ def _window(
     return int(known["start_mono_ns"]) + anchor_ns, int(end_ns) + anchor_ns
 
 
-def _last_mono_ns(tables: Mapping[str, pa.Table]) -> int:
-    return max((pc.max(table["mono_ns"]).as_py() or 0 for table in tables.values()), default=0)
+def _last_mono_ns(tables: Tables) -> int:
+    sources = (as_source(table) for table in tables.values())
+    each = (pc.max(one.read(device, ["mono_ns"])["mono_ns"]).as_py() or 0 for one in sources for device in one.devices)
+    return max(each, default=0)
 
 
 def device_metrics(measured: Measured, device: Device) -> dict[str, float]:

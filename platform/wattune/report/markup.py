@@ -57,6 +57,12 @@ td small {{ display: block; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 td.number {{ white-space: nowrap; }}
 .fails {{ color: var(--bad); font-weight: 650; }}
+tr.found td {{ background: #fff6dd; }}
+input[type=search] {{ font: inherit; font-size: 14px; padding: 6px 12px; margin-bottom: 10px; width: 280px;
+  max-width: 100%;  border: 1px solid var(--line); border-radius: 8px; }}
+.warnings {{ background: #fff9ec; border: 1px solid #f0d9a8; border-radius: 10px;
+  padding: 16px 28px; font-size: 14px; }}
+.warnings ul {{ list-style: disc; padding-left: 20px; margin-top: 4px; }}
 .pill {{ display: inline-block; border: 1px solid currentColor; border-radius: 99px; padding: 0 9px; color: var(--soft);
   margin-right: 4px; white-space: nowrap; }}
 .publishable {{ color: var(--good); }}
@@ -76,10 +82,40 @@ pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monos
   figure, .headline, .banner, .counts, tr {{ break-inside: avoid; }}
   h2 {{ break-after: avoid; }}
   .scroll {{ overflow: visible; }}
-  .modebar {{ display: none; }}
+  .modebar, input[type=search] {{ display: none; }}
   .banner, .meter, .meter b, .goal {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
 }}
 """
+
+SCRIPT: Final = """
+for (const chart of document.querySelectorAll(".plotly-graph-div")) {
+  chart.on("plotly_click", event => {
+    const row = document.getElementById("trial-" + event.points[0].customdata);
+    if (!row) return;
+    document.querySelectorAll("tr.found").forEach(other => other.classList.remove("found"));
+    row.classList.add("found");
+    row.scrollIntoView({ behavior: "smooth", block: "center" });
+  });
+}
+for (const block of document.querySelectorAll(".scroll")) {
+  const rows = block.querySelectorAll("tbody tr");
+  if (rows.length < 8) continue;
+  const field = document.createElement("input");
+  field.type = "search";
+  field.placeholder = "Show only rows with ...";
+  field.setAttribute("aria-label", "Show only rows with this text");
+  field.addEventListener("input", () => rows.forEach(row => {
+    row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+  }));
+  block.before(field);
+}
+// A chart keeps the width it was drawn with: paper is narrower than most screens.
+const resize = width => document.querySelectorAll(".plotly-graph-div").forEach(chart =>
+  Plotly.relayout(chart, width ? { width, autosize: false } : { width: null, autosize: true }));
+addEventListener("beforeprint", () => resize(680));
+addEventListener("afterprint", () => resize(0));
+"""
+"""What the page does beside plotly: a click on a point finds its row, long tables can be filtered, print fits paper."""
 
 
 class Html(str):
@@ -108,7 +144,13 @@ def section(title: str, *parts: str) -> Html:
     return fill("<section><h2>{}</h2>{}</section>\n", title, join(parts))
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[str] = ()) -> Html:
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Iterable[str] = (),
+    ids: Sequence[str] = (),
+) -> Html:
     """A table that scrolls by itself where the page is narrow.
 
     Args:
@@ -116,16 +158,19 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], n
         columns: Headings.
         rows: Cells, one per column.
         numeric: The headings of columns that line up on the right.
+        ids: The rows' names in the page; empty for none.
     """
+    listed = list(rows)
+    named = [fill(' id="{}"', name) for name in ids] or [Html()] * len(listed)
     kinds = [' class="number"' if column in set(numeric) else "" for column in columns]
 
-    def line(tag: str, cells: Sequence[str]) -> Html:
+    def line(tag: str, cells: Sequence[str], name: Html = Html()) -> Html:  # noqa: B008 - it never changes
         written = (fill(f"<{tag}{kind}>{{}}</{tag}>", cell) for kind, cell in zip(kinds, cells, strict=True))
-        return fill("<tr>{}</tr>\n", join(written))
+        return fill("<tr{}>{}</tr>\n", name, join(written))
 
     return fill(
         '<div class="scroll"><table><caption>{}</caption><thead>{}</thead><tbody>{}</tbody></table></div>',
         caption,
         line("th", [Html(escape(column).replace("_", "_<wbr>")) for column in columns]),
-        join(line("td", row) for row in rows),
+        join(line("td", row, name) for row, name in zip(listed, named, strict=True)),
     )

@@ -11,15 +11,28 @@ from typing import Any, Final
 
 import yaml
 
-from wattune.ranking import Interval, Margin, RankedTrial, Ranking, Verdict, is_simulated
-from wattune.report import charts
-from wattune.report.charts import Trace
-from wattune.report.markup import POLICY, STYLE, Html, fill, join, section, table
+from wattune.comparison import Comparison
+from wattune.evidence import Evidence
+from wattune.judgement import Margin, RankedTrial, Verdict, is_simulated
+from wattune.ranking import Ranking
+from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
+from wattune.report.figure import Chart, script
+from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.traces import power
+from wattune.spread import Interval
 from wattune.trial import TrialResult, TrialStatus
 from wattune.units import NS_PER_S, format_quantity
 
 MAX_ROWS: Final = 50
 """Rows a table shows; the ranking file has all of them."""
+
+_BASES: Final = {
+    "repeats": "its repeats",
+    "pooled": "repeats and anchor",
+    "anchor": "the anchor",
+    "steps": "its steps",
+}
+"""What an interval rests on; nothing is said where nothing is known."""
 
 _VERSION_TAG: Final = "version."
 """What tags begin with that name software and its version."""
@@ -28,8 +41,37 @@ _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{}"><title>{} – wattune</title><style>{}</style>{}</head>
 <body><main>
-{}</main></body></html>
+{}</main>{}</body></html>
 """
+
+MAX_TRACES: Final = 2
+"""Trials whose power is drawn: the best feasible one and the best of those that break a bound."""
+
+
+def draw(
+    ranking: Ranking,
+    evidence: Mapping[str, Evidence],
+    comparison: Comparison | None = None,
+    limits: Mapping[str, float] | None = None,
+) -> list[Chart]:
+    """Every figure there is something to draw for, in the report's order.
+
+    Args:
+        ranking: Every trial, judged.
+        evidence: Of the trials that are shown closely, by trial id.
+        comparison: The best feasible trial against the best of those that break a bound.
+        limits: Hard limits by metric name.
+    """
+    closely = (*ranking.feasible[:1], *ranking.infeasible[:1], *ranking.feasible[1:])
+    shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
+    drawn = [
+        trade_off(ranking),
+        waterfall(comparison) if comparison is not None else None,
+        step_parts(ranking, evidence),
+        power(ranking, shown, evidence, limits or {}),
+        slot_temperatures(ranking, evidence),
+    ]
+    return [chart for chart in drawn if chart is not None]
 
 
 def render_report(
@@ -37,8 +79,9 @@ def render_report(
     document: Mapping[str, Any],
     ranking: Ranking,
     candidates: Sequence[Mapping[str, Any]],
-    traces: Mapping[str, Trace],
-    temperatures_c: Mapping[str, float] | None = None,
+    evidence: Mapping[str, Evidence] | None = None,
+    comparison: Comparison | None = None,
+    problems: Sequence[str] = (),
 ) -> str:
     """The whole report as HTML text.
 
@@ -47,22 +90,22 @@ def render_report(
         document: The search space, every default spelled out.
         ranking: Every trial, judged.
         candidates: Rows of `candidates.parquet`: `status` (kept, rejected, folded), `rule`, `reason`.
-        traces: Node power by trial id; usually of the best feasible and the best infeasible trial.
-        temperatures_c: Mean temperature of the best trial's devices by slot.
+        evidence: Of the trials that are shown closely, by trial id.
+        comparison: The best feasible trial against the best of those that break a bound.
+        problems: Evidence that could not be read, in words.
     """
-    drawn = [
-        charts.trade_off(ranking),
-        charts.power(ranking, traces, document.get("limits") or {}),
-        charts.temperatures(ranking, temperatures_c or {}),
-    ]
-    shown = [chart for chart in drawn if chart is not None]
+    evidence = evidence or {}
+    charts = draw(ranking, evidence, comparison, document.get("limits"))
     body = [
-        _banner(ranking),
+        _banner(ranking.simulated),
         _heading(study_name, ranking),
         _headline(ranking),
+        _warnings((*ranking.warnings, *problems)),
         _counts(ranking, candidates),
-        *shown,
+        *(chart.html() for chart in charts[:1]),
         *_tables(ranking),
+        *(chart.html() for chart in charts[1:]),
+        _saturation(ranking, evidence),
         _rejections(candidates),
         _method(ranking, document),
         section(
@@ -70,30 +113,115 @@ def render_report(
             fill("<pre>{}</pre>", yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None)),
         ),
     ]
-    return fill(_PAGE, Html(POLICY), study_name, Html(STYLE), charts.script() if shown else Html(), join(body))
+    return _page(study_name, body, drawn=bool(charts))
 
 
-def _range(metric: str, interval: Interval | None) -> str:
-    if interval is None:
+def render_comparison(comparison: Comparison) -> str:
+    """Two trials side by side as HTML text: what differs, the waterfall, every metric."""
+    chart = waterfall(comparison)
+    a, b = comparison.a, comparison.b
+    differing = [
+        [path, _value(values[0]), _value(values[1])] for path, values in sorted(comparison.differences.items())
+    ]
+    rows = [
+        [
+            name,
+            format_quantity(name, of_a),
+            format_quantity(name, of_b),
+            f"{100 * (of_b / of_a - 1):+.1f} %" if of_a else "–",
+        ]
+        for name, (of_a, of_b) in comparison.metrics.items()
+    ]
+    body = [
+        _banner(a.simulated or b.simulated),
+        fill(
+            '<header><p class="eyebrow">wattune compare</p><h1>{} against {}</h1>'
+            '<ul class="chips"><li>A: {}</li><li>B: {}</li></ul></header>\n',
+            a.label,
+            b.label,
+            a.name,
+            b.name,
+        ),
+        section("In a sentence", fill('<p class="label">{}.</p>', comparison.conclusion)),
+        _warnings(comparison.warnings),
+        *([chart.html()] if chart else []),
+        section("What differs", table("Fields of the two specifications.", ["field", "A", "B"], differing)),
+        section(
+            "Every metric",
+            table("Of the compared repeats.", ["metric", "A", "B", "B over A"], rows, ["A", "B", "B over A"]),
+        ),
+    ]
+    return _page(f"{a.label} against {b.label}", body, drawn=chart is not None)
+
+
+def _page(title: str, body: Sequence[Html], *, drawn: bool) -> str:
+    library = script() if drawn else Html()
+    return fill(_PAGE, Html(POLICY), title, Html(STYLE), library, join(body), Html(f"<script>{SCRIPT}</script>"))
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _warnings(warnings: Sequence[str]) -> Html:
+    if not warnings:
+        return Html()
+    listed = join(fill("<li>{}.</li>", warning) for warning in warnings)
+    return fill('<aside class="warnings"><strong>Before you compare</strong><ul>{}</ul></aside>\n', listed)
+
+
+def _saturation(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
+    """How near links and units ran to what they can do; `saturated` is said only where it holds."""
+    rows = [
+        [
+            row.label,
+            one.what,
+            one.within,
+            f"{100 * one.achieved_frac:.1f} %",
+            f"{100 * one.above_frac:.1f} %",
+            f"{100 * one.threshold_frac:.0f} %",
+            "saturated" if one.saturated else "no",
+            one.peak_source,
+        ]
+        for row in (*ranking.feasible[:1], *ranking.infeasible[:1])
+        for one in (evidence[row.trial_id].saturation if row.trial_id in evidence else ())
+    ]
+    if not rows:
+        return Html()
+    columns = ["configuration", "what", "within", "of its peak", "time above", "threshold", "saturated", "peak by"]
+    caption = (
+        "Mean over the time named under within, as a share of the peak; saturated is said where at least half of that "
+        "time is above the threshold."
+    )
+    stamp = "SIMULATED TELEMETRY. " if ranking.simulated else ""
+    return section(
+        "How near to saturation", table(stamp + caption, columns, rows, ["of its peak", "time above", "threshold"])
+    )
+
+
+def _range(metric: str, found: Interval | None) -> str:
+    """A figure and what it may be off by."""
+    if found is None:
         return "–"
-    low, high = (format_quantity(metric, value) for value in interval)
-    return low if low == high else f"{low} to {high}"
+    off = f" ± {100 * found.half_width_frac:.2g} %" if found.high > found.low else ""
+    return format_quantity(metric, found.value) + off
 
 
 def _slack(margin: Margin) -> str:
     share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
     slack = f"{'+' if margin.slack > 0 else ''}{format_quantity(margin.metric, margin.slack)}{share}"
-    return slack.replace("-", "−")
+    likely = "" if margin.holds_probability is None else f", holds with probability {margin.holds_probability:.2f}"
+    return slack.replace("-", "−") + likely
 
 
-def _worst(row: RankedTrial, ranking: Ranking) -> float:
-    """The objective in the row's worst repeat."""
+def _middle(row: RankedTrial) -> float:
+    """The middle of the objective's interval."""
     assert row.objective is not None, "feasible rows and those asked for have one"
-    return row.objective.low if ranking.objective.maximize else row.objective.high
+    return row.objective.value
 
 
-def _banner(ranking: Ranking) -> Html:
-    if not ranking.simulated:
+def _banner(simulated: bool) -> Html:
+    if not simulated:
         return Html()
     return Html(
         '<div class="banner" role="alert"><strong>SIMULATED TELEMETRY</strong>Power, temperature, clocks and energy on '
@@ -142,7 +270,7 @@ def _headline(ranking: Ranking) -> Html:
         best.spec.cluster.label,
         best.spec.engine,
         best.trial_id,
-        shared + _price(ranking),
+        shared + _price(ranking) + _others(ranking),
         ranking.objective.metric,
         _range(ranking.objective.metric, best.objective),
         _repeats(best),
@@ -151,24 +279,38 @@ def _headline(ranking: Ranking) -> Html:
     )
 
 
+def _others(ranking: Ranking) -> str:
+    """The best of every other model, where there are several."""
+    metric = ranking.objective.metric
+    named = [
+        f" Best of {row.spec.model.name}: {row.label} with {_range(metric, row.objective)}."
+        for row in ranking.best_of_each
+        if row is not ranking.best
+    ]
+    return "".join(named)
+
+
 def _repeats(row: RankedTrial) -> str:
     left_out = len(row.repeats) - len(row.counted)
     count = "1 repeat" if len(row.counted) == 1 else f"{len(row.counted)} repeats"
-    return f"{count}, {left_out} left out" if left_out else count
+    basis = f", interval by {_BASES[row.objective.method]}" if row.objective and row.objective.method in _BASES else ""
+    return (f"{count}, {left_out} left out" if left_out else count) + basis
 
 
 def _price(ranking: Ranking) -> str:
-    """What the bounds cost: the first infeasible trial against the best feasible one."""
-    row = next((row for row in ranking.infeasible if row.objective is not None), None)
+    """What the bounds cost: the first infeasible trial of the same model against the best feasible one."""
+    best = ranking.best
+    alike = (row for row in ranking.infeasible if best is None or row.spec.model == best.spec.model)
+    row = next((row for row in alike if row.objective is not None), None)
     if row is None:
         return ""
     failing = row.failing[0]
     past = f"fails {failing.constraint} by {format_quantity(failing.metric, -failing.slack)}"
-    reached = format_quantity(ranking.objective.metric, _worst(row, ranking))
-    if ranking.best is None:
+    reached = format_quantity(ranking.objective.metric, _middle(row))
+    if best is None:
         return f"The best of those that break a bound, {row.label}, reaches {reached} and {past}."
-    own = _worst(ranking.best, ranking)
-    gain = (_worst(row, ranking) - own) * (1 if ranking.objective.maximize else -1)
+    own = _middle(best)
+    gain = (_middle(row) - own) * (1 if ranking.objective.maximize else -1)
     if gain <= 0 or not own:
         return "No trial that breaks a bound does better."
     return f"{row.label} is {100 * gain / abs(own):.1f} % better, with {reached}, but {past}."
@@ -223,14 +365,20 @@ def _tables(ranking: Ranking) -> list[Html]:
         stamp = "SIMULATED TELEMETRY. " if ranking.simulated else ""
         return section(
             str(rows[0].verdict).capitalize(),
-            table(f"{stamp}{reading}{more}", columns, [line(row) for row in rows[:MAX_ROWS]], numeric),
+            table(
+                f"{stamp}{reading}{more}",
+                columns,
+                [line(row) for row in rows[:MAX_ROWS]],
+                numeric,
+                ids=[f"trial-{row.trial_id}" for row in rows[:MAX_ROWS]],
+            ),
         )
 
     return [
         part(
             ranking.feasible,
-            "A rank is 1 plus the number of trials whose interval over repeats lies wholly above. Under each bound the "
-            "repeat that comes closest to it, and its slack.",
+            "A rank is 1 plus the number of trials whose 95 % interval lies wholly above. Under each bound the repeat "
+            "that comes closest to it, and its distance to the bound.",
             ["rank", *columns],
             lambda row: [str(row.rank), *cells(row)],
         ),
@@ -254,6 +402,7 @@ def _margin(margin: Margin) -> Html:
 def _varying(ranking: Ranking) -> dict[str, Callable[[RankedTrial], str]]:
     """The columns beside the plan that tell this study's trials apart."""
     readers: dict[str, Callable[[RankedTrial], str]] = {
+        "study": lambda row: row.study,
         "model": lambda row: row.spec.model.name,
         "cluster": lambda row: row.spec.cluster.label,
         "engine": lambda row: row.spec.engine,
@@ -299,19 +448,21 @@ def _rejections(candidates: Sequence[Mapping[str, Any]]) -> Html:
 def _method(ranking: Ranking, document: Mapping[str, Any]) -> Html:
     counted = [result for row in ranking.trials for result in row.counted]
     measured = [row for row in ranking.trials if row.counted]
-    spreads = [
-        (row.objective.high - row.objective.low) / abs(row.objective.low)
-        for row in measured
-        if row.objective is not None and len(row.counted) > 1 and row.objective.low
-    ]
-    spread = f"largest spread of the objective {100 * max(spreads):.1f} %" if spreads else "no trial was repeated"
+    methods = Counter(row.objective.method for row in measured if row.objective)
+    known = ", ".join(f"{_BASES[name]} ({count})" for name, count in methods.items() if name in _BASES)
+    widths = [row.objective.half_width_frac for row in measured if row.objective and row.objective.method != "none"]
+    spread = f"to ± {100 * max(widths):.2g} % or better, by {known}" if widths else "not known"
+    if "none" in methods and widths:
+        spread += f"; of {methods['none']} trials scatter is not known"
     reasons = Counter(reason for result in counted for reason in result.quality_reasons).most_common()
     facts = {
         "Window": "from the earliest start to the latest end of the measured steps over all ranks",
         "Steps": ", ".join(f"{name} {value}" for name, value in (document.get("measure") or {}).items()),
-        "Repeats": f"{len(counted)} of {len(measured)} trials; {spread}" if counted else "",
+        "Repeats": f"{len(counted)} of {len(measured)} trials" if counted else "",
+        "Scatter": spread if counted else "",
         "Sensor": _sensor(counted),
         "Quality": ranking.note.removeprefix("quality: "),
+        "Peaks": "highest moving mean over the window in the metric's name, devices of a node summed on one time axis",
         "Held back by": ", ".join(f"{reason} ({count})" for reason, count in reasons),
         "Measured": _period(counted),
         "Software": _versions(counted),

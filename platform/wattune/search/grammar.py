@@ -19,7 +19,16 @@ from wattune.plan.engines import MODES, built_engine
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.study import check_study_name
-from wattune.trial import Measure
+from wattune.trial import (
+    FIRST_ANCHOR_REPEAT,
+    LORA_TARGETS,
+    TOKEN_DTYPES,
+    Lora,
+    Measure,
+    TokenFile,
+    Workload,
+    check_trial_id,
+)
 
 LARGEST_COUNT: Final = 10**9
 """Bound on every count of a file: above any real one, below what arithmetic on it could choke on."""
@@ -212,12 +221,46 @@ class ClusterEntry(_Entry):
         return ClusterSpec(**self.model_dump())
 
 
+_TOKENS: Final = TokenFile(path="tokens.bin")
+_LORA: Final = Lora(rank=1)
+
+
+class TokensEntry(_Entry):
+    """`workload.tokens`: a file to take tokens from."""
+
+    path: Annotated[str, Field(min_length=1)]
+    dtype: Annotated[str, _one_of(TOKEN_DTYPES)] = _TOKENS.dtype
+
+
+class LoraEntry(_Entry):
+    """`workload.lora`: the adapters."""
+
+    rank: Count
+    targets: Annotated[list[Annotated[str, _one_of(LORA_TARGETS)]], Field(min_length=1), AfterValidator(_distinct)] = (
+        list(_LORA.targets)
+    )
+
+
 class WorkloadEntry(_Entry):
     """`workload`: what is trained on."""
 
     mode: Annotated[str, _one_of(MODES)] = "pretrain"
     seq_len: Count
     global_batch_size: Count
+    tokens: TokensEntry | None = None
+    lora: LoraEntry | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "WorkloadEntry":
+        if self.mode == "lora" and self.lora is None:
+            raise refuse([(("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"')])
+        if self.mode != "lora" and self.lora is not None:
+            raise refuse([(("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora")])
+        return self
+
+    def resolve(self) -> Workload:
+        """The workload it describes."""
+        return Workload.from_json(self.model_dump())
 
 
 _MEASURE: Final = Measure()
@@ -229,10 +272,15 @@ class MeasureEntry(_Entry):
     warmup_steps: CountOrZero = _MEASURE.warmup_steps
     min_steps: Count = _MEASURE.min_steps
     min_seconds: Annotated[float, Field(ge=0)] = _MEASURE.min_seconds
-    repeats: Count = _MEASURE.repeats
+    profile_steps: CountOrZero | None = _MEASURE.profile_steps
+    repeats: Annotated[int, Field(ge=1, le=FIRST_ANCHOR_REPEAT - 2)] = _MEASURE.repeats
     soak_finalists: CountOrZero = _MEASURE.soak_finalists
     soak_seconds: Positive = _MEASURE.soak_seconds
     timeout_s: Positive = _MEASURE.timeout_s
+    stall_s: Positive = _MEASURE.stall_s
+    anchor_every: CountOrZero = _MEASURE.anchor_every
+    cooldown_temp_c: Positive | None = _MEASURE.cooldown_temp_c
+    cooldown_max_s: Positive = _MEASURE.cooldown_max_s
 
     @model_validator(mode="after")
     def _consistent(self) -> "MeasureEntry":
@@ -250,12 +298,21 @@ class LimitsEntry(_Entry):
     node_device_power_w: Positive | None = None
 
 
+ORDERS: Final = ("shuffled", "listed")
+"""In which order trials run: drawn by the seed, or as the strategy lists them."""
+
+ISOLATIONS: Final = ("warm", "fresh")
+"""Whether workers run one trial after another, or start anew for each."""
+
+
 class SearchEntry(_Entry):
-    """`search`: who proposes trials, and how many."""
+    """`search`: who proposes trials, how many, and in which order they run."""
 
     strategy: Annotated[str, _named_by(check_strategy)] = "grid"
     num_trials: Count | None = None
     seed: CountOrZero = 0
+    order: Annotated[str, _one_of(ORDERS)] = "shuffled"
+    anchor: Annotated[str, _named_by(check_trial_id)] | None = None
 
 
 class SpaceFile(_Entry):
@@ -275,6 +332,7 @@ class SpaceFile(_Entry):
     workload: WorkloadEntry
     space: Annotated[dict[str, Any], AfterValidator(_axes)]
     measure: MeasureEntry = MeasureEntry()
+    isolation: Annotated[str, _one_of(ISOLATIONS)] = "warm"
     objective: Annotated[str, _named_by(parse_objective)]
     constraints: list[Annotated[str, _named_by(parse_constraint)]] = []
     limits: LimitsEntry = LimitsEntry()

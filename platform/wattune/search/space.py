@@ -30,6 +30,10 @@ class Search:
     num_trials: int | None
     """Trials to run at most; None is every kept candidate."""
     seed: int
+    order: str
+    """`shuffled`: drawn by the seed, in blocks of trials the same workers can run; `listed`: as the strategy has it."""
+    anchor: str | None
+    """Id of the trial that is measured again and again; None is the first that completes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class StudySpec:
     axes: Mapping[str, tuple[Any, ...]]
     """Values by axis, as `Plan` holds them; an axis that is not here takes its neutral value."""
     measure: Measure
+    isolation: str
+    """`warm`: workers run one trial after another; `fresh`: they start anew for each."""
     objective: Objective
     constraints: tuple[Constraint, ...]
     limits: Mapping[str, float]
@@ -117,7 +123,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     """A file without problems in wattune's own types, and its document."""
     models = tuple(entry.resolve() for entry in file.model)
     clusters = tuple(entry.resolve() for entry in file.cluster)
-    workload = Workload(**file.workload.model_dump())
+    workload = file.workload.resolve()
     measure = Measure(**file.measure.model_dump())
     search = Search(**file.search.model_dump())
     objective = parse_objective(file.objective)
@@ -131,6 +137,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         workload=workload,
         axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
         measure=measure,
+        isolation=file.isolation,
         objective=objective,
         constraints=constraints,
         limits=limits,
@@ -140,9 +147,10 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
             "cluster": [asdict(cluster) for cluster in clusters],
             "engine": list(file.engine),
-            "workload": asdict(workload),
+            "workload": file.workload.model_dump(),
             "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
             "measure": asdict(measure),
+            "isolation": file.isolation,
             "objective": str(objective),
             "constraints": [str(constraint) for constraint in constraints],
             "limits": limits,

@@ -8,8 +8,16 @@ from wattune.errors import SpaceError, closest
 from wattune.trial import TrialResult, TrialSpec
 
 
+def draw(seed: int, trial_id: str) -> bytes:
+    """A trial's place in the order a seed draws: the same on every machine and version, whatever else is drawn."""
+    return hashlib.sha256(f"{seed} {trial_id}".encode()).digest()
+
+
 class Strategy(Protocol):
     """Proposes trials and learns from what came of them, failures included."""
+
+    learns: bool
+    """Whether what is told changes what is proposed next; if not, a study may ask for everything at once."""
 
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
         """Takes every candidate it may propose; the same seed gives the same proposals."""
@@ -26,6 +34,8 @@ class Strategy(Protocol):
 
 class Grid:
     """Every candidate in the order the space lists them."""
+
+    learns = False
 
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int = 0) -> None:
         """Takes every candidate; the seed decides nothing here."""
@@ -55,10 +65,12 @@ class Random:
     are added to a space leave the order of the others as it was.
     """
 
+    learns = False
+
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
         """Draws the order."""
-        draw = {spec: hashlib.sha256(f"{seed} {spec.trial_id}".encode()).digest() for spec in specs}
-        self._grid = Grid(sorted(draw, key=draw.__getitem__))
+        places = {spec: draw(seed, spec.trial_id) for spec in specs}
+        self._grid = Grid(sorted(places, key=places.__getitem__))
 
     def ask(self, n: int) -> list[TrialSpec]:
         """The next `n` drawn."""

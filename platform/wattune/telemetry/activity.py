@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.flops import PASSES
+from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
 from wattune.errors import TelemetryError
 from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.telemetry.device_model import KINDS, Array
@@ -185,12 +185,18 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     other_link = expert_link + rates.link(ring + hop)
 
     forward = products + attends + activations + weights + tensor_link + other_link
-    passes = PASSES[spec.workload.mode] - 1
-    if passes == 0:
+    if spec.workload.mode == "prefill":
         return StageWork(forward=forward, backward=Seconds(), optimizer=Seconds())
     trained = parameters if spec.workload.mode == "pretrain" else 0.0
     num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
-    backward = (products + attends) * passes + (activations + weights) * 2 + tensor_link * 1.5 + other_link
+    passes = FROZEN_PASSES if spec.workload.mode == "lora" else TRAINING_PASSES
+    backward = (
+        products * (passes - 1)
+        + attends * (TRAINING_PASSES - 1)
+        + (activations + weights) * 2
+        + tensor_link * 1.5
+        + other_link
+    )
     backward += rates.memory(8 * trained)
     backward += {"none": Seconds(), "selective": attends, "full": forward}[plan.recompute]
     backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)

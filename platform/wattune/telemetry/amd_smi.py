@@ -163,6 +163,7 @@ class AmdSmiBackend:
             power_limit_w=None if limit_uw is None else uj_to_j(limit_uw),
             sm_clock_max_mhz=None if clock_mhz is None else float(clock_mhz),
             power_domain=domain,
+            power_from_energy_counter=True,
         )
 
     def devices(self) -> Sequence[DeviceInfo]:

@@ -42,6 +42,8 @@ class DeviceInfo:
     sm_clock_max_mhz: float | None = None
     power_domain: str | None = None
     """Devices that share one power reading share this name."""
+    power_from_energy_counter: bool | None = None
+    """True where the power series is the energy counter's own rise: the two cannot check each other."""
 
     def to_json(self) -> dict[str, str | int | float]:
         """Plain data for the manifest; what is unknown is not in it."""

@@ -39,8 +39,9 @@ def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
         By device, and there:
 
         - by tier: `rows`, `interval_s` (median time between readings), `longest_gap_s`, `coverage_frac` (share of the
-          recording in intervals of at most `COVERED_INTERVALS` usual ones), and `sensor_period_s` by column, the median
-          time between changes of the value: of a steady signal an upper bound, and left out where it hardly moved;
+          recording in intervals of at most `COVERED_INTERVALS` usual ones), `gaps` (how many are longer), `gap_s` (what
+          those are longer than a usual one, together), and `sensor_period_s` by column, the median time between changes
+          of the value: of a steady signal an upper bound, and left out where it hardly moved;
         - `energy`, where a counter and a power series span `LEAST_COUNTER_SPAN_S` together: `source` (the series'
           tier), `span_s`, `integral_j` (trapezoid), `counter_j` (the counter's rise), and `error_frac`, the first over
           the second less 1.
@@ -79,11 +80,14 @@ def _tier_facts(tier: str, rows: pa.Table) -> dict[str, Any]:
         return facts
     intervals_ns = np.diff(times_ns)
     usual_ns = float(np.median(intervals_ns))
-    covered_ns = intervals_ns[intervals_ns <= COVERED_INTERVALS * usual_ns].sum()
+    whole = intervals_ns <= COVERED_INTERVALS * usual_ns
+    covered_ns, gaps_ns = intervals_ns[whole].sum(), intervals_ns[~whole]
     facts |= {
         "interval_s": ns_to_s(usual_ns),
         "longest_gap_s": ns_to_s(int(intervals_ns.max())),
         "coverage_frac": float(covered_ns / (times_ns[-1] - times_ns[0])),
+        "gaps": len(gaps_ns),
+        "gap_s": ns_to_s(float((gaps_ns - usual_ns).sum())),
     }
     # Every sample of a ring is a measurement of its own, also where it equals the last one.
     periods_s = {"power_w": ns_to_s(usual_ns)} if tier == "ring" else _sensor_periods_s(tier, rows)

@@ -11,7 +11,8 @@ It states facts; `analysis` judges them. Layout of `manifest.json`, what is not 
 - `sampler`: `pid`, `cpu_s`, `elapsed_s`, `cpu_frac`, `memory_peak_bytes`, `cpus`.
 
 Who brings a recording home adds what only its rows or other nodes can tell: `measured`, by device, see
-`wattune.telemetry.facts`, and `clock_offset_ns` with `clock_offset_uncertainty_ns`.
+`wattune.telemetry.facts`, and `clock_offset_ns` with `clock_offset_uncertainty_ns`; of a trial's devices also
+`own_processes`, the trial's workers, which are then not among the other processes.
 """
 
 import os

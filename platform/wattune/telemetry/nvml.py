@@ -88,8 +88,8 @@ class NvmlBackend:
 
         Returns:
             `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of what field and violation status said),
-            `power_series`, `ring` (see `RingJoin.facts`), `pci_bus_id`, `mig`, `nvml` (the library's version) and
-            `other_processes`; what is unknown is left out.
+            `power_series`, `ring` (see `RingJoin.facts`; from the first drain on), `pci_bus_id`, `mig`, `nvml` (the
+            library's version) and `other_processes`; what is unknown is left out.
         """
         return self._gpus[device].facts()
 

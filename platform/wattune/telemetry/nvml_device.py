@@ -138,7 +138,8 @@ class NvmlDevice:
 
     def facts(self) -> dict[str, Any]:
         """See `NvmlBackend.facts`."""
-        drained = {"ring": self._ring.facts()} if self._facts.get("power_series") == "ring" else {}
+        # Before the first drain there is nothing to say, and a sampler that is killed leaves what was said first.
+        drained = {"ring": ring} if (ring := self._ring.facts())["drains"] else {}
         others = self._other_processes()
         return {**self._facts, **drained, **({} if others is None else {OTHER_PROCESSES: others})}
 

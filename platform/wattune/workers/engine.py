@@ -34,7 +34,10 @@ class StepMarks:
 
 
 class Engine(Protocol):
-    """One specification made ready to train on this rank. All ranks call the same methods in the same order."""
+    """One specification made ready to train on this rank. All ranks call the same methods in the same order.
+
+    An engine may also have `facts() -> Mapping[str, str]`: what it decided that no axis says, for the result's tags.
+    """
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Builds model, optimizer and data from one seed.
@@ -57,23 +60,31 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: Final[dict[str, str]] = {"torch": "wattune.workers.torch_engine:TorchEngine"}
+ENGINES: Final[dict[str, str]] = {
+    "torch": "wattune.workers.torch_engine:TorchEngine",
+    "deepspeed": "wattune.workers.deepspeed_engine:DeepSpeedEngine",
+    "megatron": "wattune.workers.megatron_engine:MegatronEngine",
+}
 """Engine name to `module:Class`; loaded on first use, so that naming an engine imports no vendor library."""
 
 
 def load_engine(name: str) -> Engine:
     """A new engine of that name.
 
+    Args:
+        name: A name of `ENGINES`, or `module:Class` of an engine of one's own.
+
     Raises:
         EngineError: There is none, or its library is not installed.
     """
-    if name not in ENGINES:
+    if name not in ENGINES and ":" not in name:
         raise EngineError(f'engine "{name}" is not built; {closest(name, ENGINES)}')
-    module_name, _, class_name = ENGINES[name].partition(":")
+    module_name, _, class_name = ENGINES.get(name, name).partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        extra = f" (wattune[{name}])" if name in ENGINES and name != "torch" else ""
         raise EngineError(
-            f'engine "{name}" needs {error.name}, which is not installed; install it and try again'
+            f'engine "{name}" needs {error.name}, which is not installed; install it{extra} on every node'
         ) from error
     return cast(Engine, getattr(module, class_name)())

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from wattune.clock import ClockAnchor
-from wattune.study import write_table
+from wattune.storage import write_table
 from wattune.units import ns_to_s, s_to_ns
 from wattune.workers.phases import Mark, marks_table
 

@@ -1,4 +1,4 @@
-"""The measuring loop, the same for every engine: build, warm up until step time is stable, measure, close.
+"""The measuring loop, the same for every engine: build, warm up until step time is stable, measure, profile, close.
 
 Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
 collective of ours. One round is enough where warm-up foretold the step time; a second makes up what is missing.
@@ -6,10 +6,11 @@ collective of ours. One round is enough where warm-up foretold the step time; a 
 
 import gc
 import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -19,7 +20,9 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.engine import Engine, Ranks, StepMarks
-from wattune.workers.phases import Mark, marks_table
+from wattune.workers.kernels import kernels_table, profiled_steps
+from wattune.workers.phases import Mark, failed_phase, marks_table
+from wattune.workers.torch_device import DeviceMemory, device_memory
 
 STABLE_FRAC: Final = 0.05
 """Warm-up ends when the medians of the last round's halves differ by less than this share."""
@@ -28,7 +31,49 @@ MOST_WARMUP_ROUNDS: Final = 4
 """Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on (`build`, `warmup`, `measure`), steps done, and steps to do; never inside measured steps."""
+"""Told what is going on (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside measured
+steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Where memory ran out. Bytes that nobody counts there are None."""
+
+    rank: int
+    phase: str
+    """`build`, or the innermost phase of the step."""
+    message: str
+    """The first line of what the allocator said."""
+    requested_bytes: int | None = None
+    """What was asked for, to the digits the allocator prints."""
+    memory: DeviceMemory | None = None
+    """What the device held then; None on processors."""
+
+    @classmethod
+    def of(cls, error: BaseException, ranks: Ranks) -> "OutOfMemory":
+        """Reads an error for which `is_out_of_memory` holds."""
+        found = _REQUESTED.search(str(error))
+        return cls(
+            rank=ranks.rank,
+            phase=failed_phase(error) or "build",
+            message=_first_line(error),
+            requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
+            memory=device_memory(ranks.device),
+        )
+
+    def __str__(self) -> str:
+        """What a result says."""
+        parts = [f"rank {self.rank} in {self.phase}"]
+        if self.requested_bytes is not None:
+            parts.append(f"{self.requested_bytes:,} bytes asked for")
+        if self.memory is not None:
+            allocated, reserved = self.memory.allocated_bytes, self.memory.reserved_bytes
+            parts.append(f"{allocated:,} allocated, {reserved:,} reserved of {self.memory.total_bytes:,}")
+        return f"{', '.join(parts)}: {self.message}"
+
+
+_REQUESTED: Final = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
+_UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +92,15 @@ class RankOutcome:
     """Whether step time was stable when measuring began."""
     build_time_s: float = 0.0
     memory_peak_bytes: int = 0
+    """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
+    memory_reserved_peak_bytes: int = 0
+    """Highest memory torch's allocator held of the device, what it keeps for later included; 0 on processors."""
+    out_of_memory: OutOfMemory | None = None
+    """Where memory ran out, with status `out_of_memory`."""
+    kernels: pa.Table | None = None
+    """What ran in the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the engine decided that no axis says, such as what compiled its layers."""
     end_mono_ns: int = 0
     """When the rank was done or failed, on its node's clock; of several failures the first is the cause."""
 
@@ -79,7 +133,8 @@ def measure_trial(
         progress: Called on rank 0 between the parts of the trial.
 
     Returns:
-        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept.
+        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept. Other ranks
+        may then wait in a collective for this one: whoever runs the group frees them.
 
     Raises:
         Exception: Anything else the engine raised; the worker's runner reports it and ends the group.
@@ -89,7 +144,8 @@ def measure_trial(
     steps: list[tuple[int, StepMarks]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
     status, reason = TrialStatus.COMPLETED, ""
-    memory_peak_bytes = 0
+    memory_peak_bytes, reserved_peak_bytes = 0, 0
+    out_of_memory, kernels, facts = None, None, {}
     try:
         report("build", 0, 1)
         start_ns = time.monotonic_ns()
@@ -103,12 +159,19 @@ def measure_trial(
                 steps.append((step, _checked(engine.step())))  # noqa: PERF401 - a failed step keeps those before it
             done += missing
         memory_peak_bytes = engine.memory_peak_bytes()
+        reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
+        facts = dict(getattr(engine, "facts", dict)())
+        if profile_steps := _profile_steps(measure, ranks):
+            report("profile", 0, profile_steps)
+            kernels, problem = _profile(engine, spec, ranks, profile_steps)
+            facts |= {"profile": problem} if problem else {}
     except _NonFiniteLossError as error:
         status, reason = TrialStatus.CRASHED, f"non_finite_loss: {error}"
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        status, reason = TrialStatus.OUT_OF_MEMORY, f"rank {ranks.rank}: {_first_line(error)}"
+        out_of_memory = OutOfMemory.of(error, ranks)
+        status, reason = TrialStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     engine.close()
     return RankOutcome(
@@ -121,6 +184,10 @@ def measure_trial(
         steady=steady,
         build_time_s=build_time_s,
         memory_peak_bytes=memory_peak_bytes,
+        memory_reserved_peak_bytes=reserved_peak_bytes,
+        out_of_memory=out_of_memory,
+        kernels=kernels,
+        facts=facts,
         end_mono_ns=end_mono_ns,
     )
 
@@ -136,6 +203,26 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "can't allocate memory" in text
         or "Cannot allocate memory" in text
     )
+
+
+PROFILE_STEPS: Final = 2
+"""Steps profiled on GPUs unless a study says otherwise: the second shows whether the first was usual."""
+
+
+def _profile_steps(measure: Measure, ranks: Ranks) -> int:
+    if measure.profile_steps is not None:
+        return measure.profile_steps
+    return 0 if ranks.device == "cpu" else PROFILE_STEPS
+
+
+def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> tuple[pa.Table | None, str]:
+    """What ran in further steps, or why that cannot be told: what was measured is not lost over it."""
+    spans, trace = profiled_steps(engine.step, num_steps, on_gpu=ranks.device != "cpu")
+    try:
+        table = kernels_table(trace(), spans, rank=ranks.rank, devices_per_node=spec.cluster.devices_per_node)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"the profiler's trace could not be read: {error!r}"
+    return table, ""
 
 
 def _silent(_part: str, _done: int, _total: int) -> None:

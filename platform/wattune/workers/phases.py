@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
@@ -22,6 +23,21 @@ class Mark:
     chunk: int | None = None
 
 
+_NOTE: Final = "in phase "
+
+
+def note_phase(error: BaseException, phase: str) -> None:
+    """Keeps with an error the phase it was raised in; the innermost of several stays."""
+    if failed_phase(error) is None:
+        error.add_note(f"{_NOTE}{phase}")
+
+
+def failed_phase(error: BaseException) -> str | None:
+    """The phase an error was raised in, None where it was in none."""
+    notes = (note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
+    return next(notes, None)
+
+
 class PhaseRecorder:
     """Collects the marks of one step on the host clock."""
 
@@ -36,6 +52,9 @@ class PhaseRecorder:
         start_ns = time.monotonic_ns()
         try:
             yield
+        except BaseException as error:
+            note_phase(error, name)
+            raise
         finally:
             self.marks.append(Mark(name, start_ns, time.monotonic_ns(), micro_batch, chunk))
 

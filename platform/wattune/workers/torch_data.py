@@ -1,16 +1,90 @@
-"""Synthetic tokens: a pure function of seed, step and sample, so that every plan trains on the same global batch."""
+"""Tokens by step and sample, drawn from a seed or read from a file, so that every plan has the same global batch."""
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from wattune.errors import EngineError
+from wattune.trial import TOKEN_DTYPES, TrialSpec
 
 
 def stable_seed(*parts: object) -> int:
     """A 63-bit seed that depends on the parts alone, the same in every process and version of Python."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+class FileSamples:
+    """Sequences of a token file in its order, each beginning with the last token of the one before.
+
+    Sample s of the whole run is at token s * seq_len; after the last whole sequence it starts from the first again.
+    """
+
+    def __init__(self, spec: TrialSpec) -> None:
+        """Maps the file of a specification into memory.
+
+        Raises:
+            EngineError: The file is not there, not of its data type, or shorter than one sequence.
+        """
+        file, workload = spec.workload.tokens, spec.workload
+        assert file is not None
+        self._path, self._seq_len, self._vocab_size = (
+            Path(file.path).absolute(),
+            workload.seq_len,
+            spec.model.vocab_size,
+        )
+        self._samples_per_step = workload.global_batch_size
+        if file.dtype not in TOKEN_DTYPES:
+            raise EngineError(f"workload.tokens.dtype: got {file.dtype}; use one of: {', '.join(TOKEN_DTYPES)}")
+        item = np.dtype(file.dtype).itemsize
+        try:
+            size = self._path.stat().st_size
+            if size % item:
+                raise EngineError(
+                    f"{self._path} has {size} bytes, no multiple of the {item} of {file.dtype}; name its data type"
+                )
+            if size // item <= self._seq_len:
+                raise EngineError(
+                    f"{self._path} has {size // item} tokens of {file.dtype}; a sequence of seq_len={self._seq_len} "
+                    f"needs {self._seq_len + 1}"
+                )
+            self._tokens = np.memmap(self._path, dtype=file.dtype, mode="r")
+        except OSError as error:
+            raise EngineError(
+                f"workload.tokens.path: {self._path} cannot be read ({error.strerror}); "
+                "give a file that is on every node"
+            ) from error
+        self._num_samples = (len(self._tokens) - 1) // self._seq_len
+
+    def at(self, step: int, sample: int) -> Tensor:
+        """One sequence and the token after it, int64 [seq_len + 1].
+
+        Args:
+            step: Optimizer step, from 0.
+            sample: Number in the global batch.
+
+        Raises:
+            EngineError: It holds a token the model has no embedding of.
+        """
+        number = (step * self._samples_per_step + sample) % self._num_samples
+        start = number * self._seq_len
+        tokens = self._tokens[start : start + self._seq_len + 1].astype(np.int64)
+        for value in (int(tokens.max()), int(tokens.min())):
+            if not 0 <= value < self._vocab_size:
+                raise EngineError(
+                    f"{self._path} has token {value} in sequence {number}; the model's vocab_size is "
+                    f"{self._vocab_size}; use tokens below it, or check the data type"
+                )
+        return torch.from_numpy(tokens)
+
+
+def samples_of(spec: TrialSpec) -> FileSamples | None:
+    """Where a specification's tokens come from: its file, or None for those drawn from the seed."""
+    return None if spec.workload.tokens is None else FileSamples(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +99,8 @@ class Batches:
     replica: int
     """Data-parallel coordinate."""
     device: torch.device
+    samples: FileSamples | None = None
+    """A file's sequences; None draws them."""
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The inputs and the targets, each shifted by one token from the other.
@@ -37,12 +113,13 @@ class Batches:
             global batch: replica `d` holds `d * replica_batch_size` and those that follow.
         """
         first = self.replica * self.replica_batch_size
-        samples = [self._sample(step, first + index) for index in range(self.replica_batch_size)]
+        sample = self._drawn if self.samples is None else self.samples.at
+        samples = [sample(step, first + index) for index in range(self.replica_batch_size)]
         tokens = torch.stack(samples)
         if self.device.type == "cuda":  # pinned, so that the copy does not hold up the host
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def _sample(self, step: int, sample: int) -> Tensor:
+    def _drawn(self, step: int, sample: int) -> Tensor:
         generator = torch.Generator().manual_seed(stable_seed("tokens", self.seed, step, sample))
         return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)

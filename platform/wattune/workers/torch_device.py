@@ -1,6 +1,34 @@
 """Which device a rank really drives."""
 
+from dataclasses import dataclass
+
 import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What torch holds of a device's memory."""
+
+    allocated_bytes: int
+    """By tensors."""
+    reserved_bytes: int
+    """By torch's allocator, tensors included."""
+    reserved_peak_bytes: int
+    """The most since the last reset of torch's peaks."""
+    total_bytes: int
+    """The device's memory."""
+
+
+def device_memory(device: str) -> DeviceMemory | None:
+    """What torch holds of a device now; None for a processor, whose allocator keeps no count."""
+    if torch.device(device).type != "cuda":
+        return None
+    return DeviceMemory(
+        allocated_bytes=torch.cuda.memory_allocated(device),
+        reserved_bytes=torch.cuda.memory_reserved(device),
+        reserved_peak_bytes=torch.cuda.max_memory_reserved(device),
+        total_bytes=torch.cuda.get_device_properties(device).total_memory,
+    )
 
 
 def device_uuid(device: str) -> str | None:

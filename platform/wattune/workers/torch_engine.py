@@ -5,6 +5,7 @@ it. Experts without a capacity are part of that; with a capacity, which tokens a
 """
 
 import gc
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -17,7 +18,9 @@ from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.plan.rules import violations
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepMarks
-from wattune.workers.torch_data import Batches
+from wattune.workers.torch_compiler import Compiler, begin_variant, compiler_for
+from wattune.workers.torch_data import Batches, samples_of
+from wattune.workers.torch_lora import adapt
 from wattune.workers.torch_mesh import Meshes
 from wattune.workers.torch_model import Decoder, Rotation
 from wattune.workers.torch_optimizer import ShardedAdamW
@@ -31,8 +34,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class TorchEngine:
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    def __init__(self) -> None:
-        """Holds nothing yet."""
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        """Holds nothing yet.
+
+        Args:
+            compiler: What compiles layers; None leaves it to the device, see `compiler_for`.
+        """
+        self._compiler = compiler
         self._meshes: Meshes | None = None
         self._running: _Running | None = None
 
@@ -56,7 +64,11 @@ class TorchEngine:
             device_type=device.type,
             has_experts=spec.model.is_moe,
         )
-        self._running = _Running(spec, ranks, self._meshes, device, seed)
+        compiler = self._compiler or compiler_for(device)
+        # Graphs of tensor parallel layers hold their process groups, which are new in every trial.
+        own = self._meshes.generation if spec.plan.tp > 1 else None
+        begin_variant((spec.model, spec.cluster, spec.workload, spec.plan, device, compiler, own))
+        self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
 
     def step(self) -> StepMarks:
         """Runs one optimizer step over one global batch; waits for the device once, at its end."""
@@ -67,6 +79,10 @@ class TorchEngine:
         """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
         assert self._running is not None, "build comes first"
         return self._running.recorder.memory_peak_bytes()
+
+    def facts(self) -> dict[str, str]:
+        """What this engine decided that no axis says."""
+        return {} if self._running is None else {"compiler": str(self._running.compiler)}
 
     def close(self) -> None:
         """Gives back memory and the process groups `build` made."""
@@ -82,25 +98,31 @@ class TorchEngine:
 class _Running:
     """One specification built and ready to step on this rank."""
 
-    def __init__(self, spec: TrialSpec, ranks: Ranks, meshes: Meshes, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, spec: TrialSpec, ranks: Ranks, meshes: Meshes, device: torch.device, seed: int, compiler: Compiler
+    ) -> None:
         plan, workload = spec.plan, spec.workload
         here = coordinates(ranks.rank, plan, ranks.world_size)
+        self.compiler = compiler
+        self._trains = workload.mode != "prefill"
         self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
         self._group = meshes.dense("pp").get_group()
         self.recorder = recorder_for(device)
         micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp])
-        self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 else None
+        for decoder in decoders:
+            decoder.compile_with(compiler, with_loss=plan.tp == 1)  # tensor parallel cuts logits by the vocabulary
+        self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
         boundary = torch.empty(
             (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),
             dtype=DTYPES[plan.dtype],
             device="meta",
-            requires_grad=True,
+            requires_grad=self._trains,
         )
         tokens = torch.empty((plan.micro_batch_size, workload.seq_len), dtype=torch.int64, device="meta")
         stages = [
             Stage(
-                Chunk(decoder, workload.tokens_per_step),
+                Chunk(decoder, workload.tokens_per_step if self._trains else workload.global_batch_size),
                 virtual_stage=chunk * plan.pp + here.pp,
                 plan=plan,
                 group=self._group,
@@ -110,7 +132,9 @@ class _Running:
             )
             for chunk, decoder in enumerate(decoders)
         ]
-        self._pipeline = Pipeline(stages, plan, num_micro_batches=micro_batches, recorder=self.recorder)
+        self._pipeline = Pipeline(
+            stages, plan, num_micro_batches=micro_batches, recorder=self.recorder, trains=self._trains
+        )
         self._optimizer = ShardedAdamW((p for decoder in decoders for p in decoder.parameters()), self._tied)
         self._batches = Batches(
             seed=seed,
@@ -119,6 +143,7 @@ class _Running:
             replica_batch_size=micro_batches * plan.micro_batch_size,
             replica=here.dp,
             device=device,
+            samples=samples_of(spec),
         )
         self._step = 0
         self._next = self._batches.at(0)
@@ -129,19 +154,25 @@ class _Running:
         """See `TorchEngine.step`."""
         with self.recorder.phase("step"):
             loss = self._pipeline.run(*self._next)
-            with self.recorder.phase("wait" if self._has_others else "optimizer"):
+            with self._after_micro_batches():
                 self._pipeline.finish()
                 if self._tied is not None:
                     _add_from_other_end(self._tied, self._group)
                 loss, grad_norm = self._optimizer.reduce(loss)
-            with self.recorder.phase("optimizer"):
-                self._optimizer.step(grad_norm)
+            if self._trains:
+                with self.recorder.phase("optimizer"):
+                    self._optimizer.step(grad_norm)
         self._step += 1
         self._next = self._batches.at(self._step)  # made while a GPU still works on this step
         marks = self.recorder.take()
         return StepMarks(
             marks=with_idle(marks) if self._has_stages else marks, loss=loss.item(), grad_norm=grad_norm.item()
         )
+
+    def _after_micro_batches(self) -> AbstractContextManager[None]:
+        if self._has_others:
+            return self.recorder.phase("wait")
+        return self.recorder.phase("optimizer") if self._trains else nullcontext()
 
 
 def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range]) -> list[Decoder]:
@@ -156,7 +187,11 @@ def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, 
             decoder = Decoder(
                 model, layers, rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
             )
-        materialise(decoder, model, plan, meshes, device, seed)
+            if spec.workload.lora is not None:
+                adapt(decoder, spec.workload.lora)
+        if decoder.head is not None:
+            decoder.head.last_only = spec.workload.mode == "prefill"
+        materialise(decoder, spec, meshes, device, seed)
         decoders.append(decoder)
     return decoders
 

@@ -21,6 +21,8 @@ class Meshes:
     """(pp, replicate, shard, tp)."""
     _experts: DeviceMesh | None
     """(pp, replicate, shard, ep, tp) where the model has experts."""
+    generation: int
+    """Counts the meshes of this process."""
     _suffix: str
     """Ends every dimension's name. DTensor caches its decisions, groups included, for all meshes that compare equal:
     those of a later plan must not, since by then the groups are destroyed."""
@@ -28,7 +30,8 @@ class Meshes:
     @classmethod
     def create(cls, plan: Plan, *, world_size: int, rank: int, device_type: str, has_experts: bool) -> "Meshes":
         """Makes the process groups; all ranks must call it together."""
-        suffix = f"_{next(_generation)}"
+        generation = next(_generation)
+        suffix = f"_{generation}"
 
         def mesh(**sizes: int) -> DeviceMesh:
             names = tuple(name + suffix for name in sizes)
@@ -43,7 +46,7 @@ class Meshes:
         place = dense.get_coordinate()
         assert place is not None and (place[0], place[1] + place[2], place[3]) == (here.pp, here.dp, here.tp)
         experts = mesh(pp=plan.pp, **split(dp // plan.ep), ep=plan.ep, tp=plan.tp) if has_experts else None
-        return cls(_dense=dense, _experts=experts, _suffix=suffix)
+        return cls(_dense=dense, _experts=experts, generation=generation, _suffix=suffix)
 
     def dense(self, *dims: str) -> DeviceMesh:
         """Dimensions `pp`, `replicate`, `shard`, `tp` of the mesh of everything but experts."""

@@ -11,9 +11,11 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from wattune.catalog.models import ModelSpec
+from wattune.workers.torch_compiler import EAGER, Compiler
 from wattune.workers.torch_experts import ExpertShard, MixtureOfExperts
 
 NORM_EPSILON = 1e-5
@@ -56,7 +58,8 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0))
-        return x
+        # Tensor parallel gives a result still under way, through which a compiled layer sends no gradient.
+        return x if type(x) is Tensor else x.clone()
 
 
 class Attention(nn.Module):
@@ -131,6 +134,7 @@ class Layer(nn.Module):
         self.ffn_norm = _norm(model)
         self.ffn: nn.Module = MixtureOfExperts(model, experts) if model.is_moe else FeedForward(model)
         self.recompute = recompute == "full"
+        self.compiler = EAGER
 
     def forward(self, x: Tensor) -> Tensor:
         """Both residual blocks."""
@@ -138,22 +142,52 @@ class Layer(nn.Module):
         return _again(self._blocks, x) if self.recompute else self._blocks(x)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+        # Experts exchange tokens in numbers known at run time only, which no whole graph can hold.
+        if not isinstance(self.ffn, FeedForward):
+            x = self.compiler.run(Layer.mix_tokens, self, x)
+            return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+        return self.compiler.run(Layer.mix_all, self, x)
+
+    def mix_tokens(self, x: Tensor) -> Tensor:
+        """The attention block with its residual."""
+        return cast(Tensor, x + self.attention(self.attention_norm(x)))
+
+    def mix_all(self, x: Tensor) -> Tensor:
+        """Both blocks with their residuals."""
+        x = self.mix_tokens(x)
         return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
 
 
 class Head(nn.Module):
-    """Final norm and projection to logits."""
+    """Final norm, projection to logits and, where targets are known, the loss."""
 
     def __init__(self, model: ModelSpec) -> None:
         """Allocates without initialising."""
         super().__init__()
         self.norm = _norm(model)
         self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.compiler = EAGER
+        self.last_only = False
+        """Whether only the last position of a sequence is asked for, as after a prompt."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits [batch, sequence, vocabulary], or with targets [batch, sequence] the sum of their losses, fp32."""
+        if targets is None:
+            return self.logits(x)
+        # Of a sequence that tensor parallel has cut, every rank gives its last position.
+        return self.compiler.run(Head.last_loss if self.last_only else Head.loss, self, x, targets)
+
+    def logits(self, x: Tensor) -> Tensor:
         """Logits [batch, sequence, vocabulary]."""
         return cast(Tensor, self.output(self.norm(x)))
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""
+        return _summed_loss(self.logits(x).flatten(0, 1), targets.flatten())
+
+    def last_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the token after each sequence, summed over sequences."""
+        return _summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1])
 
 
 class Decoder(nn.Module):
@@ -168,13 +202,29 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(index): Layer(model, rotation, recompute, experts) for index in layers})
         self.head = Head(model) if layers.stop == model.num_layers else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens or activations in, activations or logits out, by what this part of the model holds."""
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Tokens or activations in, activations or logits out, by what this part of the model holds.
+
+        Args:
+            x: int64 [batch, sequence] where this part holds the embedding, else [batch, sequence, hidden].
+            targets: Next tokens, alike; where this part holds the head, the sum of their losses is the result.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers.values():
             x = layer(x)
-        return x if self.head is None else self.head(x)
+        return x if self.head is None else self.head(x, targets)
+
+    def compile_with(self, compiler: Compiler, *, with_loss: bool) -> None:
+        """Has layers and, if asked, the head with its loss run as compiled graphs."""
+        for part in (*self.layers.values(), self.head if with_loss else None):
+            if isinstance(part, Layer | Head):
+                part.compiler = compiler
+
+
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits.float(), targets, reduction="sum")
+    return losses.full_tensor() if isinstance(losses, DTensor) else losses
 
 
 def _norm(model: ModelSpec) -> nn.Module:

@@ -35,11 +35,13 @@ class ShardedAdamW:
         """Takes the sharded parameters of one rank.
 
         Args:
-            parameters: Parameters of all model chunks of this rank, each a DTensor once.
+            parameters: Parameters of all model chunks of this rank; those that are trained are DTensors.
             tied: The one of them another pipeline stage holds too.
         """
         self._shards = []
         for whole in parameters:
+            if not whole.requires_grad:
+                continue
             assert isinstance(whole, DTensor)
             replicas = 2 if whole is tied else 1
             for size, placement in zip(whole.device_mesh.shape, whole.placements, strict=True):
@@ -47,13 +49,15 @@ class ShardedAdamW:
             piece = nn.Parameter(whole.to_local().detach())
             if piece.numel() > 0:  # a dimension may be shorter than the ranks that share it
                 self._shards.append(_Shard(whole, piece, replicas))
-        self._adamw = torch.optim.AdamW(
-            [shard.piece for shard in self._shards],
-            lr=LEARNING_RATE,
-            betas=BETAS,
-            weight_decay=WEIGHT_DECAY,
-            fused=True,
-        )
+        self._adamw = None
+        if self._shards:
+            self._adamw = torch.optim.AdamW(
+                [shard.piece for shard in self._shards],
+                lr=LEARNING_RATE,
+                betas=BETAS,
+                weight_decay=WEIGHT_DECAY,
+                fused=True,
+            )
 
     @torch.no_grad()
     def reduce(self, loss: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +83,8 @@ class ShardedAdamW:
     @torch.no_grad()
     def step(self, grad_norm: Tensor) -> None:
         """Clips, updates and drops the gradients; the host does not wait for the norm."""
+        if self._adamw is None:
+            return
         nn.utils.clip_grads_with_norm_([shard.piece for shard in self._shards], CLIP_NORM, grad_norm)
         self._adamw.step()
         for shard in self._shards:

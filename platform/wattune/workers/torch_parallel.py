@@ -30,11 +30,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec
 from wattune.workers.torch_experts import Experts, MixtureOfExperts
+from wattune.workers.torch_lora import columns, freeze, lower_frozen, rows
 from wattune.workers.torch_mesh import Meshes
-from wattune.workers.torch_model import Decoder, Embedding, FeedForward, Head
+from wattune.workers.torch_model import Decoder, Embedding, FeedForward, Head, Layer
 from wattune.workers.torch_serial import SerialAllGather, SerialReduceScatter
 from wattune.workers.torch_weights import initialise
 
@@ -42,9 +43,7 @@ from wattune.workers.torch_weights import initialise
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-def materialise(
-    decoder: Decoder, model: ModelSpec, plan: Plan, meshes: Meshes, device: torch.device, seed: int
-) -> None:
+def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int) -> None:
     """Turns a decoder on the meta device into this rank's shards of the initial model, layer by layer.
 
     Each part is cut by tensor parallel, filled, and sharded before the next one is allocated, so that no more than one
@@ -52,14 +51,15 @@ def materialise(
 
     Args:
         decoder: Part of the model, on the meta device.
-        model: The whole model.
-        plan: Degrees, sharding and data type.
+        spec: The whole model, degrees, sharding, data type, and what is trained.
         meshes: This plan's ranks.
         device: Where the weights go.
         seed: With a parameter's full name it decides its initial value.
     """
+    model, plan = spec.model, spec.plan
     if plan.tp > 1:
         _tensor_parallel(decoder, meshes.dense("tp"))
+    freeze(decoder, spec.workload.mode)
     is_tied = model.tied_embeddings and decoder.embedding is not None and decoder.head is not None
     parts: list[tuple[str, nn.Module | None]] = [("embedding", decoder.embedding)]
     parts += [(f"layers.{index}", layer) for index, layer in decoder.layers.items()]
@@ -69,6 +69,8 @@ def materialise(
             continue
         part.to_empty(device=device)
         initialise(part, name, model, seed)
+        if plan.dtype == "bf16":
+            lower_frozen(part, torch.bfloat16)
         if not (is_tied and isinstance(part, Embedding | Head)):  # a shared weight must lie in one unit: the root's
             _shard(part, plan, meshes)
     if is_tied:
@@ -95,11 +97,14 @@ def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
         parallelize_module(decoder.embedding, mesh, plan, src_data_rank=None)
     gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     for layer in decoder.layers.values():
+        assert isinstance(layer, Layer)
         plan = {
             "attention_norm": SequenceParallel(),
             "attention": gather,
-            **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-            "attention.o": RowwiseParallel(output_layouts=Shard(1)),
+            **columns(layer.attention.q, "attention.q"),
+            **columns(layer.attention.k, "attention.k"),
+            **columns(layer.attention.v, "attention.v"),
+            **rows(layer.attention.o, "attention.o"),
             "ffn_norm": SequenceParallel(),
         }
         ffn = layer.ffn
@@ -107,9 +112,9 @@ def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
             whole = distribute_tensor(ffn.router.weight, mesh, [Replicate()], src_data_rank=None)
             ffn.router.weight = nn.Parameter(whole)
         elif isinstance(ffn, FeedForward):
-            plan |= {"ffn": gather, "ffn.up": ColwiseParallel(), "ffn.down": RowwiseParallel(output_layouts=Shard(1))}
+            plan |= {"ffn": gather, **columns(ffn.up, "ffn.up"), **rows(ffn.down, "ffn.down")}
             if ffn.gate is not None:
-                plan["ffn.gate"] = ColwiseParallel()
+                plan |= columns(ffn.gate, "ffn.gate")
         parallelize_module(layer, mesh, plan, src_data_rank=None)
     if decoder.head is not None:
         logits = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
@@ -129,10 +134,15 @@ def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
     units = [] if isinstance(module, Decoder) else [unit for unit in module.modules() if isinstance(unit, Experts)]
     for unit in [*units, module]:
         mesh = meshes.experts(*dims) if isinstance(unit, Experts) else meshes.dense(*dims)
-        sharded = fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.sharding == "zero3")
+        # A frozen weight that nothing shards would only be held twice.
+        apart = {p for p in unit.parameters() if not p.requires_grad} if plan.sharding == "none" else None
+        sharded = fully_shard(
+            unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.sharding == "zero3", ignored_params=apart
+        )
         # The loss is a sum already divided by the tokens of the global batch, so gradients are summed. An average
         # would be wrong for experts, whose tokens come from more replicas than share their weights.
-        sharded.set_gradient_divide_factor(1.0)
+        if mesh.size() > 1:  # alone, FSDP2 would divide by 1 in a pass over all gradients
+            sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         if plan.sharding == "zero3" and plan.overlap != "grad_param":
             sharded.set_custom_all_gather(cast(Any, SerialAllGather()))

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.distributed.tensor import DTensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import loss_parallel
 
 from wattune.plan.axes import Plan
@@ -26,20 +24,16 @@ class Chunk(nn.Module):
     It also keeps torch's pipeline from seeing the FSDP module, whose gathering and reduction `Stage` decides.
     """
 
-    def __init__(self, decoder: Decoder, tokens_per_step: int) -> None:
-        """Takes the sharded part of the model and the tokens of the global batch."""
+    def __init__(self, decoder: Decoder, num_losses: int) -> None:
+        """Takes the sharded part of the model and how many tokens of the global batch have a loss."""
         super().__init__()
         self.decoder = decoder
-        self.tokens_per_step = tokens_per_step
+        self.num_losses = num_losses
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Activations for the next stage, or this micro-batch's addend of the mean loss over the global batch."""
-        out: Tensor = self.decoder(x)
-        if self.decoder.head is None:
-            return out
-        losses = F.cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-        total = losses.full_tensor() if isinstance(losses, DTensor) else losses
-        return total / self.tokens_per_step
+        out: Tensor = self.decoder(x, targets)
+        return out if self.decoder.head is None else out / self.num_losses
 
 
 class Stage(PipelineStage):
@@ -78,6 +72,7 @@ class Stage(PipelineStage):
             group=group,
         )
         self._model: Any = chunk.decoder
+        self._losses: list[Tensor] = []
         self._chunk = virtual_stage // plan.pp if plan.vpp > 1 else None
         self._keeps_weights = plan.sharding != "zero3"
         self._reduces_every_time = plan.sharding in ("zero2", "zero3")
@@ -88,14 +83,24 @@ class Stage(PipelineStage):
         """One micro-batch forward."""
         with self._recorder.phase("forward", micro_batch=fwd_chunk_id, chunk=self._chunk):
             try:
-                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+                out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
             except RuntimeError as error:  # torch's pipeline wraps whatever the model raises
                 raise error.__cause__ or error from None
+        if self.is_last:
+            self._losses.append(out.detach())
+        return out
+
+    def take_losses(self) -> list[Tensor]:
+        """Addends of the mean loss, one a micro-batch since the last call; none off the last stage."""
+        losses, self._losses = self._losses, []
+        return losses
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """One micro-batch backward; gradients are reduced on the way only where the plan says so."""
+        if not self.has_backward:  # schedules call it all the same
+            return
         self._model.set_is_last_backward(False)  # `finish` waits for what is still under way
         self._model.set_reshard_after_backward(not self._keeps_weights)
         self._model.set_requires_gradient_sync(
@@ -120,24 +125,29 @@ class Stage(PipelineStage):
 class Pipeline:
     """All stages of this rank and the schedule that runs them."""
 
-    def __init__(self, stages: list[Stage], plan: Plan, *, num_micro_batches: int, recorder: Recorder) -> None:
+    def __init__(
+        self, stages: list[Stage], plan: Plan, *, num_micro_batches: int, recorder: Recorder, trains: bool
+    ) -> None:
         """Takes one stage per model chunk, in the order of the model."""
         self._stages = stages
+        self._trains = trains
         self._tp = plan.tp
-        self._gathers_first = plan.sharding in ("zero1", "zero2") and plan.overlap != "grad_param"
+        self._gathers_first = trains and plan.sharding in ("zero1", "zero2") and plan.overlap != "grad_param"
         self._recorder = recorder
         arguments: dict[str, Any] = {
             "n_microbatches": num_micro_batches,
             "loss_fn": lambda loss, _targets: loss,  # the last chunk has computed it, inside its forward phase
             "scale_grads": False,
         }
-        if plan.vpp > 1:
-            self._schedule: Any = ScheduleInterleaved1F1B(list(stages), **arguments)
+        if not trains:
+            self._schedule: Any = ScheduleGPipe(stages[0], n_microbatches=num_micro_batches)
+        elif plan.vpp > 1:
+            self._schedule = ScheduleInterleaved1F1B(list(stages), **arguments)
         else:
             self._schedule = Schedule1F1B(stages[0], **arguments)
 
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward over all micro-batches.
+        """Forward and, in training, backward over all micro-batches.
 
         Args:
             tokens: Inputs of this replica [sequences, seq_len].
@@ -150,16 +160,16 @@ class Pipeline:
             with self._recorder.phase("wait"):
                 for unit in (unit for stage in self._stages for unit in fsdp_modules(stage.submod)):
                     unit.unshard()
-        losses: list[Tensor] = []
         inputs = (tokens,) if self._stages[0].is_first else ()
-        with loss_parallel() if self._tp > 1 else nullcontext():
-            self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False, targets=targets)
+        with loss_parallel() if self._tp > 1 else nullcontext(), torch.set_grad_enabled(self._trains):
+            self._schedule.step(*inputs, target=targets, return_outputs=False, targets=targets)
+        losses = self._stages[-1].take_losses()
         if not losses:
             return torch.zeros((), device=targets.device)
         # Every tensor-parallel rank of the last stage knows the whole loss of its replica.
-        return torch.stack(losses).detach().sum() / self._tp
+        return torch.stack(losses).sum() / self._tp
 
     def finish(self) -> None:
-        """Leaves reduced gradients on every parameter; see `Stage.finish`."""
-        for stage in self._stages:
+        """Leaves reduced gradients on every trained parameter; see `Stage.finish`."""
+        for stage in self._stages if self._trains else ():
             stage.finish()

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from wattune.schema import PHASES
-from wattune.workers.phases import Mark, PhaseRecorder
+from wattune.workers.phases import Mark, PhaseRecorder, note_phase
 
 
 class HostRecorder(PhaseRecorder):
@@ -61,6 +61,9 @@ class CudaRecorder(PhaseRecorder):
             self._tie_ns, self._tie = time.monotonic_ns(), start
         try:
             yield
+        except BaseException as error:
+            note_phase(error, name)
+            raise
         finally:
             end.record()
             self._spans.append((name, start, end, micro_batch, chunk))

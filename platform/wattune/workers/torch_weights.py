@@ -24,17 +24,17 @@ def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
     """
     for module_name, module in part.named_modules(prefix=name):
         for short_name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{module_name}.{short_name}"
+            full_name = f"{module_name}.{short_name}".replace(".base.", ".")  # as without adapters
             if model.tied_embeddings and full_name == "head.output.weight":
                 full_name = "embedding.tokens.weight"
             if isinstance(module, Experts):
                 _initialise_experts(module, short_name, parameter, full_name, seed)
             elif isinstance(parameter, DTensor):
-                whole = _draw(full_name, parameter.shape, seed, parameter.device)
+                whole = draw(full_name, parameter.shape, seed, parameter.device)
                 cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.copy_(cut)
             else:
-                parameter.copy_(_draw(full_name, parameter.shape, seed, parameter.device))
+                parameter.copy_(draw(full_name, parameter.shape, seed, parameter.device))
 
 
 def _initialise_experts(experts: Experts, name: str, parameter: Tensor, full_name: str, seed: int) -> None:
@@ -42,13 +42,21 @@ def _initialise_experts(experts: Experts, name: str, parameter: Tensor, full_nam
     for local, expert in zip(parameter, experts.held, strict=True):
         shape = list(local.shape)
         shape[dim] *= shard.tp
-        whole = _draw(f"{full_name}.{expert}", torch.Size(shape), seed, parameter.device)
+        whole = draw(f"{full_name}.{expert}", torch.Size(shape), seed, parameter.device)
         local.copy_(whole.chunk(shard.tp, dim)[shard.tp_rank])
 
 
-def _draw(full_name: str, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
+def draw(full_name: str, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
+    """A whole weight, fp32: zeros for biases, ones for norms, otherwise normally distributed.
+
+    Args:
+        full_name: In the whole model, such as `layers.3.attention.q.weight`; of an expert its number comes last.
+        shape: Of the whole weight, before anything cuts it.
+        seed: Seed of the trial.
+        device: Where it is drawn; processors and GPUs draw different values.
+    """
     owner, kind = full_name.split(".")[-2:]
-    if "bias" in full_name:
+    if "bias" in full_name or owner == "lora_b":
         return torch.zeros(shape, device=device)
     if owner.endswith("norm") and kind == "weight":
         return torch.ones(shape, device=device)

@@ -3,8 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from wattune.analysis.align import align, series
+from wattune.analysis.align import align
+from wattune.analysis.series import series, weights_s
 
 GPU = ("n0", "gpu0")
 OTHER = ("n1", "gpu0")
@@ -32,6 +35,27 @@ def test_clip_interpolates_both_ends_and_never_extrapolates():
     assert inside.value.tolist() == [5.0, 10.0, 5.0]
     assert whole.clip(-5.0, 0.5).time_s.tolist() == [0.0, 0.5]
     assert whole.clip(2.0, 3.0) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(-100, 100)), min_size=2, max_size=20),
+    st.floats(-1, 12),
+    st.floats(0, 8),
+)
+def test_weights_integrate_what_clipping_integrates(steps, start_s, length_s):
+    time_s, value = np.cumsum([width for width, _ in steps]), np.array([each for _, each in steps])
+    inside = series(time_s, value).clip(start_s, start_s + length_s)
+    expected = 0.0 if inside is None else inside.integral()
+    assert weights_s(time_s, start_s, start_s + length_s) @ value == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 0.3), st.floats(0, 900)), min_size=3, max_size=40), st.integers(1, 50))
+def test_the_fast_way_onto_a_grid_is_the_exact_one(steps, num_steps):
+    time_s, value = np.cumsum([width for width, _ in steps]), np.array([each for _, each in steps])
+    whole = series(time_s, value)
+    start_s, step_s = float(time_s[0]) + 0.1 * whole.span_s, 0.8 * whole.span_s / num_steps
+    grid_s = start_s + step_s * np.arange(num_steps + 1)
+    assert whole.cumulative_on_grid(start_s, step_s, num_steps) == pytest.approx(whole.cumulative(grid_s), abs=1e-9)
 
 
 def test_cumulative_is_exact_between_samples():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.analysis.align import align
-from wattune.analysis.decompose import decompose_metrics
+from wattune.analysis.decompose import decompose_metrics, divide
 from wattune.plan.axes import Plan
 
 STAGES = [("n0", "gpu0"), ("n0", "gpu1")]
@@ -14,7 +14,7 @@ PARTS = {"compute_frac", "exposed_comm_frac", "bubble_frac", "straggler_frac", "
 
 def decompose(bench, rows, plan, num_micro_batches=1):
     marks = bench.marks([(STAGES[rank], rank, step, *rest) for rank, step, *rest in rows])
-    return decompose_metrics(marks, align({}, marks, {}).steps, plan, num_micro_batches=num_micro_batches)
+    return decompose_metrics(divide(marks, align({}, marks, {}).steps, plan, num_micro_batches=num_micro_batches))
 
 
 def data_parallel(step=0, at_s=0.0, slow=0.5):

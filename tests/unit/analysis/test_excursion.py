@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.align import align, series
+from wattune.analysis.align import align
 from wattune.analysis.energy import powers
 from wattune.analysis.excursion import excursion_metrics, hysteresis, time_above_frac
-from wattune.analysis.power import GRID_S, common_grid
+from wattune.analysis.grid import GRID_S
+from wattune.analysis.power import synchronous
+from wattune.analysis.series import series
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
@@ -24,8 +26,8 @@ def plateau(time_s):
 def metrics_of(bench, waves, manifests=LIMITS, power_limit_w=None, **ring):
     aligned = align({"ring": bench.ring(waves, start_s=-1.01, **ring)}, bench.steps(list(waves)), manifests)
     found = powers(aligned)
-    grids = common_grid(found.traces) if found.usable else []
-    return excursion_metrics(aligned, found, grids, power_limit_w=power_limit_w)
+    sensors = synchronous(aligned, found, power_limit_w=power_limit_w).sensors
+    return excursion_metrics(found, [one.excursions for one in sensors], [one.above_limit_frac for one in sensors])
 
 
 def test_planted_excursions_are_found_with_their_closed_forms(bench):

@@ -190,7 +190,7 @@ def test_host_telemetry_alone_is_indicative_with_its_reason(bench):
     marks = bench.steps([("n0", "cpu0"), ("n0", "cpu1")])
     summary = summarize(None, marks, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}})
     assert (summary.quality, summary.quality_reasons) == (INDICATIVE, ("no_device_power",))
-    assert summary.metrics.keys() == {"step_time_s", "step_time_p95_s"}
+    assert summary.metrics.keys() == {"step_time_s", "step_time_p95_s", "step_time_uncertainty_frac"}
 
 
 def test_a_missing_node_leaves_no_figure_that_needs_it(bench):
@@ -234,7 +234,7 @@ def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damag
         "counter": {"nvlink_bytes_per_s"},
     }
     assert not lost_with[tier] & summary.metrics.keys()
-    kept = summary.metrics.keys() - {"sample_coverage_frac"}
+    kept = summary.metrics.keys() - {"sample_coverage_frac", "device_outlier_frac"}
     assert {name: summary.metrics[name] for name in kept} == pytest.approx({name: whole[name] for name in kept})
     if tier in ("ring", "slow"):
         assert summary.quality != PUBLISHABLE

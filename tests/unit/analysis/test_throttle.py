@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from wattune.analysis.align import align
+from wattune.analysis.examine import clocks_and_temperatures
 from wattune.analysis.throttle import throttle_metrics
 
 GPU = ("n0", "gpu0")
@@ -30,7 +31,8 @@ def fast(bench, **devices):
 
 
 def metrics_of(bench, tables, devices=(GPU,), manifests=MANIFEST, clock_max_mhz=None):
-    return throttle_metrics(align(tables, bench.steps(list(devices)), manifests), clock_max_mhz=clock_max_mhz)
+    aligned = align(tables, bench.steps(list(devices)), manifests)
+    return throttle_metrics(aligned, clocks_and_temperatures(aligned, clock_max_mhz)[1])
 
 
 def test_clock_lost_for_a_quarter_of_the_time(bench):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from wattune.analysis.align import align
+from wattune.analysis.saturation import link_peaks
 from wattune.analysis.use import memory_metrics, use_metrics
 from wattune.catalog.hardware import device
 
@@ -29,7 +30,7 @@ def counter(bench, tx_rx=(90e9, 45e9), reset_at_s=None):
 @pytest.mark.parametrize("reset_at_s", [None, 7.0])
 def test_rates_are_means_over_devices_also_across_a_reset(bench, reset_at_s):
     aligned = align(counter(bench, reset_at_s=reset_at_s), bench.steps(DEVICES), {})
-    metrics = use_metrics(aligned, device("h200_sxm"))
+    metrics = use_metrics(aligned, link_peaks(aligned, device("h200_sxm")))
     assert metrics["nvlink_bytes_per_s"] == pytest.approx(135e9, rel=1e-6)
     assert metrics["nvlink_of_peak_frac"] == pytest.approx(0.15, rel=1e-6)
     assert metrics["tensor_active_frac"] == pytest.approx(0.5)
@@ -37,7 +38,7 @@ def test_rates_are_means_over_devices_also_across_a_reset(bench, reset_at_s):
 
 
 def test_a_recording_has_no_shares_of_peaks(bench):
-    assert "nvlink_of_peak_frac" not in use_metrics(align(counter(bench), bench.steps(DEVICES), {}), None)
+    assert "nvlink_of_peak_frac" not in use_metrics(align(counter(bench), bench.steps(DEVICES), {}), {})
 
 
 def test_network_ports_are_the_nodes(bench):
@@ -45,8 +46,8 @@ def test_network_ports_are_the_nodes(bench):
         "host",
         {("n0", "host"): {"time_s": TIME_S, "nic_tx_bytes": 1e9 * TIME_S + 1e12, "nic_rx_bytes": 2e9 * TIME_S + 1e12}},
     )
-    assert use_metrics(align({"host": host}, bench.steps(DEVICES), {}), None) == pytest.approx({"nic_bytes_per_s": 3e9})
-    assert use_metrics(align({"host": host}, bench.steps([*DEVICES, ("n1", "gpu0")]), {}), None) == {}
+    assert use_metrics(align({"host": host}, bench.steps(DEVICES), {}), {}) == pytest.approx({"nic_bytes_per_s": 3e9})
+    assert use_metrics(align({"host": host}, bench.steps([*DEVICES, ("n1", "gpu0")]), {}), {}) == {}
 
 
 def test_memory_is_the_fullest_ranks():

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
-from wattune.cost.flops import PASSES, forward_flop_per_token, model_flop_per_step, model_flop_per_token
+from wattune.cost.flops import (
+    forward_flop_per_token,
+    model_flop_per_step,
+    model_flop_per_token,
+    workload_flop_per_token,
+)
+from wattune.trial import Lora, Workload
 
 
 def test_gpt3_agrees_with_narayanan_equation_3_less_recomputation_and_half_its_attention():
@@ -34,11 +40,38 @@ def test_the_worked_numbers_of_the_docstrings():
     assert model_flop_per_token(model, 8192) - model_flop_per_token(model, 0) == pytest.approx(6.4e9, rel=1e-2)
 
 
-def test_workloads_differ_by_their_passes():
+def workload(mode, seq_len=1024, lora=None):
+    return Workload(mode=mode, seq_len=seq_len, global_batch_size=8, lora=lora)
+
+
+def test_frozen_weights_lack_their_gradients_and_attention_keeps_its():
+    """Counted by hand; adapters of rank r beside a matrix have r (inputs + outputs) weights."""
+    model, seq_len, rank = MODELS["llama3_8b"], 1024, 16
+    h, kv, layers = 4096, 1024, 32
+    weights = layers * (2 * h * h + 2 * h * kv + 3 * h * 14336) + h * 128256
+    attention = layers * 2 * h * seq_len
+    adapters = layers * rank * ((h + h) + (h + kv))
+    found = workload_flop_per_token(model, workload("lora", seq_len, Lora(rank=rank, targets=("q", "v"))))
+    assert found == pytest.approx(2 * 2 * weights + 3 * attention + 3 * 2 * adapters, rel=1e-12)
+    trained = workload_flop_per_token(model, workload("pretrain", seq_len))
+    assert trained == model_flop_per_token(model, seq_len) == pytest.approx(3 * (2 * weights + attention), rel=1e-12)
+    assert 0.66 < found / trained < 0.69
+
+
+def test_all_targets_of_a_layer_count():
     model = MODELS["llama3_8b"]
-    forward = forward_flop_per_token(model, 1024)
-    found = {mode: model_flop_per_token(model, 1024, mode) / forward for mode in PASSES}
-    assert found == {"pretrain": 3.0, "lora": 2.0, "prefill": 1.0}
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    each = [workload_flop_per_token(model, workload("lora", lora=Lora(rank=4, targets=(name,)))) for name in names]
+    none = workload_flop_per_token(model, workload("lora", lora=Lora(rank=0, targets=("q",))))
+    together = workload_flop_per_token(model, workload("lora", lora=Lora(rank=4, targets=names)))
+    assert together - none == pytest.approx(sum(one - none for one in each), rel=1e-6)
+
+
+def test_a_prompt_asks_for_one_position_of_the_output():
+    model = MODELS["llama3_8b"]
+    found = workload_flop_per_token(model, workload("prefill"))
+    head = 2 * 4096 * 128256
+    assert forward_flop_per_token(model, 1024) - found == pytest.approx(head * 1023 / 1024, rel=1e-12)
 
 
 @given(st.integers(1, 8), st.integers(1, 64), st.integers(1, 32_768))

@@ -1,31 +1,39 @@
-"""What a rank is given of a cluster, and what is said where it is too small."""
+"""Which nodes a trial may use, what a rank is given of them, and what is said where there are too few."""
+
+from typing import Any
 
 import pytest
+import ray
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.cluster import Cluster, Node, connect
+from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, connect
+
+H200 = {"ray.io/accelerator-type": "H200"}
+H100 = {"ray.io/accelerator-type": "H100"}
 
 
-def cluster(*sizes: tuple[float, float]) -> Cluster:
-    nodes = tuple(
-        Node(node_id=f"id{index}", name=f"n{index}", address=f"node:{index}", num_cpus=cpus, num_gpus=gpus)
-        for index, (cpus, gpus) in enumerate(sizes)
-    )
-    return Cluster(nodes=nodes, driver_node_id="id0")
+def node(name: str, cpus: float, gpus: float = 0, **labels: str) -> Node:
+    return Node(node_id=f"id-{name}", name=name, address="node:1", num_cpus=cpus, num_gpus=gpus, labels=labels)
+
+
+def cluster(*nodes: Node) -> Cluster:
+    return Cluster(nodes=nodes, driver_node_id=nodes[0].node_id)
+
+
+def sized(*sizes: tuple[float, float]) -> Cluster:
+    return cluster(*(node(f"n{index}", cpus, gpus, **H200) for index, (cpus, gpus) in enumerate(sizes)))
 
 
 @pytest.mark.parametrize(("cpus", "ranks"), [(2, 4), (2, 2), (64, 8), (1, 8), (3, 7)])
 def test_ranks_of_one_node_always_fit_its_processors(cpus: int, ranks: int) -> None:
-    share = cluster((cpus, 0)).resources_per_rank(ClusterSpec(device="cpu", devices_per_node=ranks))
+    share = sized((cpus, 0)).resources_per_rank(ClusterSpec(device="cpu", devices_per_node=ranks))
     assert share.keys() == {"CPU"}
     assert 0 < share["CPU"] <= 1 and share["CPU"] * ranks <= cpus
 
 
 def test_a_gpu_rank_has_a_gpu() -> None:
-    share = cluster((64, 8), (64, 8)).resources_per_rank(
-        ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=8)
-    )
+    share = sized((64, 8), (64, 8)).resources_per_rank(ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=8))
     assert share == {"CPU": 1.0, "GPU": 1.0}
 
 
@@ -34,12 +42,92 @@ def test_a_gpu_rank_has_a_gpu() -> None:
     [
         ClusterSpec(device="h200_sxm", devices_per_node=4),
         ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2),
+        ClusterSpec(device="h100_sxm", devices_per_node=2),
         ClusterSpec(device="cpu", num_nodes=3, devices_per_node=1),
     ],
 )
 def test_too_small_a_cluster_is_said_with_what_there_is(wanted: ClusterSpec) -> None:
-    with pytest.raises(EngineError, match=r"needs \d node.*n0: 4 CPU, 2 GPU, n1: 4 CPU, 0 GPU"):
-        cluster((4, 2), (4, 0)).resources_per_rank(wanted)
+    with pytest.raises(EngineError, match=r"needs \d node.*n0: 4 CPU, 2 GPU \(h200_sxm\), n1: 4 CPU[;,]"):
+        sized((4, 2), (4, 0)).resources_per_rank(wanted)
+
+
+def test_pools_of_one_cluster_are_told_apart() -> None:
+    """Equal numbers of GPUs of another kind never match, and GPUs of a kind nobody named match nothing."""
+    mixed = cluster(
+        node("a", 8, 8, **H200),
+        node("b", 8, 8, **H100),
+        node("c", 8, 8, **{"ray.io/accelerator-type": "AMD-Instinct-MI250X-MI250"}),
+        node("d", 8, 8, **{"ray.io/accelerator-type": "A100"}),
+        node("e", 8),
+        node("f", 8, 8, **H100, **{"wattune.io/device": "h100_pcie"}),
+        node("g", 8, 8),
+    )
+    found = {
+        name: [one.name for one in mixed.fitting(ClusterSpec(device=name, devices_per_node=8))]
+        for name in ("h200_sxm", "h100_sxm", "mi250_gcd", "cpu")
+    }
+    assert found == {"h200_sxm": ["a"], "h100_sxm": ["b"], "mi250_gcd": ["c"], "cpu": ["e"]}
+    with pytest.raises(EngineError) as error:
+        mixed.resources_per_rank(ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=8))
+    text = str(error.value)
+    assert "8 GPU (kind unknown, Ray detected A100; label it wattune.io/device=NAME)" in text
+    assert "8 GPU (kind unknown, Ray detected nothing; label it" in text and "f: 8 CPU, 8 GPU (h100_pcie)" in text
+
+
+def test_a_label_makes_a_node_what_it_says() -> None:
+    labelled = cluster(node("a", 8, 4, **{"wattune.io/device": "h200_sxm"}), node("b", 8, 4))
+    fitting = labelled.fitting(ClusterSpec(device="h200_sxm", devices_per_node=4))
+    assert [one.name for one in fitting] == ["a"]
+
+
+def test_processors_of_a_gpu_node_serve_where_there_are_no_others() -> None:
+    """A study on `cpu` runs on a lone GPU machine; where there are nodes without GPUs it leaves the others alone."""
+    spec = ClusterSpec(device="cpu", devices_per_node=2)
+    assert [one.name for one in cluster(node("a", 8, 4, **H200)).fitting(spec)] == ["a"]
+    assert [one.name for one in cluster(node("a", 8, 4, **H200), node("b", 4)).fitting(spec)] == ["b"]
+    head = node("head", 0)
+    assert cluster(head, node("w", 4, **{"wattune.io/device": "h200_sxm"})).fitting(spec) == []
+
+
+def test_a_part_of_a_cluster_still_knows_its_driver() -> None:
+    whole = cluster(node("head", 2), node("a", 2), node("b", 2))
+    part = whole.only([whole.nodes[2]])
+    assert [one.name for one in part.nodes] == ["b"]
+    assert part.driver_node.name == "head"
+    assert part.only([whole.nodes[1]]).driver_node.name == "head"
+
+
+def entry(node_id: str, host: str, *, alive: bool = True, **more: Any) -> dict[str, Any]:
+    resources = {"CPU": 2.0, **more.pop("resources", {})}
+    return {
+        "NodeID": node_id,
+        "Alive": alive,
+        "NodeManagerHostname": host,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": resources,
+        "Labels": more.pop("labels", {}),
+    }
+
+
+def test_nodes_keep_their_names_while_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [entry("3", "x"), entry("1", "x"), entry("2", "y"), entry("4", "z", alive=False)]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    first = alive_nodes()
+    assert {one.node_id: one.name for one in first} == {"1": "x-0", "3": "x-1", "2": "y"}
+    assert {one.domain for one in first} == {"x", "y"}
+    listed[1] = entry("1", "x", alive=False)
+    listed.append(entry("5", "x"))
+    second = alive_nodes(first)
+    assert {one.node_id: one.name for one in second} == {"3": "x-1", "2": "y", "5": "x-2"}
+
+
+def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [
+        entry("1", "a", resources={"GPU": 4.0, "accelerator_type:H100": 1.0}),
+        entry("2", "b", resources={"GPU": 4.0}, labels={**H200, "wattune.io/domain": "rack7"}),
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    assert [(one.device, one.domain) for one in alive_nodes()] == [("h100_sxm", "a"), ("h200_sxm", "rack7")]
 
 
 def test_an_address_nobody_answers_at_is_said_at_once() -> None:

@@ -5,7 +5,8 @@ import pytest
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.run_trial import sensed_name, sensor_backends
+from wattune.orchestrate.lane_worker import sensed_name
+from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.plan.axes import Plan
 from wattune.telemetry.backend import BACKENDS
 from wattune.trial import TrialSpec, Workload

@@ -1,5 +1,6 @@
 """What engines can do, and which settings do nothing."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -28,10 +29,11 @@ def spec(model=DENSE, *, world=8, engine="torch", transformer_engine=False, **pl
     )
 
 
-def test_an_engine_that_is_not_built_says_which_are():
-    assert built_engines() == ("torch",)
-    assert built_engine("torch").name == "torch"
-    with pytest.raises(PlanError, match="engine megatron is not built yet; built: torch"):
+def test_an_engine_that_is_not_built_says_which_are(monkeypatch):
+    assert built_engines() == ("torch", "megatron", "deepspeed")
+    assert built_engine("megatron").name == "megatron"
+    monkeypatch.setitem(CAPABILITIES, "megatron", replace(CAPABILITIES["megatron"], built=False))
+    with pytest.raises(PlanError, match="engine megatron is not built yet; built: torch, deepspeed"):
         built_engine("megatron")
     with pytest.raises(PlanError, match='unknown engine "tortch"; did you mean "torch"'):
         built_engine("tortch")
@@ -55,10 +57,17 @@ def test_the_table_speaks_of_things_that_exist():
         ("deepspeed", {"pp": 2, "sharding": "zero2"}, "pp=2 with sharding=zero2"),
         ("deepspeed", {"pp": 2, "tp": 2}, "use pp=1 or tp=1"),
         ("deepspeed", {"vpp": 2, "pp": 2}, "one chunk a stage"),
+        ("deepspeed", {"cp": 2}, "context parallel"),
+        (
+            "deepspeed",
+            {"tp": 2, "ep": 2, "etp": 1, "sharding": "zero2"},
+            "use tp=1 or ep=1 or sharding in {none, zero3}",
+        ),
+        ("deepspeed", {"tp": 2, "overlap": "tp"}, "use overlap in {none, grad, grad_param}"),
     ],
 )
 def test_an_engine_refuses_what_it_cannot_combine(engine, plan, words):
-    found = list(violations(spec(engine=engine, **plan)))
+    found = list(violations(spec(MOE if "ep" in plan else DENSE, engine=engine, **plan)))
     assert [violation.rule for violation in found] == ["engine_combination"]
     assert words in found[0].reason
 
@@ -69,9 +78,67 @@ def test_transformer_engine_lifts_what_needs_it():
     assert list(violations(spec(engine="megatron", cp=2, transformer_engine=True))) == []
 
 
+def test_megatron_splits_experts_without_biases_only():
+    biased = replace(MOE, bias=True, activation="gelu")
+    (found,) = violations(spec(biased, engine="megatron", tp=2))
+    assert (found.rule, "use etp=1" in found.reason) == ("expert_layer", True)
+    assert list(violations(spec(biased, engine="megatron", tp=2, etp=1, ep=2))) == []
+    assert list(violations(spec(biased, tp=2))) == []  # the torch engine does
+
+
 def test_experts_may_be_split_otherwise_where_the_engine_can():
     assert [v.rule for v in violations(spec(MOE, tp=2, etp=1))] == ["expert_tensor_parallel"]
     assert list(violations(spec(MOE, tp=2, etp=1, engine="megatron"))) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "words"),
+    [
+        (replace(MOE, activation="gelu"), {}, "activation=gelu, bias=false; use SwiGLU experts without bias"),
+        (replace(MOE, bias=True), {}, "bias=true"),
+        (replace(MOE, expert_capacity_factor=1.25), {}, "drops no tokens .* expert_capacity_factor=1.25"),
+        (MOE, {"tp": 2, "ep": 2}, "splits no expert over etp=2 ranks; use etp=1"),
+        (MOE, {"tp": 2, "etp": 1}, "with tp=2 it needs ep of at least 2, and ep=1"),
+    ],
+)
+def test_deepspeed_takes_the_experts_its_layer_is_made_for(model, plan, words):
+    found = list(violations(spec(model, engine="deepspeed", **plan)))
+    assert [violation.rule for violation in found] == ["expert_layer"]
+    assert re.search(words, found[0].reason)
+    assert list(violations(spec(model, ep=2, tp=2, etp=2))) == []  # the torch engine runs them
+
+
+def test_deepspeed_splits_experts_under_every_sharding_and_beside_tensor_parallel():
+    for plan in ({"sharding": "zero3", "ep": 4}, {"tp": 2, "ep": 2, "etp": 1}, {"pp": 2, "ep": 2, "sharding": "zero1"}):
+        assert list(violations(spec(MOE, engine="deepspeed", **plan))) == []
+
+
+def test_deepspeed_splits_neither_vocabulary_nor_sequence():
+    odd = replace(DENSE, vocab_size=50257)
+    written = replace(spec(odd, engine="deepspeed", tp=2), workload=Workload(seq_len=4095, global_batch_size=64))
+    assert list(violations(written)) == []
+    assert [v.rule for v in violations(replace(written, engine="torch"))] == ["vocabulary", "sequence"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "as_run", "why"),
+    [
+        ({"overlap": "grad"}, {"overlap": "none"}, "without ZeRO it reduces gradients after the backward pass"),
+        ({"overlap": "grad_param", "sharding": "zero1"}, {"overlap": "grad"}, "gathers parameters in the update"),
+        ({"overlap": "grad_param", "sharding": "zero2"}, {"overlap": "grad"}, "gathers parameters in the update"),
+        ({"overlap": "grad_param", "sharding": "zero3"}, {}, ""),
+        ({"overlap": "grad", "sharding": "zero3"}, {}, ""),
+        ({"overlap": "grad", "sharding": "zero1", "pp": 2}, {"overlap": "none"}, "after the last micro-batch"),
+        ({"pp": 2}, {"sharding": "zero1"}, "its bf16 pipeline always shards the optimizer"),
+        ({"pp": 2, "dtype": "fp32"}, {}, ""),
+        ({"pp": 8}, {}, ""),  # one replica: nothing to share
+        ({"pp": 8, "sharding": "zero1"}, {"sharding": "none"}, "no replicas"),
+    ],
+)
+def test_what_a_setting_really_does_in_deepspeed(axes, as_run, why):
+    plan, reasons = effective(spec(engine="deepspeed", **axes))
+    assert plan == Plan(**(axes | as_run))
+    assert len(reasons) == bool(why) and why in "".join(reasons)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +196,26 @@ def test_what_is_effective_stays_so_and_every_change_has_a_reason(plan, moe, eng
     assert sorted(reason.split("=")[0] for reason in reasons) == sorted(changed)
     for violation in violations(replace(written, plan=as_run)):
         assert ";" in violation.reason
+
+
+@pytest.mark.parametrize(
+    ("axes", "as_run", "why"),
+    [
+        ({"recompute": "full"}, {}, "recompute=full acts as none: mode=prefill has no backward pass"),
+        (
+            {"sharding": "zero1"},
+            {},
+            "sharding=zero1 acts as none: mode=prefill has no gradients and no optimizer state",
+        ),
+        ({"sharding": "zero2", "overlap": "grad_param"}, {}, "overlap=grad_param acts as none"),
+        ({"overlap": "grad"}, {}, "overlap=grad acts as none: mode=prefill reduces no gradients"),
+        ({"sharding": "zero3", "overlap": "grad"}, {"sharding": "zero3"}, "overlap=grad acts as none"),
+        ({"sharding": "zero3", "overlap": "grad_param"}, {"sharding": "zero3", "overlap": "grad_param"}, ""),
+        ({"sharding": "zero1", "tp": 8, "etp": 8}, {"tp": 8, "etp": 8}, "no replicas to share it with"),
+    ],
+)
+def test_what_only_training_uses_does_nothing_to_prompts(axes, as_run, why):
+    written = spec(**axes)
+    plan, reasons = effective(replace(written, workload=replace(written.workload, mode="prefill")))
+    assert plan == Plan(**as_run)
+    assert why in "; ".join(reasons)

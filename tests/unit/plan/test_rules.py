@@ -8,25 +8,42 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import Plan
 from wattune.plan.rules import RULES, violations
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import Lora, TrialSpec, Workload
 
 DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
 
 
-def spec(model=DENSE, *, world=16, device="h200_sxm", engine="torch", seq_len=2048, batch=64, mode="pretrain", **plan):
+def spec(
+    model=DENSE,
+    *,
+    world=16,
+    device="h200_sxm",
+    engine="torch",
+    seq_len=2048,
+    batch=64,
+    mode="pretrain",
+    lora=None,
+    **plan,
+):
     plan.setdefault("etp", plan.get("tp", 1))
     return TrialSpec(
         model=model,
         cluster=ClusterSpec(device=device, devices_per_node=world),
         engine=engine,
-        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch),
+        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch, lora=lora),
         plan=Plan(**plan),
     )
 
 
+def adapted(model=DENSE, *, rank=8, targets=("q", "v"), **plan):
+    return spec(model, mode="lora", lora=Lora(rank=rank, targets=targets), **plan)
+
+
 BROKEN = {
     "world_size": (spec(tp=3), "tp*pp*cp=3*1*1=3 does not divide world_size=16", "{1, 2, 4, 8, 16}"),
-    "workload_mode": (spec(mode="lora"), "engine torch does not run mode=lora", "{pretrain}"),
+    "workload_mode": (spec(engine="deepspeed", mode="prefill"), "deepspeed does not run mode=prefill", "{pretrain}"),
+    "adapters": (adapted(rank=6, tp=4), "tp=4 does not divide lora.rank=6", "a multiple of tp"),
+    "forward_only": (spec(mode="prefill", pp=2, vpp=2), "vpp=2 orders forward and backward passes", "vpp=1"),
     "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),
     "dtype": (spec(dtype="fp8"), "dtype=fp8 does not run on h200_sxm with engine torch", "{bf16, fp32}"),
     "engine_combination": (spec(cp=2), "engine torch cannot run cp=2", "use cp=1"),
@@ -35,6 +52,7 @@ BROKEN = {
     "experts": (spec(MOE, ep=16), "ep=16 does not divide num_experts=8", "use ep in {1, 2, 4, 8}"),
     "expert_groups": (spec(MOE, ep=4, pp=8), "ep*etp=4*1=4 does not divide dp*cp*tp=2", "use ep in {1, 2}"),
     "expert_tensor_parallel": (spec(MOE, tp=2, etp=1), "etp=1 is not tp=2", "use etp=2"),
+    "expert_layer": (spec(MOE, engine="deepspeed", tp=2, ep=2), "splits no expert over etp=2 ranks", "use etp=1"),
     "feed_forward": (spec(replace(DENSE, ffn_hidden_size=1001), tp=2), "does not divide ffn_hidden_size=1001", "{1, 7"),
     "expert_rows": (
         spec(replace(MOE, ffn_hidden_size=1004), dtype="bf16"),
@@ -79,6 +97,9 @@ def test_a_valid_configuration_breaks_no_rule(name):
         spec(LEARNED),
         spec(pp=2, layout=(39, 41), rank_order=tuple(reversed(range(16)))),
         spec(device="cpu", world=1, dtype="fp32"),
+        adapted(tp=2, targets=("q", "k", "v", "o", "gate", "up", "down")),
+        adapted(MOE, targets=("q", "k", "v", "o")),
+        spec(mode="prefill", pp=2, micro_batch_size=2),
     ):
         assert rule(valid) is None
         assert list(violations(valid)) == []
@@ -106,6 +127,9 @@ def test_several_rules_can_be_broken_at_once():
             ),
             "moves rank 1 from node 0 to node 1; reorder ranks inside a node only",
         ),
+        (spec(mode="lora"), "mode=lora has no workload.lora; give its rank and targets"),
+        (adapted(MOE, targets=("q", "up")), "lora targets {up} are inside experts of mixtral_8x7b"),
+        (adapted(LEARNED, targets=("gate",)), "lora target gate is none of gpt3_175b, whose activation is gelu"),
         (spec(batch=24), "use a global_batch_size that is a multiple of dp=16"),
         (spec(pp=4, vpp=2, batch=24, micro_batch_size=1), "6 micro-batches are not a multiple of pp=4"),
         (spec(MOE, engine="megatron", world=6, etp=4, batch=6), "use etp in {1, 2, 3, 6}"),

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from wattune import storage
 from wattune.errors import PlanError, TelemetryError
 from wattune.record import recorder
 from wattune.record.recorder import default_name, record
 from wattune.record.recording import Recording, load, look
+from wattune.storage import write_calibration
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -125,3 +128,40 @@ def test_a_manifest_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(TelemetryError, match="cannot be read"):
         load(tmp_path)
+
+
+RECORDING = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
+COARSE = {"ring": {"finest_window_s": 0.5}, "fast": {"finest_window_s": 0.5}}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_windows_a_calibration_excludes_give_no_peak(
+    tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_calibration(tmp_path, {"uuid": f"simulated-{socket.gethostname()}-gpu0", "limits": COARSE})
+    if killed:  # as if the recorder had died before its last file
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(recorder, "_close", die)
+    with contextlib.suppress(KeyboardInterrupt):
+        record(["sleep", "4"], storage=tmp_path, backends=["simulated"], name="a")
+    measured = load(tmp_path / "recordings" / "a")
+    assert measured.facts["closed"] is not killed
+    (manifest,) = measured.manifests.values()
+    assert manifest["devices"]["gpu0"]["sensor_limits"] == COARSE
+    peaks = [name for name in measured.summary().metrics if name.startswith("device_power_peak_")]
+    assert peaks == ["device_power_peak_1s_w"]
+
+
+def test_a_calibration_that_is_none_is_said_before_anything_runs(tmp_path: Path) -> None:
+    backend = f"replay:{RECORDING}"
+    (tmp_path / "calibration").mkdir()
+    marker = tmp_path / "ran"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_calibration_path", lambda *_: tmp_path / "calibration" / "broken.json")
+        (tmp_path / "calibration" / "broken.json").write_text("{}")
+        with pytest.raises(TelemetryError, match="is no calibration"):
+            record(["touch", str(marker)], storage=tmp_path, backends=[backend], name="a")
+    assert not marker.exists() and not (tmp_path / "recordings" / "a").exists()

@@ -15,7 +15,7 @@ from wattune.errors import SpaceError
 from wattune.search.grammar import ModelEntry, SpaceFile
 from wattune.search.space import MAX_COMBINATIONS, Search, load_space, parse_space
 from wattune.study import StudyFolder
-from wattune.trial import Measure, Workload
+from wattune.trial import Lora, Measure, TokenFile, Workload
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 
@@ -160,7 +160,6 @@ WRONG = [
     ("cluster.devices_per_node", 0, "cluster.devices_per_node: got 0, allowed: at least 1"),
     ("cluster.devices_per_node", 2**70, "got an integer of 71 bits, allowed: at most 1e+09"),
     ("cluster.simulate_sensors_of", "cpu", "cluster.simulate_sensors_of: got cpu, which has no sensors of its own"),
-    ("engine", "megatron", "engine: engine megatron is not built yet; built: torch"),
     ("engine", ["torch", "torhc"], 'engine[1]: unknown engine "torhc"; did you mean "torch"?'),
     ("workload.mode", "pretain", 'workload.mode: unknown value "pretain"; did you mean "pretrain"?'),
     ("space.pp", [1, 0], "space.pp[1]: got 0, allowed: an integer from 1"),
@@ -176,6 +175,17 @@ WRONG = [
     ("limits.node_device_power_w", 0, "limits.node_device_power_w: got 0, allowed: more than 0"),
     ("search.strategy", "tpe", "search.strategy: strategy tpe is not built yet; built: grid, random"),
     ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
+    ("search.order", "random", 'search.order: unknown value "random"; use one of: listed, shuffled'),
+    ("search.anchor", "tp2", 'search.anchor: "tp2" is no trial id: 12 hexadecimal digits'),
+    ("isolation", "cold", 'isolation: unknown value "cold"; use one of: fresh, warm'),
+    ("measure.repeats", 999, "measure.repeats: got 999, allowed: at most 998"),
+    ("measure.anchor_every", -1, "measure.anchor_every: got -1, allowed: at least 0"),
+    ("measure.cooldown_temp_c", 0, "measure.cooldown_temp_c: got 0, allowed: more than 0"),
+    ("workload.mode", "lora", 'workload.lora: missing; mode: lora needs it, such as "lora: {rank: 16'),
+    ("workload.lora", {"rank": 8}, "workload.lora: does nothing with mode: pretrain; leave it out"),
+    ("workload.tokens", {"path": "t.bin", "dtype": "int8"}, 'workload.tokens.dtype: unknown value "int8"; use one of'),
+    ("workload.tokens", {"dtype": "int32"}, "workload.tokens.path: missing; add it"),
+    ("measure.profile_steps", -1, "measure.profile_steps: got -1, allowed: at least 0"),
     # empty
     ("space", {}, "space: empty; name at least one axis"),
     ("space.tp", [], "space.tp: empty; list values, or leave the axis out to take 1"),
@@ -210,6 +220,31 @@ def test_each_mistake_is_one_clear_message_at_its_place(place, value, words):
 @pytest.mark.parametrize("key", list(SMALL))
 def test_what_has_no_default_must_be_given(key):
     assert problems({name: value for name, value in SMALL.items() if name != key}) == [f"{key}: missing; add it"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        ({"rank": 0}, "workload.lora.rank: got 0, allowed: at least 1"),
+        ({"rank": 4, "targets": []}, "workload.lora.targets: got an empty list, allowed: at least 1 entry"),
+        ({"rank": 4, "targets": ["q", "qq"]}, 'workload.lora.targets[1]: unknown value "qq"; use one of: down, gate'),
+        ({"rank": 4, "targets": ["q", "q"]}, "workload.lora.targets[1]: the same as entry 0; remove one"),
+        ({"rank": 4, "alpha": 8}, "workload.lora.alpha: unknown key"),
+    ],
+)
+def test_adapters_are_checked(lora, words):
+    found = problems(SMALL | {"workload": SMALL["workload"] | {"mode": "lora", "lora": lora}})
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_adapters_and_token_files_are_read_and_spelled_out():
+    workload = {"mode": "lora", "lora": {"rank": 4}, "tokens": {"path": "corpus.bin"}}
+    study = parse_space(SMALL | {"workload": SMALL["workload"] | workload})
+    assert study.workload.lora == Lora(rank=4, targets=("q", "v"))
+    assert study.workload.tokens == TokenFile(path="corpus.bin", dtype="uint16")
+    again = parse_space(dict(study.document))
+    assert again.workload == study.workload and again.document == study.document
 
 
 def test_sensors_are_simulated_on_cpus_only():
@@ -346,7 +381,8 @@ PLACES = [
     *("cluster", "cluster.device", "cluster.num_nodes", "workload", "workload.seq_len"),
     *("space", "space.tp", "space.layout", "space.rank_order", "space.overlap"),
     *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
-    *("search", "search.seed", "search.strategy"),
+    *("search", "search.seed", "search.strategy", "search.order", "search.anchor", "isolation"),
+    *("measure.repeats", "measure.anchor_every", "measure.cooldown_temp_c"),
 ]
 
 

@@ -210,6 +210,7 @@ def test_devices_carry_hips_numbers_and_the_packages_limit_once() -> None:
     assert isinstance(backend, Witness)
     assert [(info.device, info.slot) for info in infos] == [("gpu0", 0), ("gpu1", 1), ("gpu2", 3), ("gpu3", 2)]
     assert [info.power_domain for info in infos] == ["gpu0", "gpu0", "gpu3", "gpu3"]
+    assert all(info.to_json()["power_from_energy_counter"] is True for info in infos)
     assert [info.power_limit_w for info in infos] == [560.0, None, None, 560.0]
     assert {(info.driver, info.sm_clock_max_mhz) for info in infos} == {(None, None)}
 

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.analysis.energy import COVERED_PERIODS, LEAST_COUNTER_SPAN_S
+from wattune.analysis.summary import summarize
 from wattune.schema import TELEMETRY
+from wattune.study import MeasuredFolder
 from wattune.telemetry import facts as facts_module
+from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.facts import measured_facts
 
 GOLDEN = Path(__file__).parents[2] / "golden/h200x4"
@@ -81,10 +84,12 @@ def test_gaps_count_and_repeated_drains_and_clock_steps_do_not(gap_at: int, gap:
     rows = ring([500.0] * 500, step_ns=step_ms * 10**6, step_at=5)
     whole = of({"ring": rows})["ring"]
     assert whole["longest_gap_s"] == pytest.approx(0.02) and whole["coverage_frac"] == 1.0
+    assert (whole["gaps"], whole["gap_s"]) == (0, 0.0)
     kept = rows[:gap_at] + rows[gap_at + gap :]
     twice = sorted(kept + kept[gap_at // 2 : gap_at // 2 + again], key=lambda row: row["mono_ns"])
     found = of({"ring": twice})["ring"]
     assert found["longest_gap_s"] == pytest.approx(0.02 * (gap + 1))
+    assert found["gaps"] == 1 and found["gap_s"] == pytest.approx(0.02 * gap)
     assert found["coverage_frac"] == pytest.approx(1 - (gap + 1) / 499)
     assert found["interval_s"] == pytest.approx(0.02)
 
@@ -134,3 +139,14 @@ def test_a_few_rows_give_only_their_number(seconds: int) -> None:
     assert measured_facts({"slow": table("slow", slow([1.0] * seconds))}) == (
         {"gpu0": {"slow": {"rows": seconds}}} if seconds else {}
     )
+
+
+@pytest.mark.parametrize("one_source", [False, True])
+def test_power_that_is_the_counters_own_rise_checks_nothing(one_source: bool) -> None:
+    recorded = MeasuredFolder(GOLDEN / "dp4")
+    info = DeviceInfo(device="gpu0", name="x", power_from_energy_counter=one_source or None).to_json()
+    assert ("power_from_energy_counter" in info) is one_source
+    manifests = {"node0": {"devices": {f"gpu{index}": {**info, "device": f"gpu{index}"} for index in range(4)}}}
+    found = summarize(None, recorded.marks(), recorded.telemetry(), manifests)
+    assert ("energy_unchecked" in found.quality_reasons) is one_source
+    assert ("energy_integral_error_frac" in found.metrics) is not one_source

@@ -110,6 +110,7 @@ def test_the_ring_is_joined_without_gap_or_duplicate_although_its_stamps_move(dr
 def test_a_ring_that_has_turned_over_is_a_gap_and_counted(driver: FakeNvml) -> None:
     driver.gpus[0].power_w = lambda time_s: 100 + time_s
     backend = opened(driver)
+    assert "ring" not in backend.facts("gpu0")  # what a killed sampler would leave: unknown, and no count of 0
     drain(backend)
     driver.sleep(5.0)
     assert len(drain(backend)) == RING_DEPTH

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plan.axes import Plan
+from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers.engine import Ranks, StepMarks
 from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
-from wattune.workers.phases import Mark
+from wattune.workers.phases import Mark, PhaseRecorder
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -116,6 +118,73 @@ def test_out_of_memory_is_an_outcome(error: Exception) -> None:
     outcome = run(engine)
     assert outcome.status is TrialStatus.OUT_OF_MEMORY and "rank 0" in outcome.reason
     assert engine.num_closed == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "requested_bytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB", 5 * 2**29),
+        ("HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has", 20 * 2**20),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.", 4096),
+        ("Cannot allocate memory", None),
+    ],
+)
+def test_out_of_memory_says_rank_phase_and_bytes(said: str, requested_bytes: int | None) -> None:
+    recorder = PhaseRecorder()
+
+    def exhausted(step: int) -> float:
+        if step < 5:
+            return 1.0
+        with recorder.phase("step"), recorder.phase("backward", micro_batch=0):
+            raise torch.OutOfMemoryError(said)
+
+    outcome = run(ScriptedEngine(lambda _: 0.1, exhausted), warmup_steps=4, min_steps=9, min_seconds=0)
+    assert outcome.status is TrialStatus.OUT_OF_MEMORY
+    assert outcome.out_of_memory is not None
+    found = outcome.out_of_memory
+    assert (found.rank, found.phase, found.requested_bytes, found.memory) == (0, "backward", requested_bytes, None)
+    assert outcome.reason.startswith("rank 0 in backward") and said in outcome.reason
+    assert numbers(outcome) == [-4, -3, -2, -1, 0]
+
+
+def test_out_of_memory_while_building_says_so() -> None:
+    class Exhausted(ScriptedEngine):
+        def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+            raise MemoryError
+
+    engine = Exhausted(lambda _: 0.1)
+    outcome = run(engine)
+    assert outcome.out_of_memory is not None and outcome.out_of_memory.phase == "build"
+    assert outcome.reason == "rank 0 in build: MemoryError" and engine.num_closed == 1
+
+
+def test_steps_are_profiled_after_the_measured_ones_and_not_among_them() -> None:
+    class Working(ScriptedEngine):
+        def step(self) -> StepMarks:
+            start_ns = time.monotonic_ns()
+            torch.ones(64, 64) @ torch.ones(64, 64)
+            self.num_steps += 1
+            return StepMarks(marks=(Mark("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
+
+        def facts(self) -> dict[str, str]:
+            return {"compiler": "none"}
+
+    engine = Working(lambda _: 0.1)
+    outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=2)
+    measured = sum(step >= 0 for step in numbers(outcome))
+    assert outcome.kernels is not None and outcome.kernels.schema.equals(KERNELS)
+    assert engine.num_steps == outcome.num_warmup_steps + measured + 2
+    rows = outcome.kernels.to_pylist()
+    assert [row["step"] for row in rows if row["name"] == "step"] == [0, 1]
+    assert {row["step"] for row in rows if row["name"] == "aten::mm"} == {0, 1}
+    assert outcome.facts == {"compiler": "none"}
+
+
+def test_processors_are_profiled_only_when_asked() -> None:
+    engine = ScriptedEngine(lambda _: 0.1)
+    outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)
+    assert outcome.kernels is None and outcome.facts == {}
+    assert engine.num_steps == outcome.num_warmup_steps + 3
 
 
 def test_any_other_error_is_the_runners() -> None:

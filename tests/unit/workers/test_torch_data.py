@@ -1,8 +1,18 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.workers.torch_data import Batches, stable_seed
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.errors import EngineError
+from wattune.plan.axes import Plan
+from wattune.trial import TokenFile, TrialSpec, Workload
+from wattune.workers.torch_data import Batches, FileSamples, samples_of, stable_seed
 
 
 def batches(replica: int, replica_batch_size: int, seed: int = 1) -> Batches:
@@ -47,3 +57,78 @@ def test_no_global_seed_is_touched() -> None:
 def test_seeds_are_the_same_for_ever() -> None:
     assert stable_seed("tokens", 1, 2) == 2255039089416440684
     assert stable_seed("a", 1) != stable_seed("a/1", "")
+
+
+TINY = ModelSpec(
+    name="tiny", num_layers=1, hidden_size=8, ffn_hidden_size=8, num_heads=2, num_kv_heads=2, vocab_size=300
+)
+
+
+def reading(path: Path, dtype: str = "uint16", seq_len: int = 6) -> TrialSpec:
+    return TrialSpec(
+        model=TINY,
+        cluster=ClusterSpec(device="cpu", devices_per_node=1),
+        engine="torch",
+        workload=Workload(seq_len=seq_len, global_batch_size=4, tokens=TokenFile(path=str(path), dtype=dtype)),
+        plan=Plan(dtype="fp32"),
+    )
+
+
+def written(path: Path, count: int, dtype: str = "uint16") -> Path:
+    np.arange(count, dtype=dtype).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+def test_a_file_is_read_in_its_order_and_again_from_the_start(tmp_path: Path, dtype: str) -> None:
+    samples = FileSamples(reading(written(tmp_path / "t.bin", 33, dtype), dtype))  # five sequences of six
+    assert samples.at(0, 0).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert samples.at(0, 1).tolist() == [6, 7, 8, 9, 10, 11, 12]
+    assert samples.at(1, 0).tolist() == list(range(24, 31))
+    assert torch.equal(samples.at(1, 1), samples.at(0, 0))
+    assert samples.at(0, 0).dtype == torch.int64
+
+
+@given(dp=st.sampled_from([1, 2, 4]), step=st.integers(0, 9))
+def test_replicas_share_what_a_file_holds(tmp_path_factory: pytest.TempPathFactory, dp: int, step: int) -> None:
+    samples = FileSamples(reading(written(tmp_path_factory.mktemp("tokens") / "t.bin", 100)))
+    device = torch.device("cpu")
+
+    def part(replica: int, size: int) -> torch.Tensor:
+        batches = Batches(
+            seed=1,
+            vocab_size=300,
+            seq_len=6,
+            replica_batch_size=size,
+            replica=replica,
+            device=device,
+            samples=samples,
+        )
+        return batches.at(step)[0]
+
+    assert torch.equal(torch.cat([part(replica, 4 // dp) for replica in range(dp)]), part(0, 4))
+
+
+def test_without_a_file_tokens_are_drawn() -> None:
+    spec = reading(Path("none.bin"))
+    assert samples_of(replace(spec, workload=replace(spec.workload, tokens=None))) is None
+
+
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    good = written(tmp_path / "t.bin", 20)
+    odd = tmp_path / "odd.bin"
+    odd.write_bytes(good.read_bytes() + b"x")
+    large = written(tmp_path / "large.bin", 400)
+    for spec, words in (
+        (reading(tmp_path / "absent.bin"), r"workload.tokens.path: .*absent.bin cannot be read \(No such file"),
+        (reading(odd), "odd.bin has 41 bytes, no multiple of the 2 of uint16; name its data type"),
+        (reading(good, seq_len=20), "has 20 tokens of uint16; a sequence of seq_len=20 needs 21"),
+        (reading(good, dtype="float32"), "workload.tokens.dtype: got float32; use one of: uint16"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            FileSamples(spec)
+    with pytest.raises(EngineError, match="has token 300 in sequence 49; the model's vocab_size is 300"):
+        FileSamples(reading(large)).at(12, 1)
+    np.array([-1] * 20, dtype="int32").tofile(good)
+    with pytest.raises(EngineError, match="has token -1 in sequence 0"):
+        FileSamples(reading(good, dtype="int32")).at(0, 0)

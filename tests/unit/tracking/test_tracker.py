@@ -1,8 +1,12 @@
+import base64
+import json
 import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +24,10 @@ from wattune.plan.axes import Plan
 from wattune.ranking import rank
 from wattune.schema import MARKS
 from wattune.study import TrialFolder
-from wattune.tracking import RETRY_AFTER_S, Tracker, default_uri, mean_per_second, read_results, ui_command
+from wattune.tracking.ledger import read_study
+from wattune.tracking.run import mean_per_second
+from wattune.tracking.store import RETRY_AFTER_S, default_uri, ui_command
+from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.units import NS_PER_S
 
@@ -161,7 +168,7 @@ def test_a_part_that_was_sent_is_replaced_and_a_refusal_delays_nobody(tracker, c
     with pytest.raises(TrackingError, match="refuses it"):
         tracker.log_trial(spec, result, tmp_path / "none", {"no (such) name": (times, values)})
     assert [run.info.status for run in runs_of(client, tracker)] == ["RUNNING"]
-    assert read_results(tracker.uri, tracker.study_name) == []
+    assert read_study(tracker.uri, tracker.study_name).results == []
     assert tracker.log_trial(spec, result, tmp_path / "none")
     assert [run.info.status for run in runs_of(client, tracker)] == ["FINISHED"]
 
@@ -185,7 +192,7 @@ def test_results_are_read_back_as_they_were_sent(tracker, tmp_path):
     sent += [(spec_of(4), result_of(spec_of(4), TrialStatus.CRASHED)), (long, result_of(long))]
     for spec, result in sent:
         tracker.log_trial(spec, result, folder_of(tmp_path, spec, result))
-    found = read_results(tracker.uri, tracker.study_name)
+    found = read_study(tracker.uri, tracker.study_name).results
     key = lambda pair: (pair[1].trial_id, pair[1].repeat)  # noqa: E731
     assert sorted(found, key=key) == sorted(sent, key=key)
 
@@ -198,7 +205,13 @@ def test_the_study_itself_is_sent_as_often_as_it_changes(tracker, client, tmp_pa
     for bound, best in ((1000, "none"), (2800, f"dp2 tp2 mbs2 zero1 layout=3-1 ({spec.trial_id})")):
         constraint = parse_constraint(f"node_device_power_peak_1s_w <= {bound}")
         ranking = rank([(spec, result)], objective, [constraint])
-        tracker.log_study({"study": "x", "space": {"tp": [1, 2]}}, ranking.to_json(), report)
+        document = {
+            "study": "x",
+            "space": {"tp": [1, 2]},
+            "objective": str(objective),
+            "constraints": [str(constraint)],
+        }
+        tracker.log_study(document, ranking.to_json(), report)
         (run,) = runs_of(client, tracker, trials=False)
         assert (run.info.status, run.data.tags["best"]) == ("FINISHED", best)
     assert (run.data.tags["num_feasible"], run.data.tags["num_infeasible"]) == ("1", "0")
@@ -206,10 +219,60 @@ def test_the_study_itself_is_sent_as_often_as_it_changes(tracker, client, tmp_pa
     assert files == {"study.json", "ranking.json", "report.html"}
 
 
+DOCUMENT = {
+    "study": "x",
+    "model": [{"name": "a"}, {"name": "b"}],
+    "engine": ["torch"],
+    "space": {"tp": [1, 2], "pp": [1], "sharding": ["none", "zero1"]},
+    "objective": "maximize tokens_per_s",
+    "constraints": ["node_device_power_peak_1s_w <= 2750", "device_power_peak_1s_w <= 1.0 * device_power_limit_w"],
+}
+
+
+def test_a_study_says_from_its_first_trial_on_what_it_is_after(tracker, tmp_path):
+    tracker = Tracker(tracker.uri, tracker.study_name, document=DOCUMENT)
+    tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
+    found = read_study(tracker.uri, tracker.study_name)
+    assert found.objective == "maximize tokens_per_s"
+    assert [parse_constraint(text) for text in found.constraints] == [*map(parse_constraint, DOCUMENT["constraints"])]
+    assert len(found.results) == 1
+
+
+def test_the_page_is_arranged_for_comparison(tracker, client, tmp_path):
+    tracker = Tracker(tracker.uri, tracker.study_name, document=DOCUMENT)
+    page = tracker.page()
+    experiment = client.get_experiment_by_name(tracker.study_name)
+    assert page == f"#/experiments/{experiment.experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey=wattune"
+    packed = experiment.tags["mlflow.sharedViewState.wattune"]
+    state = json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;"))))
+    assert "params.`tp`" in state["selectedColumns"]
+    assert "params.`pp`" not in state["selectedColumns"]  # it has one value
+    charts = {chart["type"]: chart for chart in state["compareRunCharts"]}
+    assert charts["PARALLEL"]["selectedParams"] == ["model", "tp", "sharding"]
+    assert charts["SCATTER"]["xaxis"]["key"] == "node_device_power_peak_1s_w"
+    assert "maximize tokens_per_s" in experiment.tags["mlflow.note.content"]
+
+
+def test_the_ledger_holds_all_results_and_later_runs_are_read_beside_it(tracker, tmp_path):
+    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    before = [(spec_of(n), result_of(spec_of(n))) for n in (1, 2, 4)]
+    tracker.log_study(DOCUMENT, ranking, None, before)  # nothing was sent as a run: all comes from the ledger
+    assert read_study(tracker.uri, tracker.study_name).results == before
+    late = replace(result_of(spec_of(8)), end_wall_ns=START_NS + 7200 * NS_PER_S)
+    again = replace(before[0][1], metrics={"tokens_per_s": 1.0}, end_wall_ns=START_NS + 60 * NS_PER_S)
+    tracker.log_trial(spec_of(8), late, tmp_path / "none")
+    tracker.log_trial(before[0][0], again, tmp_path / "none")
+    found = {result.trial_id: result for _, result in read_study(tracker.uri, tracker.study_name).results}
+    assert found == {late.trial_id: late, again.trial_id: again} | {r.trial_id: r for _, r in before[1:]}
+    # Another folder of the same study adds to the ledger; it takes nothing out.
+    tracker.log_study(DOCUMENT, ranking, None, [(spec_of(8), late)])
+    assert len(read_study(tracker.uri, tracker.study_name).results) == 4
+
+
 def test_an_unknown_study_is_an_error_that_names_the_known_ones(tracker, tmp_path):
     tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
     with pytest.raises(TrackingError, match=f'no study "nobody" in .*{tracker.study_name}'):
-        read_results(tracker.uri, "nobody")
+        read_study(tracker.uri, "nobody")
 
 
 def test_a_deleted_study_says_how_to_get_it_back(tracker, client, tmp_path):
@@ -259,7 +322,7 @@ def test_a_silent_server_is_given_up_and_tried_again_later(silent_server, tmp_pa
 
 
 def test_the_module_is_imported_without_mlflow():
-    code = "import sys, wattune.tracking; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, wattune.tracking.tracker, wattune.tracking.ledger; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "platform"}, timeout=60).returncode == 0
 
 

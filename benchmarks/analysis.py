@@ -1,0 +1,234 @@
+"""How fast a recording of eight GPUs is analysed, how that grows to a day, and what memory it takes.
+
+    python benchmarks/analysis.py            # prints the tables of benchmarks/results/analysis.md
+    python benchmarks/analysis.py --hours 1  # without the longer recordings
+
+Recordings are made as in benchmarks/store.py: readings of a real one in new order, at the sampler's default rates. Each
+measurement is a process of its own that reads the folder's Parquet files; its memory is the kernel's account of it. The
+peers compute mean, energy, and the peaks of devices and node over 100 ms and 1 s from the same ring as CSV, in the same
+run: as one writes it with pandas, and with pandas for reading alone.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from store import DEVICES, WALL_NS, device_rows, spelled_out
+
+from wattune.analysis.align import align
+from wattune.analysis.detail import detail_of
+from wattune.analysis.energy import powers, total_energy_j
+from wattune.analysis.examine import examine
+from wattune.analysis.power import power_metrics, synchronous
+from wattune.analysis.summary import summary_of
+from wattune.parquet import encoded
+from wattune.study import MeasuredFolder
+from wattune.telemetry.sampling import DEFAULT_RATES_HZ
+from wattune.units import s_to_ns
+
+HOURS: Final = (1, 6, 24)
+REPEATS: Final = 5
+LEAST_RATIO: Final = 20.0
+MOST_S_AN_HOUR: Final = 2.0
+MOST_BYTES: Final = 10**9
+SAME: Final = (
+    "device_power_mean_w",
+    "device_power_peak_100ms_w",
+    "device_power_peak_1s_w",
+    "node_device_power_peak_100ms_w",
+    "node_device_power_peak_1s_w",
+)
+MANIFEST: Final = {"devices": {f"gpu{n}": {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980.0} for n in range(DEVICES)}}
+
+
+def window(hours: float) -> tuple[int, int]:
+    """The recorded command's: all but two seconds at either end."""
+    return WALL_NS + s_to_ns(2), WALL_NS + s_to_ns(hours * 3600 - 2)
+
+
+def make(folder: Path, hours: float) -> None:
+    """Writes a recording as a study folder has it, rows in order of devices."""
+    node = folder / "telemetry" / "node0"
+    node.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for tier in DEFAULT_RATES_HZ:
+        devices = range(1 if tier == "host" else DEVICES)
+        parts = [device_rows(tier, device, hours * 3600, rng) for device in devices]
+        (node / f"{tier}.parquet").write_bytes(encoded(pa.concat_tables(parts).unify_dictionaries()).to_pybytes())
+        if tier == "ring" and hours == HOURS[0]:
+            pyarrow.csv.write_csv(spelled_out(pa.concat_tables(parts)), folder / "ring.csv")
+    (node / "manifest.json").write_text(json.dumps(MANIFEST))
+
+
+def all_metrics(folder: Path, hours: float, *, with_detail: bool = False) -> dict[str, float]:
+    """What `wattune analyze` computes, from the files."""
+    measured = MeasuredFolder(folder)
+    examined = examine(None, None, measured.stored(), measured.manifests(), window=window(hours))
+    assert examined is not None
+    if with_detail:
+        detail_of(examined)
+    return dict(summary_of(examined, measured.manifests(), simulated=False).metrics)
+
+
+def ours(folder: Path, hours: float) -> dict[str, float]:
+    """Mean, energy and peaks of the ring alone, from Parquet."""
+    measured = MeasuredFolder(folder)
+    aligned = align({"ring": measured.stored()["ring"]}, None, {}, window=window(hours))
+    assert aligned is not None
+    traces = powers(aligned)
+    metrics = power_metrics(aligned, traces, synchronous(aligned, traces))
+    return {name: metrics[name] for name in SAME} | {"energy_j": total_energy_j(traces, aligned.duration_s)}
+
+
+def pandas_plain(folder: Path, hours: float) -> dict[str, float]:
+    """The same as one writes it with pandas: a column a device on one time axis, interpolated, then rolling means."""
+    import pandas as pd
+
+    table = pd.read_csv(folder / "ring.csv")
+    table["time"] = pd.to_datetime(table["sensor_ns"])
+    start, end = (pd.Timestamp(each) for each in window(hours))
+    wide = table.pivot_table(index="time", columns="device", values="power_w").interpolate(method="time")
+    node = wide.sum(axis=1)
+    second = pd.Timedelta("1s")
+    peaks_w = {
+        f"{what}_peak_{label}_w": float(series.rolling(length).mean().loc[start + second : end].max(axis=None))
+        for what, series in (("device_power", wide), ("node_device_power", node))
+        for label, length in (("100ms", "100ms"), ("1s", "1s"))
+    }
+    inside = wide.loc[start:end]
+    time_s = (inside.index - start).total_seconds().to_numpy()
+    energy_j = sum(float(np.trapezoid(inside[device], time_s)) for device in inside)
+    span_s = time_s[-1] - time_s[0]
+    return {**peaks_w, "device_power_mean_w": energy_j / span_s / DEVICES, "energy_j": energy_j}
+
+
+def pandas_tuned(folder: Path, hours: float) -> dict[str, float]:
+    """The same with pandas for reading alone and NumPy for the rest, on our grid."""
+    import pandas as pd
+
+    table = pd.read_csv(folder / "ring.csv", usecols=["device", "sensor_ns", "power_w"])
+    end_s = (window(hours)[1] - window(hours)[0]) / 1e9
+    grid_s = np.arange(0.0, end_s, 0.005)
+    node_w, energy_j, peaks_w = np.zeros(len(grid_s)), 0.0, {"100ms": 0.0, "1s": 0.0}
+    widths = {"100ms": 20, "1s": 200}
+
+    def peak_w(watts: np.ndarray, width: int) -> float:
+        sums = np.cumsum(np.append(0.0, (watts[1:] + watts[:-1]) / 2))
+        return float((sums[width:] - sums[:-width]).max() / width)
+
+    for _, own in table.groupby("device"):
+        watts = np.interp(grid_s, (own["sensor_ns"].to_numpy() - window(hours)[0]) / 1e9, own["power_w"].to_numpy())
+        energy_j += float(np.trapezoid(watts, dx=0.005))
+        node_w += watts
+        peaks_w = {label: max(peaks_w[label], peak_w(watts, width)) for label, width in widths.items()}
+    found = {f"device_power_peak_{label}_w": peak for label, peak in peaks_w.items()}
+    found |= {f"node_device_power_peak_{label}_w": peak_w(node_w, width) for label, width in widths.items()}
+    return found | {"device_power_mean_w": energy_j / end_s / DEVICES, "energy_j": energy_j}
+
+
+WORK: Final[dict[str, Callable[..., dict[str, float]]]] = {
+    "all": all_metrics,
+    "detail": lambda folder, hours: all_metrics(folder, hours, with_detail=True),
+    "ours": ours,
+    "plain": pandas_plain,
+    "tuned": pandas_tuned,
+}
+
+
+def measure(work: str, folder: Path, hours: float, repeats: int) -> dict[str, Any]:
+    """Runs one piece of work some times in a process of its own."""
+    command = [sys.executable, __file__, "--child", work, str(folder), str(hours), str(repeats)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900).stdout
+    result: dict[str, Any] = json.loads(found.splitlines()[-1])
+    return result
+
+
+def child(work: str, folder: Path, hours: float, repeats: int) -> None:
+    """The other side of `measure`."""
+    wall_s, cpu_s, result = [], [], {}
+    for _ in range(repeats):
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        result = WORK[work](folder, hours)
+        wall_s.append(time.perf_counter() - start_s)
+        cpu_s.append(time.process_time() - start_cpu_s)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": peak_bytes, "result": result}))
+
+
+def spread(values: list[float]) -> str:
+    """Median, least and largest."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hours", type=int, nargs="*", default=HOURS, choices=HOURS)
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        work, folder, hours, repeats = options.child
+        return child(work, Path(folder), float(hours), int(repeats))
+    if options.make:
+        return make(Path(options.make[0]), float(options.make[1]))
+    print(f"{DEVICES} GPUs and their host at default rates; seconds as median (least to largest)\n")
+    print("| recording | rows | all metrics, s | their CPU time, s | s an hour | with detail, s | peak memory, MB |")
+    print("|---|---|---|---|---|---|---|")
+    first: dict[str, Any] = {}
+    most_bytes = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        for hours in options.hours:
+            folder = Path(temporary) / f"{hours}h"
+            subprocess.run([sys.executable, __file__, "--make", str(folder), str(hours)], check=True, timeout=900)
+            repeats = REPEATS if hours == 1 else 2
+            found, more = measure("all", folder, hours, repeats), measure("detail", folder, hours, repeats // 2)
+            first = first or {"folder": folder, **found}
+            rows = sum(tier.num_rows for tier in MeasuredFolder(folder).stored().values())
+            peak_bytes = max(found["peak_bytes"], more["peak_bytes"])
+            most_bytes = max(most_bytes, peak_bytes)
+            an_hour_s = statistics.median(found["wall_s"]) / hours
+            print(
+                f"| {hours} h | {rows:,} | {spread(found['wall_s'])} | {spread(found['cpu_s'])} | {an_hour_s:.2f} | "
+                f"{spread(more['wall_s'])} | {peak_bytes / 1e6:.0f} |",
+                flush=True,
+            )
+        folder = first["folder"]
+        own, plain, tuned = (measure(work, folder, 1, REPEATS) for work in ("ours", "plain", "tuned"))
+    for name, value in own["result"].items():
+        for peer, most_frac in ((plain, 0.02), (tuned, 0.001)):
+            assert abs(peer["result"][name] / value - 1) < most_frac, (name, value, peer["result"][name])
+    print("\nMean, energy and the four peaks of an hour's ring (1,440,000 rows), the same figures by all:\n")
+    print("| | wall, s | CPU, s | times as long | times the CPU | peak memory, MB |")
+    print("|---|---|---|---|---|---|")
+    ratios = {}
+    for name, each in (("wattune, Parquet", own), ("pandas, CSV", plain), ("pandas to read CSV, NumPy", tuned)):
+        wall, cpu = (statistics.median(each[key]) / statistics.median(own[key]) for key in ("wall_s", "cpu_s"))
+        ratios[name] = cpu
+        figures = f"{spread(each['wall_s'])} | {spread(each['cpu_s'])} | {wall:.1f} | {cpu:.1f}"
+        print(f"| {name} | {figures} | {each['peak_bytes'] / 1e6:.0f} |")
+    an_hour_s, ratio = statistics.median(first["wall_s"]), ratios["pandas, CSV"]
+    cpu_s = statistics.median(first["cpu_s"])
+    load = os.getloadavg()[1]
+    print(f"\nThe machine's {os.cpu_count()} processors had a load of {load:.0f} in the last five minutes.\n")
+    print(f"- an hour, all metrics: {cpu_s:.2f} s of CPU, target below {MOST_S_AN_HOUR:g}: {cpu_s < MOST_S_AN_HOUR}")
+    print(f"- in {an_hour_s:.2f} s, which other work on the machine lengthens")
+    print(f"- peak memory over all recordings: {most_bytes / 1e6:.0f} MB, target below 1000: {most_bytes < MOST_BYTES}")
+    print(f"- pandas over CSV takes {ratio:.1f} times the CPU time, target {LEAST_RATIO:g}: {ratio >= LEAST_RATIO}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

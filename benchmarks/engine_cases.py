@@ -1,0 +1,490 @@
+"""Every engine with every axis it has, and the combinations a user tries first: one table of named cases on four GPUs.
+
+A case is a training run of a few steps: step time of the slowest rank, MFU, highest memory, loss, and how far its first
+losses are from the torch engine's data-parallel run of the same model, which every case of that model should repeat.
+Cases run in order of importance, in one set of ranks per engine that stays up from case to case; a case that fails
+costs its engine a new set of ranks and no other case its figures.
+
+    python benchmarks/engine_cases.py --list
+    python benchmarks/engine_cases.py --json --time-limit 1700          # four GPUs
+    python benchmarks/engine_cases.py --only 'megatron/*' --only 'torch/llama/dp4'
+    python benchmarks/engine_cases.py --quick --ranks 2                 # a dry run of this script on gloo
+
+The llama slice is eight layers of Llama-3 8B's widths, the mixtral slice four of Mixtral 8x7B's, the gpt slice eight
+GPT-3-like ones of the same width; vocabulary 32,000, 16 sequences of 4,096 tokens a step, bf16 unless the name says
+otherwise.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from wattune.catalog.hardware import ClusterSpec, device
+from wattune.catalog.models import ModelSpec, model
+from wattune.cost.flops import workload_flop_per_token
+from wattune.plan.axes import Plan
+from wattune.plan.engines import CAPABILITIES, effective
+from wattune.plan.rules import violations
+from wattune.trial import Lora, TrialSpec, Workload
+
+SEED = 7
+COMPARED_STEPS = 3
+"""Steps whose losses are compared: the first, in which engines have not yet drifted apart by rounding."""
+START_TIMEOUT_S = 180
+"""Longest a set of ranks may take to come up."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run."""
+
+    name: str
+    engine: str
+    model: str
+    axes: dict[str, Any] = field(default_factory=dict)
+    mode: str = "pretrain"
+
+    @property
+    def reference(self) -> str | None:
+        """The case whose first losses this one repeats; where something else is trained there is none."""
+        return REFERENCES[self.model] if self.mode == "pretrain" else None
+
+
+REFERENCES = {"llama": "torch/llama/dp4", "mixtral": "torch/mixtral/ep4-zero1", "gpt": "torch/gpt/dp4"}
+"""Of every model the case others are compared with; it runs before them."""
+
+
+GATHERED = {"sharding": "zero1", "overlap": "grad_param"}
+
+TIERS: tuple[dict[str, dict[str, dict[str, Any]]], ...] = (
+    {
+        "torch/llama": {
+            "dp4": {},
+            "dp4-zero1-grad_param": GATHERED,
+            "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
+            "tp2-pp2": {"tp": 2, "pp": 2},
+            "pp2-vpp2-dp2": {"pp": 2, "vpp": 2},
+        },
+        "megatron/llama": {
+            "dp4-zero1-grad_param": GATHERED,
+            "dp4-zero1-grad_param-mbs4": {**GATHERED, "micro_batch_size": 4},
+            "tp2-pp2": {"tp": 2, "pp": 2},
+            "tp4": {"tp": 4},
+            "pp4": {"pp": 4},
+            "pp2-vpp2-dp2": {"pp": 2, "vpp": 2, **GATHERED},
+        },
+        "deepspeed/llama": {
+            "dp4-zero1": {"sharding": "zero1"},
+            "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
+            "pp2-dp2-zero1": {"pp": 2, "sharding": "zero1"},
+        },
+        "torch/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}, "ep2-tp2": {"ep": 2, "tp": 2}},
+        "megatron/mixtral": {"ep4-zero1": {"ep": 4, **GATHERED}, "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1}},
+        "deepspeed/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}},
+    },
+    {
+        "torch/llama": {
+            "dp4-mbs4": {"micro_batch_size": 4},
+            "dp4-overlap-grad": {"overlap": "grad"},
+            "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
+            "dp4-zero3": {"sharding": "zero3"},
+            "dp4-full": {"recompute": "full"},
+            "dp4-selective": {"recompute": "selective"},
+            "tp4": {"tp": 4},
+            "tp2-dp2": {"tp": 2},
+            "pp4": {"pp": 4},
+            "pp2-dp2": {"pp": 2},
+            "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
+        },
+        "megatron/llama": {
+            "dp4": {},
+            "dp4-overlap-grad": {"overlap": "grad"},
+            "dp4-zero1": {"sharding": "zero1"},
+            "dp4-full": {"recompute": "full"},
+            "dp4-selective": {"recompute": "selective"},
+            "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
+            "pp4-vpp2": {"pp": 4, "vpp": 2},
+            "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
+        },
+        "deepspeed/llama": {
+            "dp4": {},
+            "dp4-zero1-grad": {"sharding": "zero1", "overlap": "grad"},
+            "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
+            "dp4-zero3": {"sharding": "zero3"},
+            "dp4-zero1-mbs4": {"sharding": "zero1", "micro_batch_size": 4},
+            "dp4-zero1-full": {"sharding": "zero1", "recompute": "full"},
+            "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
+            "pp4": {"pp": 4},
+            "pp2-dp2-layout": {"pp": 2, "sharding": "zero1", "layout": (5, 3)},
+        },
+        "torch/mixtral": {"ep2-pp2": {"ep": 2, "pp": 2}, "ep4-full": {"ep": 4, "recompute": "full"}},
+        "megatron/mixtral": {
+            "ep2-pp2": {"ep": 2, "pp": 2},
+            "ep2-tp2": {"ep": 2, "tp": 2, "sharding": "zero1"},
+            "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
+        },
+        "deepspeed/mixtral": {"ep2-zero2": {"ep": 2, "sharding": "zero2"}},
+    },
+    {
+        "torch/gpt": {"dp4": {}, "tp2-pp2": {"tp": 2, "pp": 2}},
+        "megatron/gpt": {"tp2-pp2-vpp2": {"tp": 2, "pp": 2, "vpp": 2}},
+        "deepspeed/gpt": {"dp4-zero2": {"sharding": "zero2"}},
+        "torch/llama": {
+            "dp4-fp32": {"sharding": "zero3", "dtype": "fp32"},
+            "lora-dp4": {"overlap": "grad", "mode": "lora"},
+            "prefill-dp4": {"mode": "prefill"},
+        },
+    },
+)
+"""By importance, then engine and model, then name: what differs from the neutral plan, and the mode where it does."""
+
+
+def _cases() -> list[Case]:
+    return [
+        Case(
+            f"{of}/{name}", *of.split("/"), {k: v for k, v in axes.items() if k != "mode"}, axes.get("mode", "pretrain")
+        )
+        for tier in TIERS
+        for of, named in tier.items()
+        for name, axes in named.items()
+    ]
+
+
+CASES = _cases()
+
+
+@dataclass(frozen=True)
+class Where:
+    """What cases run on."""
+
+    ranks: int = 4
+    quick: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The torch device type."""
+        return "cpu" if self.quick else "cuda"
+
+    def model(self, name: str) -> ModelSpec:
+        """A slice of a catalog model, or a tiny one of its kind."""
+        widths: dict[str, Any] = {"hidden_size": 4096, "num_heads": 32, "vocab_size": 32_000}
+        if self.quick:
+            widths = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 256}
+        if name == "gpt":
+            gpt = {"num_layers": 8, "ffn_hidden_size": 16_384, "num_kv_heads": 32, "max_positions": 4096} | widths
+            return replace(model("gpt3_175b"), **gpt)
+        if name == "mixtral":
+            return replace(model("mixtral_8x7b"), **({"num_layers": 4} | widths))
+        return replace(model("llama3_8b"), **({"num_layers": 8} | widths))
+
+    def spec(self, case: Case) -> TrialSpec:
+        """The trial of a case."""
+        plan = {"etp": case.axes.get("tp", 1), "dtype": "fp32" if self.quick else "bf16"} | case.axes
+        lora = Lora(rank=16) if case.mode == "lora" else None
+        return TrialSpec(
+            model=self.model(case.model),
+            cluster=ClusterSpec(device="cpu" if self.quick else "h200_sxm", devices_per_node=self.ranks),
+            engine=case.engine,
+            workload=Workload(mode=case.mode, seq_len=32 if self.quick else 4096, global_batch_size=16, lora=lora),
+            plan=Plan(**plan),
+        )
+
+
+class Ranks:
+    """The processes of one engine, which run one case after another."""
+
+    def __init__(self, engine: str, where: Where, folder: Path) -> None:
+        """Starts them; they say when they are ready by writing a file."""
+        self._folder = folder
+        folder.mkdir(parents=True)
+        environment = os.environ | dict(CAPABILITIES[engine].environment)
+        if where.quick:
+            environment |= {"OMP_NUM_THREADS": "1"}
+        self._workers = []
+        for rank in range(where.ranks):
+            command = [sys.executable, __file__, "--worker", str(rank), str(where.ranks), str(folder), where.kind]
+            with open(folder / f"{rank}.log", "w") as log:
+                worker = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True
+                )
+            self._workers.append(worker)
+        self._number = 0
+        try:
+            self._wait("ready", START_TIMEOUT_S)
+        except RuntimeError:
+            self.stop()
+            raise
+
+    def run(self, spec: TrialSpec, steps: tuple[int, int], timeout_s: float) -> list[dict[str, Any]]:
+        """What every rank found.
+
+        Raises:
+            RuntimeError: A rank failed, or did not finish in time; the ranks are then of no more use.
+        """
+        self._number += 1
+        line = json.dumps({"spec": spec.to_json(), "steps": steps, "number": self._number})
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(line + "\n")
+            worker.stdin.flush()
+        return self._wait(str(self._number), timeout_s)
+
+    def stop(self) -> None:
+        """Ends them."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+
+    def _wait(self, name: str, timeout_s: float) -> list[dict[str, Any]]:
+        until = time.monotonic() + timeout_s
+        paths = [self._folder / f"{name}-{rank}.json" for rank in range(len(self._workers))]
+        while not all(path.exists() for path in paths):
+            found = [json.loads(path.read_text()) for path in paths if path.exists()]
+            failed = next((outcome["error"] for outcome in found if "error" in outcome), None)
+            dead = next((rank for rank, worker in enumerate(self._workers) if worker.poll() is not None), None)
+            if failed is None and dead is not None:
+                failed = f"rank {dead} died: {(self._folder / f'{dead}.log').read_text()[-400:]}"
+            if failed is None and time.monotonic() > until:
+                failed = f"not done after {timeout_s:.0f} s"
+            if failed is not None:
+                raise RuntimeError(failed)
+            time.sleep(0.05)
+        outcomes = [json.loads(path.read_text()) for path in paths]
+        for outcome in outcomes:
+            if "error" in outcome:
+                raise RuntimeError(outcome["error"])
+        return outcomes
+
+
+def worker(rank: int, world_size: int, folder: Path, kind: str) -> None:
+    """One rank: runs what standard input names, until it ends."""
+    import torch
+    import torch.distributed as dist
+
+    from wattune.workers import engine as engines
+
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=world_size)
+    here = engines.Ranks(
+        rank=rank, world_size=world_size, local_rank=rank, device=f"cuda:{rank}" if kind == "cuda" else "cpu"
+    )
+    tell(folder, f"ready-{rank}", {})
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            outcome = train(TrialSpec.from_json(order["spec"]), here, *order["steps"])
+        except Exception as error:
+            traceback.print_exc()
+            outcome = {"error": f"rank {rank}: {type(error).__name__}: {str(error).strip()[:600]}"}
+        tell(folder, f"{order['number']}-{rank}", outcome)
+
+
+def tell(folder: Path, name: str, outcome: dict[str, Any]) -> None:
+    """Writes a rank's outcome, all at once."""
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(outcome))
+    part.rename(folder / f"{name}.json")
+
+
+def train(spec: TrialSpec, ranks: Any, num_warmup: int, num_steps: int) -> dict[str, Any]:
+    """One case on one rank: step times of the measured steps, all losses, memory."""
+    import torch
+
+    from wattune.workers import engine as engines
+
+    if ranks.device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    engine = engines.load_engine(spec.engine)
+    start = time.perf_counter()
+    engine.build(spec, ranks, seed=SEED)
+    steps = [engine.step()]
+    first_step_s = time.perf_counter() - start
+    steps += [engine.step() for _ in range(num_warmup + num_steps - 1)]
+    times_s = []
+    for step in steps[num_warmup:]:
+        (whole,) = (mark for mark in step.marks if mark.phase == "step")
+        times_s.append((whole.end_mono_ns - whole.start_mono_ns) / 1e9)
+    outcome = {
+        "times_s": times_s,
+        "losses": [step.loss for step in steps],
+        "grad_norms": [step.grad_norm for step in steps],
+        "memory_peak_bytes": engine.memory_peak_bytes(),
+        "spec_to_first_step_s": first_step_s,
+    }
+    engine.close()
+    return outcome
+
+
+def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: list[float] | None) -> dict[str, Any]:
+    """The row of a case that ran.
+
+    Args:
+        case: The case.
+        spec: What ran.
+        outcomes: Of every rank.
+        first: The first losses it should repeat, where that is known.
+    """
+    slowest = [max(times_s) for times_s in zip(*(outcome["times_s"] for outcome in outcomes), strict=True)]
+    median_s = statistics.median(slowest)
+    workload = spec.workload
+    flop = workload_flop_per_token(spec.model, workload) * workload.tokens_per_step
+    peak = device(spec.cluster.device).peak_flop_per_s(spec.plan.dtype)
+    losses = outcomes[0]["losses"]
+    deviation = None
+    if first is not None:
+        deviation = max(abs(got / want - 1) for got, want in zip(losses[:COMPARED_STEPS], first, strict=True))
+    return {
+        "case": case.name,
+        "status": "ran",
+        "plan": spec.label,
+        "step_ms": round(median_s * 1e3, 2),
+        "step_ms_min": round(min(slowest) * 1e3, 2),
+        "step_ms_max": round(max(slowest) * 1e3, 2),
+        "num_steps": len(slowest),
+        "tokens_per_s": round(workload.tokens_per_step / median_s),
+        "mfu": None if peak is None else round(flop / median_s / peak / spec.cluster.world_size, 4),
+        "memory_gib": round(max(outcome["memory_peak_bytes"] for outcome in outcomes) / 2**30, 2),
+        "spec_to_first_step_s": round(max(outcome["spec_to_first_step_s"] for outcome in outcomes), 2),
+        "loss": losses[-1],
+        "losses": losses,
+        "grad_norms": outcomes[0]["grad_norms"],
+        "loss_deviation": deviation,
+        "ranks_agree": all(outcome["losses"] == losses for outcome in outcomes),
+    }
+
+
+def run_cases(
+    cases: list[Case], where: Where, folder: Path, arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Runs cases in order until all are done or time is up; one row a case, in that order."""
+    start, rows = time.monotonic(), []
+    sets: dict[str, Ranks] = {}
+    first_losses: dict[str, list[float]] = {}
+    steps = (1, 2) if where.quick else (arguments.warmup, arguments.steps)
+    num_sets = 0
+    try:
+        for case in cases:
+            spec = where.spec(case)
+            spec = replace(spec, plan=effective(spec)[0])
+            left_s = arguments.time_limit - (time.monotonic() - start)
+            violation = next(violations(spec), None)
+            if violation is not None:
+                row = {"case": case.name, "status": "refused", "why": f"{violation.rule}: {violation.reason}"}
+            elif left_s < (5 if where.quick else 30):
+                row = {"case": case.name, "status": "no time"}
+            else:
+                begun = time.monotonic()
+                try:
+                    if case.engine not in sets:
+                        num_sets += 1
+                        sets[case.engine] = Ranks(case.engine, where, folder / f"{num_sets}-{case.engine}")
+                    outcomes = sets[case.engine].run(spec, steps, min(arguments.case_timeout, left_s))
+                    row = figures(case, spec, outcomes, first_losses.get(case.reference or ""))
+                    if case.name == case.reference:
+                        first_losses[case.name] = row["losses"][:COMPARED_STEPS]
+                except (RuntimeError, BrokenPipeError) as error:
+                    row = {"case": case.name, "status": "failed", "plan": spec.label, "why": str(error)}
+                    broken = sets.pop(case.engine, None)
+                    if broken is not None:
+                        broken.stop()
+                row["wall_s"] = round(time.monotonic() - begun, 1)
+            rows.append(row)
+            say(row)
+    finally:
+        for each in sets.values():
+            each.stop()
+    return rows
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    if row["status"] != "ran":
+        return f"{row['case']:<38} {row['status']:>8}  {row.get('why', '')[:160]}"
+    mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
+    deviation = "" if row["loss_deviation"] is None else f"{row['loss_deviation']:.1e}"
+    return (
+        f"{row['case']:<38} {row['step_ms']:8.1f} {row['step_ms_min']:8.1f} {row['step_ms_max']:8.1f} {mfu:>7} "
+        f"{row['memory_gib']:8.1f} {row['loss']:9.5f} {deviation:>9} {row['wall_s']:6.1f}"
+    )
+
+
+HEADING = (
+    f"{'case':<38} {'step ms':>8} {'min':>8} {'max':>8} {'MFU':>7} {'GiB':>8} {'loss':>9} {'off by':>9} {'wall s':>6}"
+)
+
+
+def main() -> int:
+    """Runs what was asked for; the exit code is 1 where a case failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="name the cases and what they run, and end")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="cases whose name matches; may be repeated")
+    parser.add_argument("--ranks", type=int, default=4, help="GPUs (4)")
+    parser.add_argument("--quick", action="store_true", help="tiny models over gloo on this machine's processors")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before those that count (4)")
+    parser.add_argument("--steps", type=int, default=8, help="steps measured (8)")
+    parser.add_argument("--time-limit", type=float, default=1700, metavar="S", help="stop beginning cases then (1700)")
+    parser.add_argument("--case-timeout", type=float, default=180, metavar="S", help="give a case up then (180)")
+    parser.add_argument("--json", action="store_true", help="one object at the end instead of the table")
+    parser.add_argument("--out", type=Path, help="also write the object here, after every case")
+    arguments = parser.parse_args()
+    where = Where(ranks=arguments.ranks, quick=arguments.quick)
+    patterns = arguments.only or ["*"]
+    cases = [case for case in CASES if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
+    if not cases:
+        print(f"no case matches {' or '.join(patterns)}; --list names all {len(CASES)}", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for case in cases:
+            print(f"{case.name:<38} {case.mode:<9} {where.spec(case).label}")
+        print(f"{len(cases)} cases")
+        return 0
+    done: list[dict[str, Any]] = []
+
+    def say(row: dict[str, Any]) -> None:
+        done.append(row)
+        print(text_of(row), file=sys.stderr if arguments.json else sys.stdout, flush=True)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(result(where, done), indent=1))
+
+    print(HEADING, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        rows = run_cases(cases, where, Path(name), arguments, say)
+    if arguments.json:
+        print(json.dumps(result(where, rows)))
+    return 1 if any(row["status"] == "failed" for row in rows) else 0
+
+
+def result(where: Where, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept of a run."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("torch", "megatron-core", "deepspeed"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = ""
+    return {"ranks": where.ranks, "device": where.kind, "python": sys.version.split()[0], **versions, "cases": rows}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        worker(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    else:
+        sys.exit(main())

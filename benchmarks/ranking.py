@@ -1,0 +1,209 @@
+"""How long ten thousand trials take to be ranked, from a study folder and from MLflow.
+
+    python benchmarks/ranking.py            # prints the table of benchmarks/results/ranking.md; some three minutes
+
+Every trial has every metric; each hundredth is another run of the anchor. MLflow's database is filled by copying the
+rows of one trial that was sent the ordinary way, as sending ten thousand takes a quarter of an hour. Peer: the same
+study read run by run through MLflow's own search, a tenth of it, multiplied.
+"""
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from wattune import api
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.decision import Source, rank_sources
+from wattune.plan.axes import Plan
+from wattune.ranking import Ranking
+from wattune.ranking_table import to_csv, to_table
+from wattune.schema import METRICS
+from wattune.study import StudyFolder
+from wattune.tracking.run import TRIAL_TAG, read_run
+from wattune.tracking.store import Store, default_uri, search
+from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+NUM_TRIALS: Final = 10_000
+ANCHOR_EVERY: Final = 100
+TRIAL_S: Final = 20
+START_NS: Final = 1_790_000_000_000_000_000
+TARGETS_S: Final = {"folder": 2.0, "mlflow": 10.0}
+RUNS: Final = 3
+
+DOCUMENT: Final = {
+    "study": "ten_thousand",
+    "space": {"micro_batch_size": [1, 2]},
+    "objective": "maximize tokens_per_s",
+    "constraints": ["node_device_power_peak_1s_w <= 2750", "throttle_thermal_frac <= 0.01"],
+}
+
+
+def results() -> list[tuple[TrialSpec, TrialResult]]:
+    """Trials that differ in batch; every metric drawn, the anchor's within one percent."""
+    dice = random.Random(0)
+    base = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=8),
+        plan=Plan(tp=2, etp=2),
+    )
+    found = []
+    for number in range(NUM_TRIALS):
+        is_anchor = number % ANCHOR_EVERY == 0
+        spec = base if is_anchor else replace(base, workload=replace(base.workload, global_batch_size=8 * number))
+        metrics = {name: dice.uniform(0.1, 0.9) for name in METRICS}
+        metrics |= {
+            "tokens_per_s": 1e5 * (dice.gauss(1.0, 0.01) if is_anchor else dice.uniform(0.5, 1.5)),
+            "node_device_power_peak_1s_w": dice.gauss(2600, 20) if is_anchor else dice.uniform(2000, 3000),
+            "throttle_thermal_frac": 0.0,
+        }
+        start_ns = START_NS + number * TRIAL_S * 10**9
+        found.append(
+            (
+                spec,
+                TrialResult(
+                    trial_id=spec.trial_id,
+                    repeat=1000 + number if is_anchor else 0,
+                    status=TrialStatus.COMPLETED,
+                    metrics=metrics,
+                    quality="publishable",
+                    tags={"simulated": "false", "nodes": "n0", "version.torch": "2.13.0"}
+                    | ({"anchor": "true"} if is_anchor else {}),
+                    start_wall_ns=start_ns,
+                    end_wall_ns=start_ns + TRIAL_S * 10**9,
+                ),
+            )
+        )
+    return found
+
+
+def write_folder(storage: Path, pairs: list[tuple[TrialSpec, TrialResult]]) -> StudyFolder:
+    """The study folder, without the syncs to disk that finished trials are written with."""
+    study = StudyFolder.create(storage, "ten_thousand", DOCUMENT)
+    for spec, result in pairs:
+        folder = study.trial(result.trial_id, result.repeat).path
+        folder.mkdir(parents=True)
+        for name, data in (("spec.json", spec.to_json()), ("result.json", result.to_json())):
+            (folder / name).write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    return study
+
+
+def fill_store(uri: str, study: StudyFolder, pairs: list[tuple[TrialSpec, TrialResult]]) -> None:
+    """One trial sent the ordinary way, its rows copied for all the others, and the study as a whole."""
+    tracker = Tracker(uri, study.name, document=DOCUMENT)
+    spec, result = pairs[0]
+    tracker.log_trial(spec, result, study.trial(result.trial_id, result.repeat).path)
+    database = sqlite3.connect(uri.removeprefix("sqlite:///"))
+    (run,) = database.execute("select run_uuid from tags where key = ?", (TRIAL_TAG,)).fetchone()
+    for table in ("runs", "tags", "params", "metrics", "latest_metrics"):
+        columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
+        rows = [list(row) for row in database.execute(f"select * from {table} where run_uuid = ?", (run,))]
+        database.executemany(
+            f"insert into {table} values ({','.join('?' * len(columns))})", _copies(table, columns, rows, pairs[1:])
+        )
+    database.commit()
+    database.close()
+    ranking = rank_sources([Source.of_folder(study)])
+    tracker.log_study(DOCUMENT, ranking.to_json(), None, pairs)
+
+
+def _copies(
+    table: str, columns: list[str], rows: list[list[Any]], pairs: list[tuple[TrialSpec, TrialResult]]
+) -> Iterator[list[Any]]:
+    """The rows of one run for every other one, with what is its own."""
+    key = columns.index("run_uuid")
+    for number, (spec, result) in enumerate(pairs):
+        own: dict[str, Any] = {}
+        if table == "runs":
+            own = {"start_time": result.start_wall_ns // 10**6, "end_time": result.end_wall_ns // 10**6}
+        if table == "tags":
+            own = {TRIAL_TAG: f"{result.trial_id}-{result.repeat}", "trial_id": result.trial_id}
+            own |= {"wattune.spec": json.dumps(spec.to_json()), "wattune.result": json.dumps(result.to_json())}
+        for row in rows:
+            copy = list(row)
+            copy[key] = uuid.UUID(int=number).hex
+            if table == "runs":
+                for name, value in own.items():
+                    copy[columns.index(name)] = value
+            elif table == "tags" and copy[columns.index("key")] in own:
+                copy[columns.index("value")] = own[copy[columns.index("key")]]
+            yield copy
+
+
+def run_by_run(uri: str, name: str, most: int) -> float:
+    """Seconds for so many runs through MLflow's search alone, page by page."""
+    start_s = time.perf_counter()
+    with Store(uri).speaking("read") as client:
+        experiment = client.get_experiment_by_name(name)
+        for count, run in enumerate(search(client, experiment.experiment_id, {})):
+            if TRIAL_TAG in run.data.tags:
+                read_run(client, run)
+            if count == most:
+                break
+    return time.perf_counter() - start_s
+
+
+def timed(action: Callable[[], Any], runs: int = RUNS) -> tuple[float, float]:
+    """The least wall and processor seconds of some runs."""
+    walls, processor = [], []
+    for _ in range(runs):
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        action()
+        walls.append(time.perf_counter() - wall_s)
+        processor.append(time.process_time() - cpu_s)
+    return min(walls), min(processor)
+
+
+def main() -> None:
+    """Prints the table."""
+    with tempfile.TemporaryDirectory() as temporary:
+        storage, pairs = Path(temporary), results()
+        study = write_folder(storage, pairs)
+        uri = default_uri(storage)
+        fill_store(uri, study, pairs)
+        ranking: Ranking = api.rank(study)
+        assert api.rank(study.name, tracking_uri=uri).to_json() == ranking.to_json()
+        command = [sys.executable, "-m", "wattune", "rank", study.name, "--top", "20"]
+        environment = os.environ | {"WATTUNE_STORAGE": str(storage)}
+
+        def typed(*more: str) -> None:
+            subprocess.run([*command, *more], env=environment, check=True, capture_output=True)
+
+        lines: dict[str, tuple[float, float | None]] = {
+            "rank, from the study folder": timed(lambda: api.rank(study)),
+            "of it: reading the folder": timed(study.results),
+            "rank, from MLflow (sqlite)": timed(lambda: api.rank(study.name, tracking_uri=uri)),
+            "`wattune rank --top 20`, start of Python included": (timed(typed)[0], None),
+            "the same from MLflow": (timed(lambda: typed("--tracking-uri", uri))[0], None),
+            "CSV of all": timed(lambda: to_csv(ranking), runs=1),
+            "`ranking.parquet`": timed(lambda: to_table(ranking), runs=1),
+        }
+        tenth_s = run_by_run(uri, study.name, NUM_TRIALS // 10)
+    many = f"{NUM_TRIALS:,} runs, {len(ranking.trials):,} trials, {len(METRICS)} metrics each"
+    print(f"{many}, least of {RUNS} (files written: of 1):\n")
+    print("| what | wall s | processor s |\n|---|---|---|")
+    for name, (wall_s, cpu_s) in lines.items():
+        print(f"| {name} | {wall_s:.2f} | {'' if cpu_s is None else f'{cpu_s:.2f}'} |")
+    print(f"| peer: MLflow's search, run by run (a tenth, times 10) | {10 * tenth_s:.1f} | |\n")
+    for place, name in (("folder", "rank, from the study folder"), ("mlflow", "rank, from MLflow (sqlite)")):
+        print(
+            f"- {place}: {lines[name][0]:.2f} s, target below {TARGETS_S[place]:g}: {lines[name][0] < TARGETS_S[place]}"
+        )
+    print(f"- from MLflow {10 * tenth_s / lines['rank, from MLflow (sqlite)'][0]:.0f} times as fast as run by run")
+
+
+if __name__ == "__main__":
+    main()

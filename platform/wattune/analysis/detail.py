@@ -1,0 +1,277 @@
+"""What a trial or recording shows beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.analysis.align import Aligned
+from wattune.analysis.breakdown import Breakdown, breakdown
+from wattune.analysis.examine import Examined, examine
+from wattune.analysis.outlier import Outlier
+from wattune.analysis.phases import phase_table, step_table, traces_by_device
+from wattune.analysis.readings import Device, Readings, Tables
+from wattune.analysis.saturation import Saturation
+from wattune.analysis.throttle import clock_max_mhz, stretches
+from wattune.trial import TrialSpec
+
+MOST_LISTED: Final = 1000
+"""Rows of one table that go into JSON; how many there are is said beside."""
+
+_TEXT, _NUMBER = pa.string(), pa.float64()
+
+SLOT_COLUMNS: Final = pa.schema(
+    [
+        ("node", _TEXT),
+        ("slot", pa.int64()),
+        ("device", _TEXT),
+        *(
+            (name, _NUMBER)
+            for name in (
+                "temp_mean_c",
+                "temp_max_c",
+                "memory_temp_max_c",
+                "power_mean_w",
+                "power_peak_1s_w",
+                "sm_clock_mean_mhz",
+                "clock_deficit_frac",
+                "throttle_frac",
+            )
+        ),
+    ]
+)
+
+NUM_TIMES: Final = 60
+"""Parts of the window a device's temperature is told in."""
+
+TEMPERATURE_COLUMNS: Final = pa.schema(
+    [("node", _TEXT), ("slot", pa.int64()), ("device", _TEXT), ("start_s", _NUMBER), ("temp_mean_c", _NUMBER)]
+)
+
+EXCURSION_COLUMNS: Final = pa.schema(
+    [("node", _TEXT), ("device", _TEXT)]
+    + [(name, _NUMBER) for name in ("start_s", "end_s", "energy_j", "peak_w", "limit_w")]
+)
+
+THROTTLE_COLUMNS: Final = pa.schema(
+    [("node", _TEXT), ("device", _TEXT), ("cause", _TEXT)]
+    + [(name, _NUMBER) for name in ("start_s", "duration_s", "clock_lost_frac", "onset_temp_c")]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """Everything beyond metrics; times are seconds from the window's start, what was not measured is null or absent."""
+
+    steps: pa.Table
+    """See `wattune.analysis.phases.step_table`."""
+    phases: pa.Table
+    """See `wattune.analysis.phases.phase_table`; empty without marks."""
+    slots: pa.Table
+    """One row a device, in order of node and slot, of `SLOT_COLUMNS`: what a heat map shows."""
+    temperatures: pa.Table
+    """How every device warmed, of `TEMPERATURE_COLUMNS`: its mean in equal parts of the window."""
+    excursions: pa.Table
+    """Every excursion of every power sensor, of `EXCURSION_COLUMNS`."""
+    throttles: pa.Table
+    """Every stretch in which a cause took clock away, of `THROTTLE_COLUMNS`."""
+    outliers: tuple[Outlier, ...]
+    """Every device against its peers, the furthest first."""
+    saturation: tuple[Saturation, ...]
+    breakdown: Breakdown | None
+    """None without measured steps."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`; of long tables the first rows."""
+        tables = {
+            name: getattr(self, name)
+            for name in ("steps", "phases", "slots", "temperatures", "excursions", "throttles")
+        }
+        return {
+            **{name: table.slice(0, MOST_LISTED).to_pylist() for name, table in tables.items()},
+            "num_rows": {name: table.num_rows for name, table in tables.items()},
+            "outliers": [outlier.to_json() for outlier in self.outliers],
+            "saturation": [one.to_json() for one in self.saturation],
+            "breakdown": None if self.breakdown is None else self.breakdown.to_json(),
+        }
+
+
+def detail(
+    spec: TrialSpec | None,
+    marks: pa.Table | None,
+    tables: Tables,
+    manifests: Mapping[str, Mapping[str, Any]],
+    *,
+    kernels: pa.Table | None = None,
+    window: tuple[int, int] | None = None,
+    power_limit_w: float | None = None,
+    profiled: Mapping[str, float] | None = None,
+) -> Detail | None:
+    """The detail of a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
+
+    Args:
+        spec: What ran, None for a recording.
+        marks: Marks of all ranks.
+        tables: Telemetry by tier.
+        manifests: What each node's sampler knew.
+        kernels: What ran in the profiled steps.
+        window: A recorded command's window.
+        power_limit_w: A limit of one device instead of the enforced one.
+        profiled: Share of rank-time by part, taken instead of what marks and kernels say; see
+            `wattune.analysis.breakdown.breakdown`.
+
+    Returns:
+        The detail, None where there is no window.
+    """
+    examined = examine(spec, marks, tables, manifests, kernels=kernels, power_limit_w=power_limit_w, window=window)
+    return None if examined is None else detail_of(examined, profiled=profiled)
+
+
+def detail_of(examined: Examined, *, profiled: Mapping[str, float] | None = None) -> Detail:
+    """The detail of what was examined; see `detail` for `profiled`."""
+    aligned = examined.aligned
+    profiled = profiled or examined.profiled or None
+    phases = phase_table(aligned, examined.powers, examined.ways)
+    devices = [_OfDevice.of(examined, device) for device in aligned.devices]
+    return Detail(
+        steps=step_table(aligned, examined.powers),
+        phases=phases,
+        slots=_slots(examined, devices),
+        temperatures=_together(TEMPERATURE_COLUMNS, [one.temperatures for one in devices]),
+        excursions=_excursions(examined),
+        throttles=_together(THROTTLE_COLUMNS, [one.throttles for one in devices]),
+        outliers=examined.outliers,
+        saturation=examined.saturation,
+        breakdown=breakdown(aligned, examined.division, phases, examined.throttles, profiled=profiled),
+    )
+
+
+def _together(columns: pa.Schema, parts: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts) if parts else columns.empty_table()
+
+
+def _slots(examined: Examined, devices: Sequence["_OfDevice"]) -> pa.Table:
+    aligned = examined.aligned
+    traces = traces_by_device(aligned, examined.powers)
+    sensors = {
+        trace.devices[0]: sensor
+        for trace, sensor in zip(examined.powers.traces, examined.together.sensors, strict=False)
+    }
+    rows = []
+    for one in devices:
+        device = one.node, one.name
+        row: dict[str, Any] = {"node": one.node, "device": one.name, "slot": one.slot, **one.figures}
+        if device in examined.temperatures:
+            core = examined.temperatures[device]
+            row |= {"temp_mean_c": core.mean_c, "temp_max_c": core.max_c}
+        if device in examined.throttles:
+            throttle = examined.throttles[device]
+            row |= {"clock_deficit_frac": throttle.deficit_frac, "throttle_frac": throttle.any_frac}
+        if device in traces:
+            trace, _ = traces[device]
+            peak_w = sensors[trace.devices[0]].peak_1s_w if trace.devices[0] in sensors else None
+            row |= {
+                "power_mean_w": trace.mean_w / trace.share,
+                "power_peak_1s_w": None if peak_w is None else peak_w / trace.share,
+            }
+        rows.append(row)
+    rows.sort(key=lambda row: (row["node"], row["slot"] is None, row["slot"] or 0, row["device"]))
+    return pa.Table.from_pylist(rows, schema=SLOT_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfDevice:
+    """What one device's own readings show."""
+
+    node: str
+    name: str
+    slot: int | None
+    figures: dict[str, float]
+    temperatures: pa.Table
+    throttles: pa.Table
+
+    @classmethod
+    def of(cls, examined: Examined, device: Device) -> "_OfDevice":
+        """Everything at once: of a long recording, readings do not stay."""
+        aligned, (node, name) = examined.aligned, device
+        slot = aligned.known.get(device, {}).get("slot")
+        found: dict[str, float] = {}
+        slow, fast = (aligned.tiers.get(tier, {}).get(device) for tier in ("slow", "fast"))
+        if slow is not None:
+            _, memory_c = slow.inside("memory_temp_c", 0.0, aligned.duration_s)
+            if len(memory_c):
+                found["memory_temp_max_c"] = float(memory_c.max())
+        clock = fast.series("sm_clock_mhz") if fast is not None else None
+        inside = clock.clip(0.0, aligned.duration_s) if clock is not None else None
+        if inside is not None:
+            found["sm_clock_mean_mhz"] = inside.mean()
+        return cls(
+            node=node,
+            name=name,
+            slot=slot,
+            figures=found,
+            temperatures=_temperatures(aligned, device, slot, fast),
+            throttles=_throttles(examined, device, fast),
+        )
+
+
+def _temperatures(aligned: Aligned, device: Device, slot: int | None, fast: Readings | None) -> pa.Table:
+    series = fast.series("gpu_temp_c") if fast is not None else None
+    if series is None:
+        return TEMPERATURE_COLUMNS.empty_table()
+    edge_s = np.linspace(0.0, aligned.duration_s, NUM_TIMES + 1)
+    known = (edge_s[:-1] >= series.time_s[0]) & (edge_s[1:] <= series.time_s[-1])
+    means_c = np.diff(series.cumulative(np.clip(edge_s, series.time_s[0], series.time_s[-1]))) / np.diff(edge_s)
+    columns = {
+        "node": [device[0]] * NUM_TIMES,
+        "slot": pa.array([slot] * NUM_TIMES, pa.int64()),
+        "device": [device[1]] * NUM_TIMES,
+        "start_s": edge_s[:-1],
+        "temp_mean_c": pa.array(means_c, mask=~known),
+    }
+    return pa.table(columns, schema=TEMPERATURE_COLUMNS)
+
+
+def _throttles(examined: Examined, device: Device, fast: Readings | None) -> pa.Table:
+    aligned = examined.aligned
+    otherwise_mhz = None if examined.sensed is None else examined.sensed.sm_clock_max_mhz
+    maximum_mhz = clock_max_mhz(aligned, device, otherwise_mhz)
+    if fast is None or maximum_mhz is None:
+        return THROTTLE_COLUMNS.empty_table()
+    parts = [
+        pa.table(
+            {
+                "node": pa.repeat(device[0], len(found.start_s)),
+                "device": pa.repeat(device[1], len(found.start_s)),
+                "cause": pa.repeat(cause, len(found.start_s)),
+                "start_s": found.start_s,
+                "duration_s": found.duration_s,
+                "clock_lost_frac": found.clock_lost_frac,
+                "onset_temp_c": pa.array(found.onset_temp_c, from_pandas=True),
+            },
+            schema=THROTTLE_COLUMNS,
+        )
+        for cause, found in stretches(fast, maximum_mhz, aligned.duration_s).items()
+    ]
+    return pa.concat_tables(parts) if parts else THROTTLE_COLUMNS.empty_table()
+
+
+def _excursions(examined: Examined) -> pa.Table:
+    parts = []
+    for trace, sensor in zip(examined.powers.traces, examined.together.sensors, strict=False):
+        found = sensor.excursions
+        if found is not None and found.count:
+            node, device = trace.devices[0]
+            columns = {
+                "node": [node] * found.count,
+                "device": [device] * found.count,
+                "start_s": found.start_s,
+                "end_s": found.end_s,
+                "energy_j": found.energy_j,
+                "peak_w": found.peak_w,
+                "limit_w": [found.limit_w] * found.count,
+            }
+            parts.append(pa.table(columns, schema=EXCURSION_COLUMNS))
+    return pa.concat_tables(parts) if parts else EXCURSION_COLUMNS.empty_table()

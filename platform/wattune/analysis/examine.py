@@ -1,0 +1,142 @@
+"""One trial or recording looked at: what metrics, verdict and detail are made from, computed once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from wattune.analysis.align import Aligned, align
+from wattune.analysis.decompose import Division, divide
+from wattune.analysis.energy import Powers, powers
+from wattune.analysis.kernels import kernel_metrics, parts
+from wattune.analysis.outlier import Outlier, outliers
+from wattune.analysis.phases import Segments, segments
+from wattune.analysis.power import Synchronous, synchronous
+from wattune.analysis.readings import Device, Tables
+from wattune.analysis.saturation import Saturation, link_peaks, saturation
+from wattune.analysis.speed import step_times_s
+from wattune.analysis.steady import steady_from
+from wattune.analysis.thermal import Temperature, temperature
+from wattune.analysis.throttle import Throttle, clock_max_mhz, device_throttle
+from wattune.catalog.hardware import DeviceSpec
+from wattune.plan.parallel import num_micro_batches
+from wattune.trial import TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Everything that is known of one trial or recording."""
+
+    spec: TrialSpec | None
+    marks: pa.Table | None
+    aligned: Aligned
+    num_unsteady_steps: int | None
+    """Steps left out in front of the steady state; None where no steady state was found, and none were left out."""
+    powers: Powers
+    together: Synchronous
+    temperatures: Mapping[Device, Temperature]
+    throttles: Mapping[Device, Throttle]
+    division: Division | None
+    profiled: Mapping[str, float]
+    """Share of rank-time by part from a profiled pass, where marks could not tell; empty where there was none."""
+    profiled_metrics: Mapping[str, float]
+    """The same as metrics."""
+    ways: Mapping[Device, Segments]
+    outliers: tuple[Outlier, ...]
+    saturation: tuple[Saturation, ...]
+
+    @property
+    def sensed(self) -> DeviceSpec | None:
+        """The device telemetry describes; None for a recording."""
+        return None if self.spec is None else self.spec.cluster.sensed_device
+
+
+def examine(
+    spec: TrialSpec | None,
+    marks: pa.Table | None,
+    tables: Tables,
+    manifests: Mapping[str, Mapping[str, Any]],
+    *,
+    kernels: pa.Table | None = None,
+    measured_steps: Sequence[int] | None = None,
+    power_limit_w: float | None = None,
+    window: tuple[int, int] | None = None,
+) -> Examined | None:
+    """Looks at a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
+
+    Unless the steps to count are given, those in front of the steady state (`wattune.analysis.steady.steady_from`) are
+    left out, and the window begins after them.
+
+    Returns:
+        What there is to know, None where neither marks nor `window` give a window.
+    """
+    aligned = align(tables, marks, manifests, measured_steps=measured_steps, window=window)
+    if aligned is None:
+        return None
+    unsteady: int | None = 0
+    if aligned.steps is not None and measured_steps is None:
+        unsteady = steady_from(step_times_s(aligned.steps))
+        if unsteady:
+            steady = aligned.steps.number[unsteady:].tolist()
+            aligned = align(tables, marks, manifests, measured_steps=steady) or aligned
+    traces = powers(aligned)
+    sensed = None if spec is None else spec.cluster.sensed_device
+    core, throttles = clocks_and_temperatures(aligned, None if sensed is None else sensed.sm_clock_max_mhz)
+    division = _division(aligned, marks, spec)
+    profiled, profiled_metrics = ({}, {}) if division is not None else _profiled(kernels, spec)
+    ways = {} if marks is None else segments(aligned, marks)
+    return Examined(
+        spec=spec,
+        marks=marks,
+        aligned=aligned,
+        num_unsteady_steps=unsteady,
+        powers=traces,
+        together=synchronous(aligned, traces, power_limit_w=power_limit_w),
+        temperatures=core,
+        throttles=throttles,
+        division=division,
+        profiled=profiled,
+        profiled_metrics=profiled_metrics,
+        ways=ways,
+        outliers=outliers(aligned, traces, spec, division),
+        saturation=saturation(aligned, link_peaks(aligned, sensed), ways, divided=division is not None),
+    )
+
+
+def _profiled(kernels: pa.Table | None, spec: TrialSpec | None) -> tuple[dict[str, float], dict[str, float]]:
+    """Parts of a step and shares of it by its kernels: compute whole, communication by axis."""
+    if kernels is None or spec is None:
+        return {}, {}
+    count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    shares: dict[str, float] = {}
+    for part, share in parts(kernels, spec.plan, num_micro_batches=count).items():
+        kind, _, rest = part.partition("_")
+        name = {"compute": "compute", "comm": f"exposed_comm:{rest.partition('_')[0]}"}.get(kind, part)
+        shares[name] = shares.get(name, 0.0) + share
+    order = sorted(shares, key=lambda name: (name != "compute", not name.startswith("exposed_comm")))
+    metrics = kernel_metrics(kernels, spec.plan, num_micro_batches=count)
+    return {name: shares[name] for name in order}, metrics
+
+
+def clocks_and_temperatures(
+    aligned: Aligned, otherwise_mhz: float | None
+) -> tuple[dict[Device, Temperature], dict[Device, Throttle]]:
+    """Both of every device, each empty unless it can be told of all; readings are gone through once."""
+    core: dict[Device, Temperature] = {}
+    throttles: dict[Device, Throttle] = {}
+    for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
+        warm = temperature(readings, aligned.duration_s)
+        maximum_mhz = clock_max_mhz(aligned, where, otherwise_mhz)
+        lost = device_throttle(readings, maximum_mhz, aligned.duration_s) if maximum_mhz else None
+        core |= {} if warm is None else {where: warm}
+        throttles |= {} if lost is None else {where: lost}
+    whole = len(aligned.devices)
+    return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
+
+
+def _division(aligned: Aligned, marks: pa.Table | None, spec: TrialSpec | None) -> Division | None:
+    if marks is None or aligned.steps is None or spec is None:
+        return None
+    count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    return divide(marks, aligned.steps, spec.plan, num_micro_batches=count)

@@ -1,0 +1,267 @@
+"""Where a profiled step's time goes: what kernels are, by their names, and which of them nothing hides.
+
+Names were read from traces of torch 2.11 and 2.13 (operators on CPUs; cuBLAS, CUTLASS, cuDNN, FlashAttention, NCCL and
+Inductor kernels on H200), those of AMD's libraries (Tensile, AOTriton, RCCL) from their sources.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wattune.plan.axes import Plan
+
+COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")
+"""Kinds of compute. Where several run at once, time is counted for the first in this order."""
+
+GROUPS: Final = ("tp", "ep", "cp", "pp", "dp", "world")
+"""Whose communication: the parallel axis, or all ranks together. Where several run at once, the first is waited for."""
+
+HOST: Final = "host"
+"""A processor between two operators of a step: autograd and Python. It is compute where the processor is the device."""
+
+_KINDS: Final = (
+    # A collective of any vendor's library, and gloo's.
+    ("communication", r"nccl|rccl|msccl|^gloo:|symm_mem|cross_device_(reduce|all)"),
+    # Inductor names a kernel after everything that was fused into it, neighbours of attention and copies included.
+    ("grouped_gemm", r"^triton_tem_.*grouped_mm"),
+    ("attention", r"^triton_tem_.*attention"),
+    ("gemm", r"^triton_tem_"),
+    ("norm", r"^triton_.*(rms_norm|layer_norm|rsqrt)"),
+    ("reduce", r"^triton_(red|per)_"),
+    ("elementwise", r"^triton_poi_"),
+    ("grouped_gemm", r"grouped_?mm|grouped_?gemm|groupproblemshape|moe_gemm"),
+    ("attention", r"flash_|_flash|fmha|sdpa|attn_fwd|attn_bwd|bwd_kernel_d[kq]|scaled_dot_product|flex_attention"),
+    ("optimizer", r"multi_tensor_apply|adam|_foreach_|lpnorm|lp_norm|^aten::_?linalg_vector_norm"),
+    # Tensile's names begin with Cijk; nvjet are cuBLAS's kernels for Hopper.
+    ("gemm", r"gemm|gemv|nvjet|^cijk_|splitk|cublas|^aten::(add)?(b|m)?mm$|^aten::(addmm|matmul|linear)$"),
+    ("norm", r"rms_?norm|layer_?norm|_norm_|rsqrt|grad_input_kernel|gammabeta"),
+    ("copy", r"memcpy|memset|copy|catarray|chunk_cat|^aten::(cat|clone|contiguous|zero_|fill_|to|_to_copy|empty\w*)$"),
+    (
+        "reduce",
+        r"reduce|softmax|nll_loss|cross_entropy|^aten::(sum|mean|max|argsort|sort|topk|cumsum)",
+    ),
+    ("elementwise", r"elementwise|^aten::|index|embedding|gather|scatter|silu|gelu"),
+)
+_PATTERNS: Final = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
+_HOST_NAMES: Final = re.compile(r"Backward\d*$|Redistribute|TorchTensor|PythonSubclass|^torch::|RegisterPost|^fsdp::")
+
+_ROLES: Final = (
+    # The torch engine's meshes, Megatron-Core's groups, then what calls a collective of gloo.
+    ("dp", r"mesh_(replicate|shard|dp|fsdp)|(EXPERT_)?DATA_PARALLEL|FSDP::"),
+    ("ep", r"mesh_ep|EXPERT_MODEL_PARALLEL|alltoall|all_to_all"),
+    ("tp", r"mesh_tp|TENSOR|_c10d_functional::|^MODEL_PARALLEL_GROUP$"),
+    ("cp", r"mesh_cp|CONTEXT_PARALLEL"),
+    ("pp", r"mesh_pp|PIPELINE|EMBEDDING|c10d::(send|recv)"),
+)
+_ROLE_PATTERNS: Final = tuple((role, re.compile(pattern)) for role, pattern in _ROLES)
+
+Floats = npt.NDArray[np.float64]
+
+
+def kind_of(name: str) -> str:
+    """What a kernel or operator does: `communication`, one of `COMPUTE`, or `HOST`."""
+    for kind, pattern in _PATTERNS:
+        if pattern.search(name):
+            return kind
+    return HOST if _HOST_NAMES.search(name) else "other"
+
+
+def role_of(name: str, collective: str, group: str) -> str:
+    """Whose communication a collective is, one of `GROUPS`.
+
+    Args:
+        name: The kernel.
+        collective: The collective as the trace names it, such as `allreduce` or `all_to_allv`; empty where unknown.
+        group: The process group's description, or for gloo what called it.
+    """
+    # Pipeline neighbours and experts have collectives of their own, whatever their group is called.
+    for role, pattern in _ROLE_PATTERNS:
+        if pattern.search(group):
+            return role
+    if re.search(r"all_?to_?all", f"{name} {collective}", re.IGNORECASE):
+        return "ep"
+    if re.search(r"send|recv", f"{name} {collective}", re.IGNORECASE):
+        return "pp"
+    return "world"
+
+
+def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
+    """Shares of rank-time in the profiled steps; the first five sum to 1.
+
+    - `compute_frac`: some compute runs.
+    - `exposed_comm_frac`: communication runs and no compute does, less what is waiting for others. Its parts by axis
+      are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; what remains is the communication of all ranks together.
+    - `bubble_frac`: exposed pipeline communication, up to what an ideal schedule idles: (p - 1) / (v m) of the slowest
+      rank's forward and backward compute (Narayanan et al. 2021, arXiv 2104.04473, sections 2.1 and 2.2).
+    - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective: its
+      kernel ran only for the transfer, the others' also while they waited for it. Between pipeline stages, exposed
+      time beyond the ideal bubble, up to the difference between the slowest rank's compute and this rank's. Absent
+      groups' ranks (gloo) leave collectives' waiting in `exposed_comm_frac`.
+    - `other_frac`: nothing runs. Above 0.05 the decomposition explains too little to rely on.
+
+    Args:
+        kernels: A table of `wattune.schema.KERNELS`, all ranks.
+        plan: How the model was laid out.
+        num_micro_batches: Micro-batches a replica runs per step.
+
+    Returns:
+        The shares, or nothing where no step was profiled.
+    """
+    shares = parts(kernels, plan, num_micro_batches=num_micro_batches)
+    if not shares:
+        return {}
+
+    def summed(prefix: str) -> float:
+        return float(sum(share for name, share in shares.items() if name.startswith(prefix)))
+
+    metrics = {
+        "compute_frac": summed("compute_"),
+        "exposed_comm_frac": summed("comm_"),
+        "bubble_frac": shares["bubble"],
+        "straggler_frac": shares["straggler"],
+        "other_frac": shares["other"],
+    }
+    for role in GROUPS[:-1]:
+        if any(name.startswith(f"comm_{role}_") for name in shares):
+            metrics[f"exposed_comm_{role}_frac"] = summed(f"comm_{role}_")
+    return metrics
+
+
+def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
+    """The step in parts that sum to 1, finer than `kernel_metrics`.
+
+    Returns:
+        Shares of rank-time: `compute_<kind>` of `COMPUTE` and `compute_host`, `comm_<axis>_<fabric>` with the fabric
+        `node`, `network` or `unknown`, then `bubble`, `straggler` and `other`. Parts that are nothing are left out,
+        except the last three. Empty where no step was profiled.
+    """
+    rows = _Rows(kernels)
+    if not rows.spans:
+        return {}
+    exposed = [_exposed(rows, cell) for cell in rows.spans]
+    waits = _waits(rows)
+    busy = np.array([sum(each[name] for name in each if name.startswith("compute_")) for each in exposed])
+    model = busy - np.array([each.get("compute_optimizer", 0.0) for each in exposed])
+    steps = np.array([step for _, step in rows.spans])
+    total: dict[str, float] = {"bubble": 0.0, "straggler": 0.0, "other": 0.0}
+    whole_ns = float(sum(rows.spans.values()))
+    for index, (cell, each) in enumerate(zip(rows.spans, exposed, strict=True)):
+        same = steps == cell[1]
+        ideal = (plan.pp - 1) / (plan.vpp * num_micro_batches) * float(model[same].max())
+        slower = float(busy[same].max() - busy[index])
+        for name, time_ns in each.items():
+            left_ns = time_ns
+            if name.startswith("comm_pp_"):
+                bubble, late = min(left_ns, ideal), min(max(left_ns - ideal, 0.0), slower)
+                ideal, slower = ideal - bubble, slower - late
+                total["bubble"] += bubble
+                total["straggler"] += late
+                left_ns -= bubble + late
+            elif name.startswith("comm_"):
+                late = left_ns * waits.get((*cell, name), 0.0)
+                total["straggler"] += late
+                left_ns -= late
+            total[name] = total.get(name, 0.0) + left_ns
+    return {name: max(time_ns / whole_ns, 0.0) for name, time_ns in total.items()}
+
+
+class _Rows:
+    """The table as arrays, each row's name made a category."""
+
+    def __init__(self, kernels: pa.Table) -> None:
+        columns = {name: kernels[name].combine_chunks() for name in kernels.column_names}
+        texts = {name: _texts(columns[name]) for name in ("name", "collective", "group", "group_ranks", "fabric")}
+        keys = list(zip(*texts.values(), strict=True))
+        known = {key: _category(*key) for key in set(keys)}
+        self.category = [known[key] for key in keys]
+        self.instance = [(each[2], each[3], each[1]) for each in keys]
+        self.cell = list(zip(columns["rank"].to_pylist(), columns["step"].to_pylist(), strict=True))
+        self.start_ns: npt.NDArray[np.int64] = columns["start_ns"].to_numpy()
+        self.end_ns: npt.NDArray[np.int64] = columns["end_ns"].to_numpy()
+        self.spans = {
+            self.cell[i]: int(self.end_ns[i]) for i, category in enumerate(self.category) if category == "step"
+        }
+        self.rows: dict[tuple[int, int], list[int]] = {cell: [] for cell in self.spans}
+        for i, category in enumerate(self.category):
+            if category != "step" and self.cell[i] in self.rows:
+                self.rows[self.cell[i]].append(i)
+
+
+def _texts(column: pa.Array) -> list[str]:
+    return [text or "" for text in column.cast(pa.string()).to_pylist()]
+
+
+def _category(name: str, collective: str, group: str, _ranks: str, fabric: str) -> str:
+    if name == "step":
+        return "step"
+    kind = kind_of(name)
+    if kind != "communication":
+        return f"compute_{kind}"
+    return f"comm_{role_of(name, collective, group)}_{fabric or 'unknown'}"
+
+
+def _exposed(rows: _Rows, cell: tuple[int, int]) -> dict[str, float]:
+    """Nanoseconds of one rank's step by category, each moment once, and `other` for those in which nothing runs."""
+    chosen = rows.rows[cell]
+    whole_ns = float(rows.spans[cell])
+    if not chosen:
+        return {"other": whole_ns}
+    start_ns, end_ns = rows.start_ns[chosen], rows.end_ns[chosen]
+    names = sorted({rows.category[i] for i in chosen}, key=_order)
+    code = np.array([names.index(rows.category[i]) for i in chosen])
+    edges = np.unique(np.concatenate([start_ns, end_ns]))
+    change = np.zeros((len(names), len(edges)), np.int64)
+    np.add.at(change, (code, np.searchsorted(edges, start_ns)), 1)
+    np.add.at(change, (code, np.searchsorted(edges, end_ns)), -1)
+    active = np.cumsum(change, axis=1)[:, :-1] > 0
+    first = np.where(active.any(axis=0), active.argmax(axis=0), len(names))
+    times = np.bincount(first, np.diff(edges), minlength=len(names) + 1)[: len(names)]
+    found = {name: float(time_ns) for name, time_ns in zip(names, times, strict=True) if time_ns > 0}
+    return found | {"other": whole_ns - float(times.sum())}
+
+
+def _order(category: str) -> tuple[int, int, str]:
+    """Compute before communication before the host: what comes first hides the rest."""
+    head, kind = category.split("_", 1)
+    if head == "comm":
+        return 1, GROUPS.index(kind.split("_", 1)[0]), category
+    return (2, 0, category) if kind == HOST else (0, COMPUTE.index(kind), category)
+
+
+def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
+    """By rank, step and category: the share of collectives' time in which the rank waited for a later one.
+
+    The same collective ends on all its ranks together, and the rank that comes last only transfers: what another rank
+    takes longer is waiting. No clocks are compared.
+    """
+    by_group: dict[tuple[int, tuple[str, str, str]], dict[int, list[int]]] = {}
+    for (rank, step), chosen in rows.rows.items():
+        for i in chosen:
+            category, (_, ranks, _) = rows.category[i], rows.instance[i]
+            if category.startswith("comm_") and not category.startswith("comm_pp_") and ranks:
+                by_group.setdefault((step, rows.instance[i]), {}).setdefault(rank, []).append(i)
+    spent: dict[tuple[int, int, str], list[float]] = {}
+    for (step, (_, ranks, _)), members in by_group.items():
+        expected = len(re.findall(r"\d+", ranks))
+        durations = _durations(rows, list(members.values()))
+        if len(members) != expected or expected < 2 or durations is None:
+            continue
+        late = durations - durations.min(axis=0)
+        for row, (rank, chosen) in enumerate(members.items()):
+            sums = spent.setdefault((rank, step, rows.category[chosen[0]]), [0.0, 0.0])
+            sums[0] += float(late[row].sum())
+            sums[1] += float(durations[row].sum())
+    return {key: late / whole for key, (late, whole) in spent.items() if whole > 0}
+
+
+def _durations(rows: _Rows, members: Sequence[list[int]]) -> Floats | None:
+    """Each rank's collectives of one group in order, shape (ranks, collectives); None where their numbers differ."""
+    if len({len(chosen) for chosen in members}) != 1:
+        return None
+    ordered = [sorted(chosen, key=lambda i: int(rows.start_ns[i])) for chosen in members]
+    result: Floats = np.array([rows.end_ns[chosen] - rows.start_ns[chosen] for chosen in ordered], np.float64)
+    return result

@@ -1,0 +1,101 @@
+"""A trial's or recording's folder, analysed again from its files alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from wattune.analysis.detail import Detail, detail_of
+from wattune.analysis.examine import examine
+from wattune.analysis.intake import schema_problems
+from wattune.analysis.readings import Tables
+from wattune.analysis.summary import Summary, is_simulated, summarize, summary_of
+from wattune.errors import PlanError
+from wattune.record.recording import command_window, load
+from wattune.study import RecordingFolder, TrialFolder
+from wattune.trial import TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything a folder shows."""
+
+    summary: Summary
+    detail: Detail | None
+    """None where there is no window, or the tables are not what they should be."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know beside the metrics, a line each."""
+        said = {
+            "schema_version": "another version's table: {}",
+            "schema_columns": "not what it should be: {}",
+            "outlier": "unlike its peers: {}",
+            "steady_from_step": "steps left out before the steady state: {}",
+            "saturated": "saturated: {}",
+        }
+        return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return {
+            "metrics": dict(self.summary.metrics),
+            "quality": self.summary.quality,
+            "quality_reasons": list(self.summary.quality_reasons),
+            "tags": dict(self.summary.tags),
+            "detail": None if self.detail is None else self.detail.to_json(),
+        }
+
+
+def inspect(path: Path) -> Analysis:
+    """Analyses a folder; long recordings are read a device at a time.
+
+    Memory is that of the rank that used most, as its result has it: no table holds what allocators knew.
+
+    Raises:
+        PlanError: There is no such folder, or nothing measured in it.
+        TelemetryError: A table or manifest in it cannot be read.
+    """
+    if not path.is_dir():
+        raise PlanError(f"{path} is no folder; give a trial's or a recording's")
+    folder = RecordingFolder(path)
+    facts = folder.facts()
+    tables: Tables
+    manifests: Mapping[str, Mapping[str, Any]]
+    if facts.get("closed", True):
+        tables, marks, manifests = folder.stored(), folder.marks(), folder.manifests()
+        window = None if schema_problems(tables, marks) else command_window(facts, tables, manifests)
+    else:
+        measured = load(path)
+        tables, marks, manifests, window = measured.tables, measured.marks, measured.manifests, measured.window
+    if not tables and marks is None:
+        raise PlanError(f"{path} holds neither telemetry nor marks; give a trial's or a recording's folder")
+    spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
+    return _analysed(spec, marks, tables, manifests, window, TrialFolder(path))
+
+
+def _analysed(
+    spec: TrialSpec | None,
+    marks: pa.Table | None,
+    tables: Tables,
+    manifests: Mapping[str, Mapping[str, Any]],
+    window: tuple[int, int] | None,
+    folder: TrialFolder,
+) -> Analysis:
+    examined = None
+    if not schema_problems(tables, marks):
+        examined = examine(spec, marks, tables, manifests, kernels=folder.kernels(), window=window)
+    if examined is None:
+        return Analysis(summary=summarize(spec, marks, tables, manifests, window=window), detail=None)
+    simulated = is_simulated(tables, manifests)
+    memory = _memory_peak_bytes(folder)
+    summary = summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory)
+    return Analysis(summary=summary, detail=detail_of(examined))
+
+
+def _memory_peak_bytes(folder: TrialFolder) -> list[int]:
+    result = folder.result()
+    peak = None if result is None else result.metrics.get("memory_peak_bytes")
+    return [] if peak is None else [int(peak)]

@@ -1,0 +1,150 @@
+"""What Ray does besides running our work, set where Ray allows it and recorded with every result.
+
+Ray's dashboard agent reads every GPU through NVML each five seconds, as a sampler does; Ray reports its use to its
+makers; and it listens on all interfaces. `docs/security.md` has the list of ports and how they were seen.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
+"""How often Ray's agent on a node reads its GPUs; read by `ray.dashboard.modules.reporter.reporter_consts` of 2.60."""
+
+RAYS_POLL_INTERVAL_MS: Final = 5000
+"""Its default there."""
+
+ANSWER_WITHIN_S: Final = 60.0
+"""Longest a node may take to say how it is set."""
+
+JOB_SETTINGS: Final = {
+    # An unsatisfiable placement group is retried for ever by default; see `run_trial`.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
+    # Result files are the study folder's business.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    # Progress is shown by whoever listens to the study.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    # Ctrl-C is ours: the study folder is brought in order before Ray goes.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Ray Train gives all workers of a node CUDA_VISIBLE_DEVICES of all its devices, and Ray each worker one device in
+    # HIP_VISIBLE_DEVICES: together they name devices that are not there (ray#49260). HIP honours the former alone.
+    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
+}
+"""Environment of the study's driver and of every worker; what the user has set stands."""
+
+_LOCAL_SETTINGS: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # One reader of the GPUs is enough; the first reading, at the start, cannot be had without.
+    POLL_VARIABLE: "3600000",
+}
+"""Environment of a cluster of our own; what the user has set stands."""
+
+
+def apply(settings: Mapping[str, str]) -> None:
+    """Puts settings into this process's environment, where the user has not."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def local_cluster() -> Iterator[None]:
+    """Makes a cluster that is started inside it quiet, closed to others, and reachable on loopback only."""
+    apply(_LOCAL_SETTINGS)
+    if "RAY_AUTH_MODE" not in os.environ:
+        # A token of our own: without one Ray writes its token to the home folder, which turns authentication on for
+        # every later `ray start` there, and open mode would let anyone who reaches the ports run code.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray read both when it was imported; what makes it read them again is not public (as of 2.60).
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+    if sys.platform == "linux":
+        # Gloo would listen on the interface of the host's name.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    if name in os.environ:
+        yield
+        return
+    # How Ray keeps to 127.0.0.1 on macOS and Windows. The variable is for its processes; this one has read it already.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[name]
+
+
+def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
+    """How Ray is set, as tags of every result.
+
+    Args:
+        node_ids: Ray's ids of the cluster's nodes.
+        ours: Whether the cluster is one of our own, whose settings are this process's; others are asked.
+    """
+    found = [_node_settings()] if ours else _ask(node_ids)
+    intervals_s = [int(one["poll_ms"]) / 1000 for one in found]
+    usage = {one["usage_stats"] for one in found}
+    tags = {
+        "ray.auth_mode": _auth_mode(),
+        "ray.cluster": "own" if ours else "joined",
+        "ray.dashboard": _dashboard(),
+        "ray.usage_stats": "on" if "on" in usage else "off" if usage == {"off"} else "unknown",
+        "ray.gpu_poll_interval_s": f"{min(intervals_s):g}" if intervals_s else "unknown",
+    }
+    if len(found) < (1 if ours else len(node_ids)):
+        tags["ray.silent_nodes"] = str(len(node_ids) - len(found))
+    return tags
+
+
+def _node_settings() -> dict[str, str]:
+    """How the node this runs on is set; its processes have the environment its Ray was started with."""
+    from ray._common.usage.usage_lib import usage_stats_enabled
+
+    return {
+        "poll_ms": os.environ.get(POLL_VARIABLE, str(RAYS_POLL_INTERVAL_MS)),
+        "usage_stats": "on" if usage_stats_enabled() else "off",
+    }
+
+
+def _ask(node_ids: Sequence[str]) -> list[dict[str, str]]:
+    """The settings of every node that answers."""
+    ask = ray.remote(_node_settings)
+    asked = [
+        ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
+        for node_id in node_ids
+    ]
+    ready, silent = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_WITHIN_S)
+    for one in silent:
+        ray.cancel(one, force=True)
+    answers: list[dict[str, str]] = []
+    for one in ready:
+        try:
+            answers.append(ray.get(one))
+        except ray.exceptions.RayError:  # a node that has just died says nothing of the others
+            continue
+    return answers
+
+
+def _auth_mode() -> str:
+    from ray._private.authentication.authentication_utils import get_authentication_mode_name
+    from ray._raylet import get_authentication_mode  # type: ignore[attr-defined]
+
+    return str(get_authentication_mode_name(get_authentication_mode()))
+
+
+def _dashboard() -> str:
+    """Where Ray's dashboard listens; `off` where there is none."""
+    context: Any = ray._private.worker.global_worker.node
+    return str(getattr(context, "webui_url", "") or "off")

@@ -1,0 +1,136 @@
+"""Telemetry of one trial: a sampler on each of its nodes while it runs, and what they recorded, brought home."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from wattune.catalog.hardware import device
+from wattune.errors import TelemetryError
+from wattune.orchestrate.assignment import Place
+from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.telemetry_actor import (
+    ClockOffset,
+    NodeTelemetry,
+    Sensed,
+    clock_offset,
+    without_own_processes,
+)
+from wattune.trial import TrialSpec
+
+START_S: Final = 90.0
+"""Longest a node may take to start its sampler, its actor's own start included."""
+STOP_S: Final = 60.0
+LOOK_S: Final = 5.0
+"""Longest a look at a running trial's power may take; it is then left out."""
+
+_BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
+"""What reads a node's sensors, by the vendor of the devices it trains on."""
+
+_REFERENCE: Final = ClockOffset(clock_offset_ns=0, clock_offset_uncertainty_ns=0)
+
+
+@dataclass(slots=True)
+class TrialTelemetry:
+    """What is known of a trial's sensors while it runs, and what they recorded once it is over."""
+
+    sensed: Mapping[str, Sensed]
+    """By node."""
+    node_power_w: Callable[[], dict[str, float]]
+    """Looks at every node: the highest 1 s mean of its device power in the last seconds, where it is read."""
+    places: Sequence[Place] = ()
+    """Where the ranks ran; to be set before it is over."""
+    recorded: list[NodeTelemetry] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Nodes whose telemetry could not be brought home, and why."""
+
+
+def sensor_backends(spec: TrialSpec) -> list[str]:
+    """What the nodes of a trial are read with."""
+    return list(_BACKENDS_OF_VENDOR[device(spec.cluster.device).vendor])
+
+
+@contextmanager
+def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Iterator[TrialTelemetry]:
+    """Samples the trial's nodes while the body runs.
+
+    Args:
+        key: The trial's name in the nodes' spools.
+        spec: What runs; its devices say which sensors are read.
+        cluster: Its nodes are sampled.
+        lanes: Hold the nodes' telemetry actors.
+
+    Raises:
+        TelemetryError: A sampler did not start.
+    """
+    actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, sensor_backends(spec)), strict=True))
+    num_ranks = spec.cluster.devices_per_node
+    sensed: dict[str, Sensed] = {}
+    try:
+        started = [(node, actor.start.remote(key, num_ranks)) for node, actor in actors.items()]
+        for node, starting in started:
+            sensed[node.name] = _answer(node, starting, START_S)
+        # This node's clock is the reference; measured against itself it would only show the round trip's noise.
+        others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
+        offsets = {node.name: clock_offset(actor) for node, actor in others.items()}
+    except TelemetryError:
+        _stop(key, actors)
+        raise
+    telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors))
+    try:
+        yield telemetry
+    finally:
+        recorded, telemetry.lost = _stop(key, actors)
+        for part in recorded:
+            pids: dict[str, list[int]] = {}
+            for place in telemetry.places:
+                if place.node == part.node:
+                    pids.setdefault(place.device, []).append(place.pid)
+            known: dict[str, Any] = without_own_processes(part.manifest, pids)
+            known |= asdict(offsets.get(part.node, _REFERENCE))
+            telemetry.recorded.append(replace(part, manifest=known))
+
+
+def forget(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> None:
+    """Removes a trial's files from its nodes once they are in the study folder; a node that is gone has none."""
+    actors = lanes.telemetry_actors(cluster.nodes, sensor_backends(spec))
+    ray.wait([actor.forget.remote(key) for actor in actors], num_returns=len(actors), timeout=STOP_S)
+
+
+def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
+    try:
+        return ray.get(pending, timeout=timeout_s)
+    except RayTaskError:  # what the actor itself raised
+        raise
+    except RayError as error:  # it is gone, or out of reach
+        raise TelemetryError(
+            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s ({type(error).__name__}); see "
+            "whether the node is still there"
+        ) from error
+
+
+def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> tuple[list[NodeTelemetry], list[str]]:
+    recorded, lost = [], []
+    for node, pending in [(node, actor.stop.remote(key)) for node, actor in actors.items()]:
+        try:
+            recorded.append(_answer(node, pending, STOP_S))
+        except TelemetryError as error:
+            lost.append(" ".join(str(error).split()))
+    return recorded, lost
+
+
+def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
+    found = {}
+    for node, pending in [(node, actor.node_power_w.remote(key)) for node, actor in actors.items()]:
+        try:
+            power_w = _answer(node, pending, LOOK_S)
+        except TelemetryError:
+            continue
+        if power_w is not None:
+            found[node.name] = power_w
+    return found

@@ -1,0 +1,130 @@
+"""One figure of the report: drawn by plotly, shown on a page, or written as an image. How all of them look."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import plotly.graph_objects as go
+import plotly.io
+from plotly.offline import get_plotlyjs
+
+from wattune.errors import WattuneError
+from wattune.report.markup import FONT, INK, LINE, Html, fill, section
+from wattune.schema import METRICS
+
+IMAGE_SIZE: Final = (1120, 520)
+"""Pixels of an image at scale 1; PNG is written at `PNG_SCALE`."""
+PNG_SCALE: Final = 2
+FORMATS: Final = ("png", "svg")
+
+DASHED: Final = {"dash": "dash", "color": INK, "width": 1.5}
+
+_AXIS: Final = {"gridcolor": LINE, "zeroline": False, "linecolor": "#8a94a3", "ticks": "outside"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One figure with its words."""
+
+    title: str
+    caption: str
+    """What is drawn and how to read it."""
+    figure: go.Figure
+    simulated: bool
+    height: int = 440
+
+    @property
+    def name(self) -> str:
+        """Its name in the page and as a file."""
+        return "chart-" + "-".join(self.title.lower().split())
+
+    def html(self) -> Html:
+        """The figure as a section of the page."""
+        config = {"displayModeBar": False, "responsive": True}
+        drawn = _styled(self).to_html(full_html=False, include_plotlyjs=False, div_id=self.name, config=config)
+        return section(
+            self.title,
+            fill('<figure><div role="img" aria-label="{}">{}</div>', f"{self.title}. {self.caption}", Html(drawn)),
+            fill("<figcaption>{}</figcaption></figure>", self.caption),
+        )
+
+
+def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
+    """Writes figures as images in every one of `FORMATS`, all in one browser.
+
+    Returns:
+        The files.
+
+    Raises:
+        WattuneError: The exporter or the browser it draws with is not installed, or the folder cannot be written.
+    """
+    drawn, paths, heights = [], [], []
+    for chart in charts:
+        figure = _styled(chart)
+        figure.update_layout(title={"text": plain(chart.title), "x": 0.01}, margin_t=84)
+        for kind in FORMATS:
+            drawn.append(figure)
+            paths.append(folder / f"{chart.name.removeprefix('chart-')}.{kind}")
+            heights.append(max(chart.height, IMAGE_SIZE[1]))
+    scales = [PNG_SCALE if path.suffix == ".png" else 1 for path in paths]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if drawn:
+            plotly.io.write_images(drawn, paths, width=IMAGE_SIZE[0], height=heights, scale=scales)
+    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        raise WattuneError(f"cannot write the figures to {folder}: {_need(error)}") from error
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise WattuneError(f"the exporter left out {', '.join(missing)} in {folder}; run it again")
+    return paths
+
+
+def script() -> Html:
+    """The whole of plotly.js, so that charts need no network."""
+    return fill("<script>{}</script>", Html(get_plotlyjs()))
+
+
+def plain(text: str) -> str:
+    """Text that plotly draws as it is: it reads some HTML in whatever it draws."""
+    return html.escape(text, quote=False)
+
+
+def axis_title(metric: str) -> str:
+    """A metric and its unit."""
+    unit = METRICS[metric].unit
+    return metric if unit in (None, "1") else f"{metric} [{unit}]"
+
+
+def _need(error: Exception) -> str:
+    """What is missing, in one line: plotly's own words are a page."""
+    said = f"{type(error).__name__} {error}"
+    if "chrome" in said.lower():
+        return "no Chrome or Chromium is installed; install one, or run `plotly_get_chrome`"
+    if "kaleido" in said.lower():
+        return "plotly's exporter is not installed; install wattune[figures], and a Chrome or Chromium"
+    return " ".join(str(error).split())[:300]
+
+
+def _styled(chart: Chart) -> go.Figure:
+    """The figure in the report's looks; simulated figures say so across all of it."""
+    figure = go.Figure(chart.figure)
+    figure.update_layout(
+        template="none",
+        font={"family": FONT, "size": 13, "color": INK},
+        margin={"l": 78, "r": 20, "b": 56},
+        height=chart.height,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hoverlabel={"align": "left", "bgcolor": "#ffffff", "bordercolor": LINE, "font": {"color": INK}},
+        paper_bgcolor="#ffffff",
+        plot_bgcolor="#ffffff",
+    )
+    figure.update_xaxes(**_AXIS, title_standoff=12)
+    figure.update_yaxes(**_AXIS, title_standoff=12)
+    if chart.simulated:
+        stamp: dict[str, Any] = {"size": 64, "color": "rgba(179,71,0,0.16)"}
+        figure.add_annotation(
+            text="SIMULATED", xref="paper", yref="paper", x=0.5, y=0.5, textangle=-18, font=stamp, showarrow=False
+        )
+    return figure

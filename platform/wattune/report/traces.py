@@ -1,0 +1,168 @@
+"""Node power over time against the step timeline, excursions marked."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from wattune.evidence import Evidence
+from wattune.judgement import RankedTrial, Verdict
+from wattune.objective import Constraint
+from wattune.ranking import Ranking
+from wattune.report.figure import DASHED, Chart, plain
+from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+
+MAX_TRACE_PARTS: Final = 1500
+"""Parts a long trace is cut into; two samples of each are drawn, more than a screen has columns."""
+
+_LIMIT: Final = "node_device_power_w"
+"""The hard limit that is drawn, by its name under `limits` of a search space."""
+
+_STEP_COLORS: Final = ("#8a94a3", "#dfe4ea")
+_EXCURSION_COLOR: Final = "#CC79A7"
+
+Floats = NDArray[np.float64]
+
+
+def power(
+    ranking: Ranking, rows: Sequence[RankedTrial], evidence: Mapping[str, Evidence], limits: Mapping[str, float]
+) -> Chart | None:
+    """Node power of some trials over time, every bound on it, and beneath each its steps and excursions.
+
+    Args:
+        ranking: Where the trials stand.
+        rows: The trials, those without power left out.
+        evidence: By trial id.
+        limits: Hard limits by metric name.
+
+    Returns:
+        None without a trace.
+    """
+    shown = [
+        (row, found, node) for row in rows if (found := evidence.get(row.trial_id)) and (node := found.highest_node)
+    ]
+    if not shown:
+        return None
+    titles = [text for row, _, node in shown for text in (f"{row.verdict}: {plain(row.label)} on {plain(node)}", "")]
+    figure = make_subplots(
+        rows=2 * len(shown),
+        shared_xaxes=True,
+        subplot_titles=titles,
+        row_heights=[0.78, 0.22] * len(shown),
+        vertical_spacing=0.055,
+    )
+    highest_w = max(float(found.power_w[node][1].max()) for _, found, node in shown)
+    lowest_w = min(float(found.power_w[node][1].min()) for _, found, node in shown)
+    lines = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
+    lines += [(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else []
+    reach = [lowest_w, highest_w, *(bound_w for bound_w, _ in lines)]
+    room = 0.1 * ((max(reach) - min(reach)) or 1.0)
+    for number, (row, found, node) in enumerate(shown):
+        top, strip = 2 * number + 1, 2 * number + 2
+        time_s, power_w = envelope(*found.power_w[node])
+        color = FEASIBLE_COLOR if row.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
+        figure.add_scatter(
+            x=time_s,
+            y=power_w,
+            mode="lines",
+            line={"color": color, "width": 1.2},
+            showlegend=False,
+            hovertemplate="%{x:.2f} s, %{y:.0f} W<extra></extra>",
+            row=top,
+            col=1,
+        )
+        for bound_w, text in lines:
+            label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
+            figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=top, col=1)
+        excursions = [one for one in found.excursions.to_pylist() if one["node"] == node]
+        for start_s, end_s in _joined(excursions):
+            marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
+            figure.add_vrect(x0=start_s, x1=end_s, row=top, col=1, **marked)
+        _draw_strip(figure, found, excursions, strip)
+        figure.update_yaxes(title="node power [W]", range=[min(reach) - room, max(reach) + room], row=top, col=1)
+        figure.update_yaxes(
+            tickvals=[0, 1], ticktext=["excursions", "steps"], range=[-0.6, 1.6], showgrid=False, row=strip, col=1
+        )
+    figure.update_annotations(selector={"yanchor": "bottom", "xanchor": "center"}, x=0, xanchor="left")
+    figure.update_layout(margin_t=32, bargap=0.2, barmode="overlay")
+    figure.update_xaxes(title="time from the first measured step [s]", row=2 * len(shown), col=1)
+    caption = (
+        "Sum of a node's devices in means of 100 ms, on the node with the highest. Beneath it every measured step, and "
+        "excursions of single devices: 100 ms above 1.05 of a device's enforced limit until below 1.00 of it. A bound "
+        "on a 1 s peak may be passed for less than a second and kept. Drag to zoom in, double-click to return."
+    )
+    return Chart(
+        title="Power against the step timeline",
+        caption=caption,
+        figure=figure,
+        simulated=ranking.simulated,
+        height=120 + 330 * len(shown),
+    )
+
+
+def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
+    """A trace, or of a long one the least and largest sample of each of many parts, so that peaks stay.
+
+    Returns:
+        Seconds and watts, at most `2 * MAX_TRACE_PARTS` of each.
+    """
+    time_s, power_w = (np.asarray(values, dtype=np.float64) for values in (time_s, power_w))
+    if len(time_s) <= 2 * MAX_TRACE_PARTS:
+        return time_s, power_w
+    parts = list(pairwise(np.linspace(0, len(time_s), MAX_TRACE_PARTS + 1, dtype=int)))
+    kept = np.unique([start + pick(power_w[start:stop]) for start, stop in parts for pick in (np.argmin, np.argmax)])
+    return time_s[kept], power_w[kept]
+
+
+def _draw_strip(figure: go.Figure, found: Evidence, excursions: Sequence[Mapping[str, Any]], row: int) -> None:
+    """Steps as a band of alternating bars, excursions as another."""
+    start_s, time_s = found.steps
+    figure.add_bar(
+        x=time_s,
+        base=start_s,
+        y=[1] * len(start_s),
+        orientation="h",
+        width=0.7,
+        marker={"color": [_STEP_COLORS[number % 2] for number in range(len(start_s))], "line": {"width": 0}},
+        hovertext=[f"step {number}: {1e3 * each:.1f} ms" for number, each in enumerate(time_s.tolist())],
+        hoverinfo="text",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
+    figure.add_bar(
+        x=[one["end_s"] - one["start_s"] for one in excursions],
+        base=[one["start_s"] for one in excursions],
+        y=[0] * len(excursions),
+        orientation="h",
+        width=0.7,
+        marker={"color": _EXCURSION_COLOR, "line": {"width": 0}},
+        hovertext=[
+            f"{plain(str(one['device']))}: up to {one['peak_w']:.0f} W over a limit of {one['limit_w']:.0f} W, "
+            f"{one['energy_j']:.1f} J above it"
+            for one in excursions
+        ],
+        hoverinfo="text",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
+
+
+def _joined(excursions: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """When any device was in an excursion: the overlapping ones of several devices as one."""
+    joined: list[tuple[float, float]] = []
+    for start_s, end_s in sorted((one["start_s"], one["end_s"]) for one in excursions):
+        if joined and start_s <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
+        else:
+            joined.append((start_s, end_s))
+    return joined
+
+
+def _bounds_node_power(bound: Constraint) -> bool:
+    return bound.metric.startswith("node_device_power_") and bound.limit_metric is None

@@ -1,0 +1,119 @@
+"""Reading a study back from MLflow, ten thousand trials in seconds.
+
+MLflow hands out a run with every metric, parameter and tag it has, some four milliseconds a run. So all results of a
+study stand in one artifact of its parent run too, the ledger, and only runs that ended later are read one by one.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wattune.errors import TrackingError
+from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
+from wattune.tracking.store import Store, check_alive, search
+from wattune.trial import TrialResult, TrialSpec
+
+LEDGER: Final = "results.parquet"
+
+OVERLAP_S: Final = 600
+"""How long before the ledger's newest end runs are read one by one: a trial's end is up to its analysis older than the
+file that makes it a result, and lanes finish in any order."""
+
+_MS_PER_S: Final = 1000
+_COLUMNS: Final = pa.schema(
+    [("trial", pa.string()), ("end_wall_ns", pa.int64()), ("spec", pa.string()), ("result", pa.string())]
+)
+
+Results = list[tuple[TrialSpec, TrialResult]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedStudy:
+    """What an MLflow store holds of a study."""
+
+    results: Results
+    """Every repeat of a trial that was sent whole."""
+    objective: str | None
+    """The study's own, None where the store does not say."""
+    constraints: tuple[str, ...]
+
+
+def read_study(uri: str, name: str) -> TrackedStudy:
+    """Every trial repeat of a study that was sent whole, as `rank` takes them, and what the study was after.
+
+    Args:
+        uri: The store.
+        name: The study's name.
+
+    Raises:
+        TrackingError: The store cannot be reached, has no such study, or its runs are of another version of wattune.
+    """
+    with Store(uri, time.monotonic).speaking(f"read study {name}") as client:
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            known = sorted(other.name for other in client.search_experiments() if other.name != "Default")
+            raise TrackingError(f'no study "{name}" in {uri}; it holds: {", ".join(known) or "none"}')
+        check_alive(found, uri)
+        parent = next(search(client, found.experiment_id, {STUDY_TAG: name}), None)
+        rows = _rows(client, parent.info.run_id) if parent else []
+        results = {row["trial"]: _pair(row) for row in rows}
+        for run in _later(client, found.experiment_id, rows):
+            trial = run.data.tags[TRIAL_TAG]
+            spec, result = read_run(client, run)
+            if trial not in results or result.end_wall_ns >= results[trial][1].end_wall_ns:
+                results[trial] = spec, result
+        tags = parent.data.tags if parent else {}
+        return TrackedStudy(
+            results=list(results.values()),
+            objective=tags.get("objective"),
+            constraints=tuple(json.loads(tags.get("wattune.constraints", "[]"))),
+        )
+
+
+def write_ledger(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, TrialResult]]) -> None:
+    """Adds results to a study's ledger; of two results of one repeat the one that ended later stays."""
+    rows = {row["trial"]: row for row in _rows(client, parent_id)}
+    for spec, result in results:
+        trial = f"{result.trial_id}-{result.repeat}"
+        if trial not in rows or result.end_wall_ns >= rows[trial]["end_wall_ns"]:
+            rows[trial] = {
+                "trial": trial,
+                "end_wall_ns": result.end_wall_ns,
+                "spec": json.dumps(spec.to_json()),
+                "result": json.dumps(result.to_json()),
+            }
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / LEDGER
+        pq.write_table(pa.Table.from_pylist(list(rows.values()), schema=_COLUMNS), path, compression="zstd")
+        client.log_artifact(parent_id, str(path))
+
+
+def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
+    """The ledger's rows, none where there is no ledger yet."""
+    if not any(entry.path == LEDGER for entry in client.list_artifacts(parent_id)):
+        return []
+    with TemporaryDirectory() as folder:
+        rows: list[dict[str, Any]] = pq.read_table(client.download_artifacts(parent_id, LEDGER, folder)).to_pylist()
+    return rows
+
+
+def _pair(row: dict[str, Any]) -> tuple[TrialSpec, TrialResult]:
+    try:
+        return TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrackingError(f"{LEDGER} holds no trial of this version of wattune ({error})") from error
+
+
+def _later(client: Any, experiment_id: str, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """The runs of trials that may be missing in the ledger, oldest first."""
+    newest_ns = max((row["end_wall_ns"] for row in rows), default=None)
+    ended = "" if newest_ns is None else f"attributes.end_time > {newest_ns // NS_PER_MS - OVERLAP_S * _MS_PER_S}"
+    runs = [run for run in search(client, experiment_id, {}, ended) if TRIAL_TAG in run.data.tags]
+    yield from reversed([run for run in runs if run.info.status != "RUNNING"])

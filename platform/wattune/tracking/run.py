@@ -1,0 +1,136 @@
+"""A trial as an MLflow run: its parameters, tags, metrics and curves, and the way back."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattune.errors import TrackingError
+from wattune.plan.axes import AXES
+from wattune.tracking.store import Point
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S
+
+Series = Mapping[str, tuple[NDArray[np.int64], NDArray[np.floating[Any]]]]
+"""Curves for MLflow's charts by name, such as `node0/device_power_w`: wall-clock nanoseconds and values."""
+
+TRIAL_TAG: Final = "wattune.trial"
+"""The tag that says which repeat of which trial a run is."""
+
+STUDY_TAG: Final = "wattune.study"
+"""The tag that says of which study a run is the parent."""
+
+RUN_STATUS: Final = {
+    TrialStatus.COMPLETED: "FINISHED",
+    TrialStatus.ABORTED: "KILLED",
+    TrialStatus.INTERRUPTED: "KILLED",
+}
+"""MLflow's word for a status; FAILED for all others."""
+
+NS_PER_MS: Final = NS_PER_S // 1000
+
+_MAX_TAG_CHARS: Final = 8000  # MLflow cuts longer ones off without a word; mlflow/utils/validation.py, 3.17.2
+_WHOLE: Final = {"wattune.spec": "spec.json", "wattune.result": "result.json"}
+"""Tags that hold a whole file, so that one request reads a page of trials; a longer file is only the artifact."""
+
+
+def is_over(run: Any) -> bool:
+    """Whether a run holds a whole trial: its end is the last thing sent, and an interrupted trial runs again."""
+    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") != TrialStatus.INTERRUPTED)
+
+
+def run_params(spec: TrialSpec) -> dict[str, str]:
+    """The specification, flat: axes by name, and what they apply to."""
+    model, cluster, plan = spec.model, spec.cluster, spec.plan
+    values: dict[str, Any] = {name: getattr(plan, name) for name in AXES}
+    values |= {"dp": plan.dp(cluster.world_size), "engine": spec.engine, **asdict(spec.workload)}
+    values |= {"cluster": cluster.label, **asdict(cluster), "world_size": cluster.world_size}
+    shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads", "vocab_size")
+    experts = ("num_experts", "num_experts_per_token", "num_parameters", "num_active_parameters")
+    values |= {"model": model.name, **{f"model.{name}": getattr(model, name) for name in shape + experts}}
+    return {name: _text(value) for name, value in values.items()}
+
+
+def _text(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
+    """What people filter by, and the whole specification and result for `read_study`."""
+    whole = dict(zip(_WHOLE, map(_compact, (spec.to_json(), result.to_json())), strict=True))
+    commit = result.tags.get("git_commit")
+    tags = {
+        **result.tags,
+        "trial_id": result.trial_id,
+        "repeat": str(result.repeat),
+        "status": str(result.status),
+        "reason": result.reason,
+        "quality": result.quality,
+        "quality_reasons": ", ".join(result.quality_reasons),
+        "engine": spec.engine,
+        "device": spec.cluster.device,
+        "label": spec.label,
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+        **{tag: text for tag, text in whole.items() if len(text) <= _MAX_TAG_CHARS},
+    }
+    return {name: text for name, text in tags.items() if text}
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
+    """The trial a run was made of.
+
+    Raises:
+        TrackingError: It was written by another version of wattune.
+    """
+    try:
+        spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
+        return TrialSpec.from_json(spec), TrialResult.from_json(result)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrackingError(f"run {run.info.run_id} holds no trial of this version of wattune ({error})") from error
+
+
+def _read_whole(client: Any, run: Any, tag: str) -> str:
+    if tag in run.data.tags:
+        return str(run.data.tags[tag])
+    with TemporaryDirectory() as folder:
+        return Path(client.download_artifacts(run.info.run_id, _WHOLE[tag], folder)).read_text()
+
+
+def run_points(result: TrialResult, series: Series) -> list[Point]:
+    """Metrics as MLflow stores them: name, value, wall-clock milliseconds, step."""
+    end_ms = result.end_wall_ns // NS_PER_MS
+    points = [(name, float(value), end_ms, 0) for name, value in result.metrics.items()]
+    for name, (wall_ns, values) in series.items():
+        for step, (second_ns, value) in enumerate(mean_per_second(wall_ns, values)):
+            points.append((f"trace/{name}", value, second_ns // NS_PER_MS, step))
+    return points
+
+
+def mean_per_second(wall_ns: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> list[tuple[int, float]]:
+    """The mean of a series in every second it has samples in, in order of time.
+
+    Args:
+        wall_ns: Times, in any order, shape (n,).
+        values: Values at these times, shape (n,); those that are no number are left out.
+
+    Returns:
+        Wall-clock nanoseconds of each second's first sample, and the mean of its samples.
+    """
+    known = np.isfinite(values)
+    times, kept = np.asarray(wall_ns)[known], np.asarray(values, dtype=np.float64)[known]
+    order = np.argsort(times, kind="stable")
+    times, kept = times[order], kept[order]
+    _, first, count = np.unique(times // NS_PER_S, return_index=True, return_counts=True)
+    if not first.size:
+        return []
+    means = np.add.reduceat(kept, first) / count
+    return list(zip(times[first].tolist(), means.tolist(), strict=True))

@@ -1,0 +1,179 @@
+"""One MLflow store: its client, what is wrong when it is out of reach, and requests in the sizes it takes.
+
+MLflow is imported with the first request, not with this module: the import takes seconds, which every command line
+would pay. Only the explicit client is used, no thread's current run, so a store can be used in any thread or process.
+
+A server that is gone costs one short wait and a `TrackingError`; for the next minute every call fails at once.
+"""
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.errors import TrackingError
+
+Point = tuple[str, float, int, int]
+"""A value of a metric as MLflow stores it: name, value, wall-clock milliseconds, step."""
+
+RETRY_AFTER_S: Final = 60.0
+"""How long a store that could not be reached is left alone."""
+
+_ENVIRONMENT: Final = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; MLflow's own 7 retries of 120 s block for minutes
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reports its use to its makers otherwise
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every file that is read back
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output belongs to the command line
+}
+"""MLflow's settings, read from the environment at import and at every request; what the user has set stands."""
+
+_MAX_METRICS: Final = 1000  # of one log_batch; this and the next: mlflow/utils/validation.py, 3.17.2
+_MAX_PARAMS_AND_TAGS: Final = 100
+_PAGE: Final = 1000
+
+
+def default_uri(storage: Path) -> str:
+    """The store used where none is named: one sqlite file in the storage folder."""
+    return f"sqlite:///{storage.expanduser().absolute() / 'mlflow.db'}"
+
+
+def ui_command(uri: str) -> str:
+    """What to type to see a store's studies in a browser."""
+    if uri.startswith(("http://", "https://")):
+        return f"python -m webbrowser {shlex.quote(uri)}"
+    return f"MLFLOW_DISABLE_TELEMETRY=true mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+class Store:
+    """One store's client, and the memory of when it was last out of reach."""
+
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Names a store; nothing is reached before the first call.
+
+        Args:
+            uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
+            clock: Monotonic seconds, for the wait after a failure.
+        """
+        self.uri = uri
+        self._clock = clock
+        self._client: Any = None
+        self._closed_until_s = 0.0
+        self._cause = ""
+
+    @contextmanager
+    def speaking(self, action: str) -> Iterator[Any]:
+        """Gives the client, and turns whatever goes wrong into a `TrackingError`.
+
+        Raises:
+            TrackingError: With the action, the cause and the remedy; at once, untried, where the store was out of
+                reach within the last `RETRY_AFTER_S`.
+        """
+        if self._cause and self._clock() < self._closed_until_s:
+            raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
+        try:
+            if self._client is None:
+                self._client = _make_client(self.uri)
+            yield self._client
+            self._cause = ""
+        except TrackingError:
+            raise
+        except Exception as error:
+            # Stores raise what their vendors raise (requests, SQLAlchemy, boto3): no narrower class covers them all.
+            # Our own work is done before a store is spoken to, so what is caught here is the store's.
+            if _is_refusal(error):
+                raise TrackingError(f"cannot {action}: {self.uri} refuses it: {_one_line(error)}") from error
+            self._closed_until_s = self._clock() + RETRY_AFTER_S
+            self._cause = f"{self.uri} cannot be reached ({_one_line(_first_cause(error))})"
+            raise TrackingError(
+                f"cannot {action}: {self._cause}; results stay in the study folder, "
+                "start the server or give another tracking URI, then run `wattune sync`"
+            ) from error
+
+
+def _make_client(uri: str) -> Any:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Two lines about tables it creates, on every first use of a store.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a store was there and said no, by MLflow's error codes; then there is no point in waiting for it."""
+    from mlflow.exceptions import MlflowException
+
+    out_of_reach = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+    return isinstance(error, MlflowException) and error.error_code not in out_of_reach
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What began a chain of errors: `Connection refused` under three layers of retries."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+def artifacts_beside(uri: str) -> str | None:
+    """A folder beside an sqlite file: MLflow's own choice would be one in the current directory."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
+
+
+def check_alive(experiment: Any, uri: str) -> None:
+    """Makes sure of a study that nobody deleted.
+
+    Raises:
+        TrackingError: It was deleted.
+    """
+    if experiment.lifecycle_stage != "active":
+        raise TrackingError(
+            f'study "{experiment.name}" was deleted in {uri}; restore it with '
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or give the study another name"
+        )
+
+
+def search(client: Any, experiment_id: str, tags: Mapping[str, str], more: str = "") -> Iterator[Any]:
+    """The runs with all of these tags and, where given, another condition; newest first, page by page."""
+    where = " and ".join([*(f"tags.`{name}` = '{value}'" for name, value in tags.items()), *([more] if more else [])])
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], where, max_results=_PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def log(
+    client: Any,
+    run_id: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    points: list[Point] | None = None,
+) -> None:
+    """Sends in batches of the sizes MLflow takes."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    for part in _chunks([Param(*pair) for pair in (params or {}).items()], _MAX_PARAMS_AND_TAGS):
+        client.log_batch(run_id, params=part)
+    for part in _chunks([RunTag(*pair) for pair in (tags or {}).items()], _MAX_PARAMS_AND_TAGS):
+        client.log_batch(run_id, tags=part)
+    for part in _chunks([Metric(*point) for point in points or ()], _MAX_METRICS):
+        client.log_batch(run_id, metrics=part)
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,194 @@
+"""Sending a study to MLflow: an experiment with one parent run, and a child run for every repeat of a trial.
+
+What was not sent, because a store was out of reach or refused, is sent by a later `log_trial` of the same trial.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.objective import parse_constraint, parse_objective
+from wattune.tracking.ledger import write_ledger
+from wattune.tracking.run import (
+    NS_PER_MS,
+    RUN_STATUS,
+    STUDY_TAG,
+    TRIAL_TAG,
+    Series,
+    is_over,
+    run_params,
+    run_points,
+    run_tags,
+)
+from wattune.tracking.store import Store, artifacts_beside, check_alive, log, search
+from wattune.tracking.view import view_path, view_tags
+from wattune.trial import TrialResult, TrialSpec
+
+_PARENT_TAG: Final = "mlflow.parentRunId"
+_KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
+"""Makes the UI open on runs and their charts, not on traces of language models; read by the UI of MLflow 3.17.2."""
+
+_VERDICTS: Final = ("feasible", "infeasible", "unknown", "failed")
+
+
+class Tracker:
+    """Sends one study to one MLflow store."""
+
+    def __init__(
+        self,
+        uri: str,
+        study_name: str,
+        artifact_root: str | None = None,
+        *,
+        document: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Names a store and a study; nothing is reached before the first call.
+
+        Args:
+            uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
+            study_name: Becomes the MLflow experiment's name.
+            artifact_root: Folder or URI under which the study's artifacts go; None is `mlartifacts` beside an sqlite
+                file, and the server's own choice elsewhere.
+            document: The search space, every default spelled out: with it the store says from the first trial on what
+                the study is after, and its pages are arranged for comparison.
+            clock: Monotonic seconds, for the wait after a failure.
+        """
+        self.uri = uri
+        self.study_name = study_name
+        self._store = Store(uri, clock)
+        self._artifact_root = artifact_root or artifacts_beside(uri)
+        self._document = document
+        self._experiment_id = ""
+        self._parent_id = ""
+
+    def log_trial(self, spec: TrialSpec, result: TrialResult, folder: Path, series: Series | None = None) -> bool:
+        """Sends one repeat of a trial with its folder's files; a repeat that was sent whole is not sent again.
+
+        Args:
+            spec: What ran.
+            result: What came of it.
+            folder: The trial's folder; every file in it becomes an artifact at the same place, hidden ones excepted.
+            series: Curves for MLflow's charts; they are averaged to at most one point a second.
+
+        Returns:
+            Whether it was sent now.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses; a part may have been sent, the next call replaces it.
+        """
+        name = f"{result.trial_id}-{result.repeat}"
+        identity = {TRIAL_TAG: name}
+        params, points = run_params(spec), run_points(result, series or {})
+        tags = {**run_tags(spec, result), **identity}
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        with self._store.speaking(f"send trial {name} of study {self.study_name}") as client:
+            parent_id = self._parent(client)
+            for run in search(client, self._experiment_id, identity):
+                if is_over(run):
+                    return False
+                client.delete_run(run.info.run_id)
+            run_id = client.create_run(
+                self._experiment_id,
+                start_time=result.start_wall_ns // NS_PER_MS or None,
+                tags={**identity, _PARENT_TAG: parent_id},
+                run_name=f"{spec.label} #{result.repeat}",
+            ).info.run_id
+            log(client, run_id, params=params, tags=tags, points=points)
+            for path in files:
+                inside = path.relative_to(folder)
+                if not any(part.startswith(".") for part in inside.parts):
+                    client.log_artifact(run_id, str(path), inside.parent.as_posix() if len(inside.parts) > 1 else None)
+            client.set_terminated(
+                run_id,
+                status=RUN_STATUS.get(result.status, "FAILED"),
+                end_time=result.end_wall_ns // NS_PER_MS or None,
+            )
+        return True
+
+    def log_study(
+        self,
+        document: Mapping[str, Any],
+        ranking: Mapping[str, Any],
+        report_path: Path | None,
+        results: Sequence[tuple[TrialSpec, TrialResult]] = (),
+    ) -> None:
+        """Sends what is known of the whole study, again as often as it changes.
+
+        Args:
+            document: The search space, every default spelled out.
+            ranking: `Ranking.to_json()`.
+            report_path: The report, where there is one.
+            results: All results of the study: one object from which they are read back in seconds.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses.
+        """
+        counts = {f"num_{verdict}": str(len(ranking[verdict])) for verdict in _VERDICTS}
+        known = {
+            **counts,
+            "note": ranking["note"],
+            "simulated": str(ranking["simulated"]).lower(),
+            "best": " ".join(f"{row['label']} ({row['trial_id']})" for row in ranking["feasible"][:1]) or "none",
+        }
+        self._document = document
+        with self._store.speaking(f"send study {self.study_name}") as client:
+            parent_id = self._parent(client)
+            self._arrange(client)
+            client.log_text(parent_id, json.dumps(document, indent=1), "study.json")
+            client.log_text(parent_id, json.dumps(ranking, indent=1), "ranking.json")
+            if report_path is not None:
+                client.log_artifact(parent_id, str(report_path))
+            if results:
+                write_ledger(client, parent_id, results)
+            log(client, parent_id, tags=known)
+            client.set_terminated(parent_id)
+
+    def page(self) -> str:
+        """The address of the page that compares this study's trials, after the server's own.
+
+        Raises:
+            TrackingError: The store cannot be reached.
+        """
+        with self._store.speaking(f"find study {self.study_name}") as client:
+            self._parent(client)
+        return view_path(self._experiment_id)
+
+    def _parent(self, client: Any) -> str:
+        """The study's own run, found or made."""
+        if self._parent_id:
+            return self._parent_id
+        self._experiment_id = self._experiment(client)
+        runs = search(client, self._experiment_id, {STUDY_TAG: self.study_name})
+        run = next(runs, None) or client.create_run(
+            self._experiment_id, tags={STUDY_TAG: self.study_name}, run_name=self.study_name
+        )
+        self._parent_id = run.info.run_id
+        self._arrange(client)
+        return self._parent_id
+
+    def _arrange(self, client: Any) -> None:
+        """Says on the study's run and page what it is after, where that is known."""
+        if self._document is None:
+            return
+        objective = parse_objective(self._document["objective"])
+        constraints = [parse_constraint(text) for text in self._document.get("constraints", ())]
+        texts = [str(bound) for bound in constraints]
+        goals = {
+            "objective": str(objective),
+            "constraints": ", ".join(texts) or "none",
+            "wattune.constraints": json.dumps(texts),
+        }
+        log(client, self._parent_id, tags=goals)
+        for name, text in view_tags(self._document, objective, constraints).items():
+            client.set_experiment_tag(self._experiment_id, name, text)
+
+    def _experiment(self, client: Any) -> str:
+        experiment = client.get_experiment_by_name(self.study_name)
+        if experiment is None:
+            location = f"{self._artifact_root.rstrip('/')}/{self.study_name}" if self._artifact_root else None
+            return str(client.create_experiment(self.study_name, artifact_location=location, tags=_KIND))
+        check_alive(experiment, self.uri)
+        return str(experiment.experiment_id)

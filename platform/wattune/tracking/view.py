@@ -1,0 +1,130 @@
+"""How MLflow's own pages show a study: chosen columns, and charts that compare its trials.
+
+MLflow keeps a view that somebody shared as JSON in a tag of the experiment and opens it by its key in the address. This
+module writes such a tag. The names in it are the UI's own (state of its experiment page, MLflow 3.17.2); a UI that does
+not know one leaves it out.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from wattune.objective import Constraint, Objective
+from wattune.plan.axes import AXES
+
+VIEW_KEY: Final = "wattune"
+VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW_KEY}"
+NOTE_TAG: Final = "mlflow.note.content"
+
+MOST_RUNS: Final = 100
+"""Runs a chart of the view compares."""
+
+_LIKED: Final = (
+    "tokens_per_s",
+    "mfu_frac",
+    "energy_per_token_j",
+    "node_device_power_peak_1s_w",
+    "throttle_frac",
+    "device_temp_max_c",
+)
+"""Metrics an operator looks at whatever the study is after."""
+
+_LISTS: Final = ("model", "cluster", "engine")
+"""Keys of a search space that are dimensions where they are lists."""
+
+
+def view_path(experiment_id: str) -> str:
+    """The address of the view, after the server's own."""
+    return f"#/experiments/{experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey={VIEW_KEY}"
+
+
+def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Sequence[Constraint]) -> dict[str, str]:
+    """Tags of an experiment that arrange its page for comparison.
+
+    Args:
+        document: The search space, every default spelled out.
+        objective: What the study is after.
+        constraints: What has to hold.
+    """
+    varied = dimensions(document)
+    bounded = [name for bound in constraints for name in (bound.metric, bound.limit_metric) if name]
+    metrics = list(dict.fromkeys([objective.metric, *bounded, *_LIKED]))
+    columns = [
+        "attributes.`Run Name`",
+        *(f"metrics.`{name}`" for name in metrics),
+        *(f"params.`{name}`" for name in varied),
+        *(f"tags.`{name}`" for name in ("status", "quality", "simulated")),
+    ]
+    first = bounded[:1] or ["energy_per_token_j"]
+    charts = [
+        _chart("PARALLEL", selectedParams=varied, selectedMetrics=[*first, objective.metric], showAllRuns=True),
+        _chart("SCATTER", xaxis=_axis(first[0]), yaxis=_axis(objective.metric)),
+        *(_chart("BAR", metricKey=name, displayName=name) for name in dict.fromkeys([objective.metric, *first])),
+    ]
+    # The flat state of the page: what is searched for, then how it is shown.
+    state = {
+        "searchFilter": "tags.trial_id LIKE '%'",  # not the study's own run
+        "orderByKey": f"metrics.`{objective.metric}`",
+        "orderByAsc": not objective.maximize,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": columns,
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "runsHiddenMode": "SHOWALL",
+        "runsVisibilityMap": {},
+        "compareRunCharts": charts,
+        "compareRunSections": [
+            {"uuid": "wattune", "name": "What the study is after", "display": True, "isReordered": True}
+        ],
+        "viewMaximized": False,
+        "runListHidden": False,
+        "isAccordionReordered": True,
+        "groupBy": None,
+        "autoRefreshEnabled": True,
+        "useGroupedValuesInCharts": True,
+        "hideEmptyCharts": True,
+        "globalLineChartConfig": {"xAxisKey": "time", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }
+    held = "".join(f"- `{bound}`\n" for bound in constraints) or "- no constraints\n"
+    note = (
+        f"**{objective}** under\n\n{held}\n"
+        "One run is the study, every other one is a repeat of a trial. Filter with tags, such as "
+        '`tags.status = "completed" and tags.quality = "publishable"`, `tags.simulated = "false"` or '
+        f'`tags.engine = "torch"`. The charts that compare trials: add `?compareRunsMode=CHART&viewStateShareKey='
+        f"{VIEW_KEY}` to this page's address. MLflow orders by single figures; `wattune rank` knows intervals, bounds "
+        "and feasibility."
+    )
+    # The UI's own form of a long state: a tag of an experiment holds 5000 characters.
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    return {VIEW_TAG: f"deflate;{packed}", NOTE_TAG: note}
+
+
+def dimensions(document: Mapping[str, Any]) -> list[str]:
+    """The parameters a study varies, in the search space's order."""
+    space = document.get("space") or {}
+    axes = [name for name in AXES if isinstance(space.get(name), list) and len(space[name]) > 1]
+    lists = [name for name in _LISTS if isinstance(document.get(name), list) and len(document[name]) > 1]
+    return [*lists, *axes]
+
+
+def _chart(kind: str, **settings: Any) -> dict[str, Any]:
+    name = "-".join([kind.lower(), *(str(value) for value in settings.values() if isinstance(value, str))])
+    return {
+        "type": kind,
+        "uuid": f"wattune-{name}",
+        "metricSectionId": "wattune",
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": MOST_RUNS,
+        **settings,
+    }
+
+
+def _axis(metric: str) -> dict[str, str]:
+    return {"key": metric, "type": "METRIC"}

@@ -1,0 +1,215 @@
+"""Sending a study's results to where they are kept beside the study folder: a tracking store, and storage at a URL.
+
+The study folder is the truth and needs neither: what could not be sent waits there, and is sent by the same functions
+later.
+"""
+
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from wattune.analysis.align import align
+from wattune.analysis.summary import node_power_series
+from wattune.errors import TrackingError, WattuneError
+from wattune.ranking import Ranking
+from wattune.remote import RemoteStorage
+from wattune.study import MeasuredFolder, StudyFolder
+from wattune.tracking.run import Series
+from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialResult, TrialSpec
+from wattune.units import NS_PER_S
+
+SendTrial = Callable[[TrialSpec, TrialResult], bool]
+"""Sends one repeat of a trial that is in the study folder, and says whether it was not there yet."""
+
+STOP_WITHIN_S: Final = 300.0
+"""Longest the end of a study waits for what is still to be sent."""
+
+
+def chart_series(folder: MeasuredFolder) -> Series:
+    """Node power over wall time for a tracking store's charts, by node; empty where no device power was recorded."""
+    aligned = align(folder.telemetry(), folder.marks(), folder.manifests())
+    if aligned is None:
+        return {}
+    return {
+        f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), power_w)
+        for node, (time_s, power_w) in node_power_series(aligned).items()
+    }
+
+
+def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
+    """Sends trials of a study to a tracking store."""
+
+    def send(spec: TrialSpec, result: TrialResult) -> bool:
+        folder = study.trial(result.trial_id, result.repeat)
+        return tracker.log_trial(spec, result, folder.path, chart_series(folder))
+
+    return send
+
+
+def to_storage(study: StudyFolder, remote: RemoteStorage) -> SendTrial:
+    """Sends trials of a study to storage at a URL."""
+    return lambda _spec, result: remote.send_trial(study.name, study.trial(result.trial_id, result.repeat))
+
+
+def send_all(
+    study: StudyFolder,
+    senders: Mapping[str, tuple[SendTrial, Callable[[], object]]],
+    on_trial: Callable[[bool], None] | None = None,
+) -> dict[str, int]:
+    """Sends every finished trial of a study, then what is known of the whole, to each of several places.
+
+    Args:
+        study: What to send.
+        senders: What sends a trial and the study, by a name for the place.
+        on_trial: Told after each trial whether it was sent now.
+
+    Returns:
+        How many trials were not there yet, by place.
+
+    Raises:
+        WattuneError: A place cannot be reached or refuses; the others got everything.
+    """
+    results = study.results()
+    sent = dict.fromkeys(senders, 0)
+    problems: list[WattuneError] = []
+    for place, (send_trial, send_study) in senders.items():
+        try:
+            for spec, result in results:
+                now = send_trial(spec, result)
+                sent[place] += now
+                if on_trial is not None:
+                    on_trial(now)
+            send_study()
+        except WattuneError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+    return sent
+
+
+class Uploader:
+    """Sends results beside a running study, from a thread of its own: a slow or dead server never holds a trial up."""
+
+    def __init__(self, name: str, send: SendTrial) -> None:
+        """Sends nothing before it is entered.
+
+        Args:
+            name: What it sends to, for its thread.
+            send: Sends one trial.
+        """
+        self.problem = ""
+        """Why something was not sent; empty when all was."""
+        self._send = send
+        self._queue: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+
+    def __enter__(self) -> Self:
+        """Begins to send."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for what is queued."""
+        self._stop()
+
+    def send(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Queues a result; returns at once."""
+        self.call(lambda: self._send(spec, result))
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Queues anything else that is to be sent."""
+        self._queue.put(action)
+
+    def _stop(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(STOP_WITHIN_S)
+            if self._thread.is_alive():
+                self.problem = self.problem or f"{self._thread.name}: still sending after {STOP_WITHIN_S:g} s"
+
+    def _run(self) -> None:
+        while (action := self._queue.get()) is not None:
+            with self._noting():
+                action()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except WattuneError as error:
+            self.problem = self.problem or str(error)
+        except Exception as error:
+            # One result that cannot be sent, whatever it is about it, must not hold back the others.
+            self.problem = self.problem or f"{self._thread.name}: {type(error).__name__}: {error}"
+
+
+class Delivery:
+    """Everything a running study is sent to."""
+
+    def __init__(self, study: StudyFolder, tracker: Tracker, remote: RemoteStorage | None) -> None:
+        """Sends nothing before it is entered.
+
+        Args:
+            study: What is run.
+            tracker: Its tracking store.
+            remote: Storage at a URL, where there is one.
+        """
+        self._study, self._tracker, self._remote = study, tracker, remote
+        self._tracking = Uploader("tracking", to_tracking(study, tracker))
+        self._storage = Uploader("storage", to_storage(study, remote)) if remote else None
+        self._fetch_problem = ""
+
+    @property
+    def tracking_problem(self) -> str:
+        """Why something was not sent to the tracking store; empty when all was."""
+        return self._tracking.problem
+
+    @property
+    def storage_problem(self) -> str:
+        """Why something was not fetched from, or sent to, the storage's URL; empty when all was."""
+        return self._fetch_problem or (self._storage.problem if self._storage else "")
+
+    def __enter__(self) -> Self:
+        """Fetches finished trials that were sent from elsewhere, and begins to send.
+
+        Raises:
+            SpaceError: The storage holds a study of this name and another space.
+        """
+        if self._remote is not None and self._storage is not None:
+            try:
+                self._remote.fetch_study(self._study.name, self._study.path.parent)
+            except TrackingError as error:
+                self._fetch_problem = str(error)
+            self._storage.__enter__()
+            self._storage.call(functools.partial(self._remote.send_study, self._study))
+        self._tracking.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for what is queued."""
+        for uploader in filter(None, (self._storage, self._tracking)):
+            uploader.__exit__()
+
+    def send(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Queues the result of a trial that has just finished; returns at once."""
+        self._tracking.send(spec, result)
+        self.send_again(spec, result)
+
+    def send_again(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Queues a result of an earlier run: the storage may not have got it then."""
+        if self._storage is not None:
+            self._storage.send(spec, result)
+
+    def conclude(self, ranking: Ranking) -> None:
+        """Waits for the queues, then sends what is known of the whole study."""
+        remote, study = self._remote, self._study
+        if remote is not None and self._storage is not None:
+            self._storage.call(functools.partial(remote.send_study, study))
+        self._tracking.call(
+            lambda: self._tracker.log_study(study.document(), ranking.to_json(), study.report_path, study.results())
+        )
+        self.__exit__()

@@ -1,0 +1,168 @@
+"""The DeepSpeed engine: ZeRO, its pipeline, automatic tensor and expert parallelism, on the torch engine's model."""
+
+import gc
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from wattune.errors import EngineError
+from wattune.plan.parallel import coordinates, num_micro_batches
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec
+from wattune.workers.deepspeed_ambient import Session, initialise_engine
+from wattune.workers.deepspeed_config import clips_outside, configuration
+from wattune.workers.deepspeed_model import Stages, compiler_of, whole_model
+from wattune.workers.deepspeed_norm import clip
+from wattune.workers.deepspeed_pipeline import PipelineSteps
+from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.torch_compiler import Compiler, begin_variant
+from wattune.workers.torch_data import Batches, samples_of
+from wattune.workers.torch_recorder import recorder_for, with_idle
+
+
+class DeepSpeedEngine:
+    """Trains one specification; see `wattune.workers.engine.Engine`."""
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        """Holds nothing yet.
+
+        Args:
+            compiler: What compiles layers; None leaves it to plan and device, see `compiler_of`.
+        """
+        self._compiler = compiler
+        self._session: Session | None = None
+        self._running: _Running | None = None
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        """Makes process groups, this rank's part of the model, its optimizer and its data.
+
+        Raises:
+            EngineError: The specification is one this engine cannot run.
+        """
+        for violation in violations(spec):
+            raise EngineError(f"{violation.rule}: {violation.reason}")
+        if ranks.world_size != spec.cluster.world_size:
+            raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
+        device = torch.device(ranks.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._session = Session(device, ranks.local_rank)
+        compiler = self._compiler or compiler_of(spec, device)
+        begin_variant(("deepspeed", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
+        self._running = _Running(spec, ranks, device, seed, compiler)
+
+    def step(self) -> StepMarks:
+        """Runs one optimizer step over one global batch; waits for the device once, at its end."""
+        assert self._running is not None, "build comes first"
+        return self._running.step()
+
+    def memory_peak_bytes(self) -> int:
+        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
+        assert self._running is not None, "build comes first"
+        return self._running.recorder.memory_peak_bytes()
+
+    def facts(self) -> dict[str, str]:
+        """What compiled the layers."""
+        return {} if self._running is None else {"compiler": str(self._running.compiler)}
+
+    def close(self) -> None:
+        """Gives back memory, the process groups `build` made, and what DeepSpeed keeps in its modules."""
+        running, self._running = self._running, None
+        session, self._session = self._session, None
+        if running is not None:
+            running.close()
+        del running
+        if session is not None:
+            session.close()
+            gc.collect()  # what is left of its modules and hooks refers to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Running:
+    """One specification built and ready to step on this rank."""
+
+    def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
+        plan, workload = spec.plan, spec.workload
+        here = coordinates(ranks.rank, plan, ranks.world_size)
+        config = configuration(spec, spec.model.num_parameters)
+        model: nn.Module
+        if plan.pp > 1:
+            model = Stages(spec, device, seed, compiler)
+        else:
+            model = whole_model(spec, device, seed, config, compiler)
+        self.engine = initialise_engine(model, config, device)
+        del model
+        self.recorder = recorder_for(device)
+        self.compiler = compiler
+        self._spec, self._world_size = spec, ranks.world_size
+        self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        self._batches = Batches(
+            seed=seed,
+            vocab_size=spec.model.vocab_size,
+            seq_len=workload.seq_len,
+            replica_batch_size=self._num_micro_batches * plan.micro_batch_size,
+            replica=here.dp,
+            device=device,
+            samples=samples_of(spec),
+        )
+        self._pipeline = PipelineSteps(self.engine, spec, self.recorder) if plan.pp > 1 else None
+        self._step = 0
+        self._next = self._batches.at(0)
+
+    def step(self) -> StepMarks:
+        """See `DeepSpeedEngine.step`."""
+        batches = self._micro_batches()
+        with self.recorder.phase("step"):
+            loss, norm = self._train(batches) if self._pipeline is None else self._pipeline.run(batches)
+        self._step += 1
+        self._next = self._batches.at(self._step)
+        marks = self.recorder.take()
+        if self._pipeline is not None:
+            marks = with_idle(marks)
+        # DeepSpeed writes -1 for a norm that is not finite.
+        return StepMarks(marks=marks, loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
+
+    def _micro_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        tokens, targets = (whole.chunk(self._num_micro_batches) for whole in self._next)
+        return zip(tokens, targets, strict=True)
+
+    def _train(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Any]:
+        """Forward, backward and update without a pipeline."""
+        engine, phase = self.engine, self.recorder.phase
+        engine.enable_backward_allreduce = False  # so that its wait is not marked as computing
+        losses = []
+        norm = None
+        for index, (tokens, targets) in enumerate(batches):
+            with phase("forward", micro_batch=index):
+                loss = engine(tokens, targets)
+            losses.append(loss.detach())
+            with phase("backward", micro_batch=index):
+                engine.backward(loss)
+            is_last = index == self._num_micro_batches - 1
+            with phase("wait" if self._world_size > 1 else "optimizer"):
+                engine.allreduce_gradients()
+                if is_last:
+                    mean = torch.stack(losses).float().mean() / self._world_size
+                    dist.all_reduce(mean)
+            with phase("optimizer"):
+                if is_last and clips_outside(self._spec):
+                    norm = clip(engine.module.parameters(), self._spec)
+                engine.step()
+        return mean, engine.get_global_grad_norm() if norm is None else norm
+
+    def close(self) -> None:
+        """Ends what DeepSpeed has running and lets go of it.
+
+        Its last loss refers to the engine through the hooks of its graph, where Python's collector does not look.
+        """
+        engine = self.engine
+        engine.destroy()
+        modules, parameters = list(engine.module.modules()), list(engine.module.parameters())
+        for thing in (engine.optimizer, engine, *modules, *parameters):
+            vars(thing).clear()
+        del self.engine, self._pipeline

@@ -1,0 +1,101 @@
+"""Process groups of a worker that runs one trial after another: the default group is made anew for each."""
+
+import gc
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+
+def take_store() -> Store:
+    """Ends the default group somebody else made, and keeps the store its ranks met in: it needs no further port."""
+    # Not public, and used all over torch: there is no other way to the store of the default group.
+    store: Store = distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    return store
+
+
+def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: str, timeout_s: float) -> None:
+    """Makes the default group of one trial; every rank calls it.
+
+    Args:
+        store: Where the ranks meet.
+        name: The trial's own; no two groups of one store may share it.
+        rank: This rank.
+        world_size: How many there are.
+        device: The torch device this rank drives.
+        timeout_s: Longest a collective may wait.
+    """
+    dist.init_process_group(
+        "nccl" if torch.device(device).type == "cuda" else "gloo",
+        store=PrefixStore(name, store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def meet() -> None:
+    """Returns when every rank of the default group has come here."""
+    dist.barrier()
+
+
+def abort_groups() -> None:
+    """Frees whoever waits in a collective of this rank, on GPUs; may be called from any thread, and more than once.
+
+    Gloo has no such call: there `leave_groups` on the rank that failed closes the connections others wait on.
+    """
+    # Copied at once: the rank may be making groups meanwhile.
+    groups = sorted(dict(distributed_c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
+    backends = [backend for group, _ in groups if (backend := _nccl(group)) is not None]
+    if not backends:
+        return
+    # As torch's own `_abort_process_group` does it: communicators aborted one by one can wait for each other.
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return None
+    try:
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # a group without GPUs
+        return None
+    return backend if isinstance(backend, dist.ProcessGroupNCCL) else None
+
+
+def leave_groups() -> int:
+    """Ends every group there is; may be called where there is none.
+
+    Returns:
+        How many groups there were beside the default one, which an engine should have ended itself.
+    """
+    left = 0
+    if dist.is_initialized():
+        left = len(distributed_c10d._world.pg_map) - 1
+        dist.destroy_process_group()
+    _let_go_of_groups()
+    return left
+
+
+def _let_go_of_groups() -> None:
+    """Drops what keeps ended groups alive: a group's threads and connections end with its last reference.
+
+    DTensor remembers its decisions by mesh, and a mesh holds its groups (torch 2.13): without this every trial would
+    leave a dozen threads and more open files, and on gloo nobody who waits for this rank would be freed.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
+    gc.collect()
+    for found in gc.get_objects():
+        if type(found) is DeviceMesh:
+            getattr(found, "_pg_registry", {}).clear()

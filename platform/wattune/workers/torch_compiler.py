@@ -1,0 +1,72 @@
+"""How parts of a model run: eagerly, or as graphs compiled once per process and shared by layers and trials.
+
+A graph is kept by torch with the function it came from, and reused wherever shapes, data types and settings are the
+same: by every layer of a model, and by every later trial of a process whose layers look alike. Inductor keeps what it
+generated on disk too, so that a new process compiles a known layer in seconds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+MOST_VARIANTS: Final = 24
+"""Different configurations a process keeps graphs of; at the next one it forgets all. Every call checks the guards of
+the graphs before its own, and torch gives up on a function after `recompile_limit` of them."""
+
+GRAPHS_PER_VARIANT: Final = 8
+"""Graphs one function may need in one configuration: with and without gradients, of the first layer and of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """What compiles: a backend of `torch.compile`, or none."""
+
+    backend: str | None
+
+    def run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Calls a module's method, given as a function of its class, on the module and its inputs."""
+        return function(*args) if self.backend is None else _compiled(function, self.backend)(*args)
+
+    def __str__(self) -> str:
+        return "eager" if self.backend is None else self.backend
+
+
+EAGER: Final = Compiler(backend=None)
+
+
+def compiler_for(device: torch.device) -> Compiler:
+    """Inductor on GPUs. On CPUs it needs a C++ compiler and half a minute a trial, more than it can save there."""
+    return Compiler(backend="inductor") if device.type == "cuda" else EAGER
+
+
+@cache
+def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
+    # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
+    compiled: Callable[..., Tensor] = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    return compiled
+
+
+_variants: set[object] = set()
+
+
+def begin_variant(key: object) -> bool:
+    """Says which configuration is compiled for next.
+
+    Args:
+        key: Equal for two configurations exactly where their graphs can be shared.
+
+    Returns:
+        Whether this process may already hold its graphs.
+    """
+    torch._dynamo.config.recompile_limit = MOST_VARIANTS * GRAPHS_PER_VARIANT
+    torch._dynamo.config.accumulated_recompile_limit = 4 * MOST_VARIANTS * GRAPHS_PER_VARIANT
+    known = key in _variants
+    if not known and len(_variants) >= MOST_VARIANTS:
+        torch._dynamo.reset()
+        _variants.clear()
+    _variants.add(key)
+    return known

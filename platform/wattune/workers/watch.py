@@ -1,0 +1,118 @@
+"""Whether a trial gets anywhere: an engine that counts its steps, can be stopped, and says at once that it failed.
+
+The measuring loop knows nothing of it. What is counted is read by another thread, which sees a hang that this one, held
+in a collective, never could.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from wattune.errors import EngineError
+from wattune.trial import TrialSpec
+from wattune.units import ns_to_s
+from wattune.workers.engine import Engine, Ranks, StepMarks
+
+STALL_STEPS: Final = 10
+"""A trial hangs when it waits for a step longer than so many of its recent steps took, and than `measure.stall_s`."""
+
+FIRST_STEP_STALLS: Final = 10
+"""Before the first step is finished it may take so many `measure.stall_s`: compilers work in it."""
+
+_RECENT_STEPS: Final = 20
+
+
+class TrialStoppedError(EngineError):
+    """A trial that was ordered to stop, at the beginning of its next step."""
+
+
+class WatchedEngine:
+    """An engine with a counter. It is the engine in everything else, what only that engine has included."""
+
+    def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
+        """Watches an engine from before its build.
+
+        Args:
+            engine: A new engine.
+            on_failure: Told of what `build` or `step` raised, before anybody else and before anything is closed: the
+                other ranks may be waiting for this one.
+        """
+        self._engine, self._on_failure = engine, on_failure
+        self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self._waiting_since_ns: int | None = None
+        self._stop_reason: str | None = None
+        self.num_steps = 0
+        self.before_close: Callable[[], None] | None = None
+        """Called once before the engine is closed, by whoever has to free it first."""
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        """See `Engine.build`."""
+        try:
+            self._engine.build(spec, ranks, seed=seed)
+        except BaseException as error:
+            self._on_failure(error)
+            raise
+        self._waiting_since_ns = time.monotonic_ns()
+
+    def step(self) -> StepMarks:
+        """See `Engine.step`.
+
+        Raises:
+            TrialStoppedError: `stop` was called.
+        """
+        start_ns = time.monotonic_ns()
+        try:
+            if self._stop_reason is not None:
+                raise TrialStoppedError(self._stop_reason)
+            result = self._engine.step()
+        except BaseException as error:
+            self._on_failure(error)
+            raise
+        self._waiting_since_ns = end_ns = time.monotonic_ns()
+        self._recent_ns.append(end_ns - start_ns)
+        self.num_steps += 1
+        return result
+
+    def memory_peak_bytes(self) -> int:
+        """See `Engine.memory_peak_bytes`."""
+        return self._engine.memory_peak_bytes()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._waiting_since_ns = None
+        before, self.before_close = self.before_close, None
+        if before is not None:
+            before()
+        self._engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only this engine has."""
+        return getattr(self._engine, name)
+
+    def stop(self, reason: str) -> None:
+        """Has the next step raise; may be called from any thread."""
+        self._stop_reason = reason
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it was stopped; None where it was not."""
+        return self._stop_reason
+
+    def stall(self, stall_s: float) -> str | None:
+        """Why the trial counts as hung, None while it does not; may be called from any thread.
+
+        Args:
+            stall_s: Least seconds without a finished step that count (`Measure.stall_s`).
+        """
+        since_ns = self._waiting_since_ns
+        if since_ns is None:
+            return None
+        waited_s = ns_to_s(time.monotonic_ns() - since_ns)
+        recent_ns = list(self._recent_ns)
+        longest_s = ns_to_s(max(recent_ns)) if recent_ns else 0.0
+        allowed_s = max(stall_s, STALL_STEPS * longest_s) if recent_ns else FIRST_STEP_STALLS * stall_s
+        if waited_s <= allowed_s:
+            return None
+        steps = f"its longest recent step took {longest_s:.3g} s" if recent_ns else "not one was"
+        return f"no step finished for {waited_s:.0f} s ({steps}; measure.stall_s = {stall_s:g})"

@@ -1,0 +1,243 @@
+"""The Megatron engine keeps the contract: the losses and gradient norms of the torch engine on one device.
+
+Megatron-Core runs on GPUs only. Here its own models, schedules, data parallelism and optimizers run over gloo, with
+`megatron_shim.py` in place of devices: that proves the map of weights, what the configuration means, the phases, and
+that nothing is left behind. Kernels that only GPUs have are held to the same on GPUs, by
+`benchmarks/torch_engine_on_gpus.py --engine megatron`.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.plan.parallel import num_micro_batches
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec
+
+HERE = Path(__file__).parent
+GROUP_TIMEOUT_S = 300
+
+
+def _contract() -> Any:
+    """The module with the contract's models, whose cases these are some of."""
+    name = "wattune_contract_cases"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, HERE / "test_engines.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+contract = _contract()
+case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT, contract.MIXTRAL, contract.BIASED
+ROOMY = contract.ROOMY
+DEEP = replace(LLAMA, name="deep", num_layers=6)
+REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8)]
+OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
+
+IN_CI = {
+    "selective": case(LLAMA, 1, micro_batch_size=2, recompute="selective"),
+    "gpt-full": case(GPT, 1, micro_batch_size=4, recompute="full"),
+    "biased": case(BIASED, 1, micro_batch_size=4),
+    "mixtral-capacity-bf16": case(ROOMY, 1, micro_batch_size=4, dtype="bf16"),
+    "gpt-tp2": case(GPT, 2, tp=2, micro_batch_size=4),
+    "dp2-zero1-overlap-grad_param": case(LLAMA, 2, micro_batch_size=2, **OVERLAPPED),
+    "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
+    "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),
+    "pp2-vpp2-uneven": case(DEEP, 2, pp=2, vpp=2, micro_batch_size=2, layout=(1, 2, 2, 1)),
+    "ep2": case(MIXTRAL, 2, ep=2, micro_batch_size=2),
+    "ep2-tp2-etp1": case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4),
+}
+"""Every axis once, where it meets the most of Megatron's code."""
+
+SLOW = {
+    "accumulation": case(LLAMA, 1, micro_batch_size=1),
+    "bf16": case(LLAMA, 1, micro_batch_size=4, dtype="bf16"),
+    "mixtral-bf16": case(MIXTRAL, 1, micro_batch_size=4, dtype="bf16"),
+    "mixtral-full": case(MIXTRAL, 1, micro_batch_size=4, recompute="full"),
+    "dp2-none-overlap-none": case(LLAMA, 2, micro_batch_size=2),
+    "dp2-none-overlap-grad": case(LLAMA, 2, micro_batch_size=2, overlap="grad"),
+    "dp2-zero1-overlap-none": case(LLAMA, 2, micro_batch_size=2, sharding="zero1"),
+    "dp2-zero1-bf16": case(LLAMA, 2, micro_batch_size=2, dtype="bf16", **OVERLAPPED),
+    "tp2": case(LLAMA, 2, tp=2, micro_batch_size=4),
+    "pp2-full-bf16": case(LLAMA, 2, pp=2, micro_batch_size=2, recompute="full", dtype="bf16"),
+    "gpt-pp2-vpp2": case(GPT, 2, pp=2, vpp=2, micro_batch_size=2),
+    "mixtral-tp2": case(MIXTRAL, 2, tp=2, micro_batch_size=4),
+    "mixtral-etp2": case(MIXTRAL, 2, tp=1, etp=2, micro_batch_size=4),
+    "mixtral-tp2-etp1": case(MIXTRAL, 2, tp=2, etp=1, micro_batch_size=4),
+    "biased-ep2": case(BIASED, 2, ep=2, micro_batch_size=4),
+    "tp2-pp2": case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2),
+    "gpt-tp2-pp2-vpp2": case(GPT, 4, tp=2, pp=2, vpp=2, micro_batch_size=2),
+    "tp4": case(LLAMA, 4, tp=4, micro_batch_size=8),
+    "pp4": case(LLAMA, 4, pp=4, micro_batch_size=2),
+    "tp2-dp2-zero1": case(LLAMA, 4, tp=2, micro_batch_size=4, **OVERLAPPED),
+    "pp2-vpp2-dp2-zero1": case(LLAMA, 4, pp=2, vpp=2, **OVERLAPPED),
+    "ep2-dp4-zero1": case(MIXTRAL, 4, ep=2, **OVERLAPPED),
+    "ep4": case(MIXTRAL, 4, ep=4, micro_batch_size=2),
+    "ep2-pp2": case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2),
+    "ep2-tp2-dp2-zero1": case(MIXTRAL, 4, ep=2, tp=2, etp=1, micro_batch_size=2, sharding="zero1"),
+}
+
+PARITY = IN_CI | SLOW
+ON_GPUS = PARITY | {
+    f"compiled-{name}": replace(PARITY[name], compiler="aot_eager")
+    for name in ("selective", "gpt-full", "mixtral-capacity-bf16", "tp2-pp2", "gpt-tp2-pp2-vpp2", "ep2-tp2-dp2-zero1")
+}
+"""What GPUs are held to, norms and attention compiled too."""
+REFUSED = {
+    "cp2": case(LLAMA, 2, cp=2),
+    "overlap-tp": case(LLAMA, 2, tp=2, overlap="tp"),
+    "zero2": case(LLAMA, 2, sharding="zero2"),
+    "biased-etp2": case(BIASED, 2, tp=2, micro_batch_size=4),
+}
+
+
+def spec_of(each: Any) -> TrialSpec:
+    """Megatron's rules know no processor, so the trial says a GPU."""
+    spec: TrialSpec = each.spec("megatron")
+    return replace(spec, cluster=ClusterSpec(device="h200_sxm", devices_per_node=each.world_size))
+
+
+@cache
+def outcomes_of(world_size: int, is_slow: bool) -> dict[str, list[dict[str, Any]]]:
+    """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
+    cases = SLOW if is_slow else IN_CI | REFUSED
+    return _run(
+        "megatron_worker.py", world_size, {n: spec_of(c) for n, c in cases.items() if c.world_size == world_size}
+    )
+
+
+@cache
+def reference(name: str) -> dict[str, Any]:
+    """The torch engine on one device."""
+    needed = {each.reference for each in PARITY.values()}
+    specs = {each.reference: each.spec("torch") for each in REFERENCES if each.reference in needed}
+    return {each: ranks[0] for each, ranks in _references(tuple(specs.items())).items()}[name]
+
+
+@cache
+def _references(specs: tuple[tuple[str, TrialSpec], ...]) -> dict[str, list[dict[str, Any]]]:
+    return _run("engine_worker.py", 1, dict(specs))
+
+
+def _run(worker: str, world_size: int, specs: Mapping[str, TrialSpec]) -> dict[str, list[dict[str, Any]]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cases = {name: {"spec": spec.to_json(), "compiler": None} for name, spec in specs.items()}
+        (folder / "cases.json").write_text(json.dumps(cases))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        workers = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / worker), str(folder), str(rank), str(world_size)],
+                env=environment,
+                stderr=(folder / f"{rank}.err").open("w"),
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            codes = [process.wait(timeout=GROUP_TIMEOUT_S) for process in workers]
+        finally:
+            for process in workers:
+                process.kill()
+        errors = {rank: (folder / f"{rank}.err").read_text()[-3000:] for rank, code in enumerate(codes) if code}
+        assert not errors, "\n".join(f"rank {rank}:\n{text}" for rank, text in errors.items())
+        by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return {name: [outcomes[name] for outcomes in by_rank] for name in specs}
+
+
+def outcomes(name: str) -> list[dict[str, Any]]:
+    return outcomes_of((PARITY | REFUSED)[name].world_size, name in SLOW)[name]
+
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'wattune[megatron]'")
+pytestmark = [
+    pytest.mark.timeout(2 * GROUP_TIMEOUT_S + 20),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+each_case = pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+
+
+@each_case
+def test_every_plan_trains_as_the_torch_engine_on_one_device(name: str) -> None:
+    chosen = PARITY[name]
+    expected = reference(chosen.reference)
+    loss_tolerance, norm_tolerance = (1e-3, 5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
+    for outcome in outcomes(name):
+        assert outcome.get("error") is None
+        assert outcome["losses"] == pytest.approx(expected["losses"], rel=loss_tolerance)
+        assert outcome["grad_norms"] == pytest.approx(expected["grad_norms"], rel=norm_tolerance)
+
+
+@each_case
+def test_ranks_agree_exactly(name: str) -> None:
+    first, *others = outcomes(name)
+    for other in others:
+        assert (other["losses"], other["grad_norms"]) == (first["losses"], first["grad_norms"])
+
+
+@each_case
+def test_marks_nest_and_count_micro_batches(name: str) -> None:
+    spec = spec_of(PARITY[name])
+    plan, world_size = spec.plan, spec.cluster.world_size
+    micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
+    chunks = list(range(plan.vpp)) if plan.vpp > 1 else [None]
+    for outcome in outcomes(name):
+        marks: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for phase, *rest in outcome["marks"]:
+            marks[phase].append(tuple(rest))
+        ((step_start_ns, step_end_ns, micro_batch, chunk),) = marks.pop("step")
+        assert (micro_batch, chunk) == (None, None)
+        expected = {(index, part) for index in range(micro_batches) for part in chunks}
+        for phase in ("forward", "backward"):
+            assert len(marks[phase]) == len(expected)
+            assert {tuple(mark[2:]) for mark in marks[phase]} == expected
+        assert marks["optimizer"]
+        assert bool(marks["wait"]) == (world_size > 1)
+        spans = sorted(mark[:2] for group in marks.values() for mark in group)
+        assert spans[0][0] >= step_start_ns and spans[-1][1] <= step_end_ns
+        assert all(start <= end for start, end in spans)
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+        if plan.pp > 1:  # a stage that does nothing waits
+            before = [span for phase, group in marks.items() if phase != "optimizer" for span in (m[:2] for m in group)]
+            before.sort()
+            assert before[0][0] == step_start_ns
+            assert all(one[1] == other[0] for one, other in pairwise(before))
+
+
+@each_case
+def test_a_chunk_goes_backward_after_it_went_forward(name: str) -> None:
+    """The marks' numbers come from counting what Megatron calls, so they must be in its order."""
+    for outcome in outcomes(name):
+        starts = {(mark[0], mark[3], mark[4]): mark[1] for mark in outcome["marks"]}
+        for (phase, micro_batch, chunk), start_ns in starts.items():
+            if phase == "backward":
+                assert starts["forward", micro_batch, chunk] < start_ns
+
+
+@each_case
+def test_memory_is_measured_and_given_back(name: str) -> None:
+    for outcome in outcomes(name):
+        assert outcome["memory_peak_bytes"] > 0
+        assert (outcome["tensors_left"], outcome["groups_left"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_it_cannot_run_is_refused_and_closes(name: str) -> None:
+    (violation, *_) = violations(spec_of(REFUSED[name]))
+    for outcome in outcomes(name):
+        assert violation.reason in outcome["error"]
+        assert (outcome["tensors_left"], outcome["groups_left"]) == (0, 0)

@@ -1,0 +1,39 @@
+"""Several raylets on this machine, for tests that end some of them: a process of its own, told what to do on stdin.
+
+It prints `address HOST:PORT` once, and `done` after each line it is given: `add NAME`, `kill NAME` (SIGKILL, with all
+that runs there) or `end`. Each raylet is a power domain of its own; the head, where drivers run, has no processors.
+"""
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+
+def main() -> None:
+    """Obeys until `end`, or until nobody speaks any more."""
+    cluster = Cluster(
+        initialize_head=True,
+        shutdown_at_exit=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1])},
+    )
+    nodes = {}
+    say(f"address {cluster.address}")
+    for line in sys.stdin:
+        order, _, name = line.strip().partition(" ")
+        if order == "add":
+            labels = {"wattune.io/domain": name, "wattune.io/device": "cpu"}
+            nodes[name] = cluster.add_node(num_cpus=2, labels=labels, include_dashboard=False)
+        elif order == "kill":
+            cluster.remove_node(nodes.pop(name), allow_graceful=False)
+        else:
+            break
+        say("done")
+    cluster.shutdown()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - whoever started this reads it
+
+
+if __name__ == "__main__":
+    main()

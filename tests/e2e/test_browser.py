@@ -1,0 +1,151 @@
+"""What people look at, in a real browser: the report, two trials side by side, and MLflow's own pages of a study."""
+
+import json
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headless import Headless, chromium
+from mlflow_server import free_port, mlflow_server
+from small_study import make_study, ranking_of
+
+from wattune import api
+from wattune.reporting import compare_trials, write_comparison, write_figures, write_report
+from wattune.study import StudyFolder
+from wattune.tracking.tracker import Tracker
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed: apt-get install chromium"),
+]
+
+OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+LOUD = "addEventListener('securitypolicyviolation', e => (window.refused ??= []).push(e.blockedURI))"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    study = make_study(tmp_path_factory.mktemp("storage"))
+    write_report(study, ranking_of(study))
+    return study
+
+
+@pytest.fixture
+def browser() -> Iterator[Headless]:
+    pytest.importorskip("choreographer", reason="the browser's driver is not installed: install wattune[figures]")
+    with Headless() as found:
+        yield found
+
+
+def test_the_report_draws_every_chart_offline_and_answers(browser: Headless, study: StudyFolder) -> None:
+    browser.call("Network.enable")
+    browser.call("Network.emulateNetworkConditions", **OFFLINE)
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source=LOUD)
+    browser.open(study.report_path.as_uri())
+    browser.shows("dense_h200x4", "Throughput against power", "rank 3 at 140.2 GiB", "Method and quality")
+    charts = browser.evaluate("[...document.querySelectorAll('.plotly-graph-div')].map(c => c.id)")
+    assert charts == [
+        "chart-throughput-against-power",
+        "chart-what-makes-the-difference",
+        "chart-where-a-step-goes",
+        "chart-power-against-the-step-timeline",
+        "chart-temperature-by-slot",
+    ]
+    browser.wait_for(
+        "[...document.querySelectorAll('.plotly-graph-div')].every(c => !!c.querySelector('svg.main-svg'))"
+    )
+    assert browser.evaluate("window.refused ?? []") == []
+    assert (
+        browser.evaluate("performance.getEntriesByType('resource').filter(e => e.name.startsWith('http')).length") == 0
+    )
+
+    # Hovering a point says what it is; clicking it finds its row.
+    place = browser.evaluate(
+        """(() => {
+          const chart = document.getElementById('chart-throughput-against-power');
+          chart.scrollIntoView({ block: 'center' });
+          const box = chart.querySelector('.trace.scatter path.point').getBoundingClientRect();
+          return [box.x + box.width / 2, box.y + box.height / 2];
+        })()"""
+    )
+    browser.hover(place[0] - 30, place[1])
+    browser.hover(*place)
+    browser.wait_for("!!document.querySelector('#chart-throughput-against-power .hoverlayer .hovertext')")
+    label = browser.evaluate("document.querySelector('#chart-throughput-against-power .hoverlayer').textContent")
+    assert "tokens_per_s" in label
+    browser.click(*place)
+    found = browser.wait_for("document.querySelector('tr.found')?.id")
+    assert found.removeprefix("trial-") in {row.trial_id for row in ranking_of(study).trials}
+
+
+def test_the_report_prints_on_paper_in_its_width(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:
+    browser.open(study.report_path.as_uri())
+    browser.shows("Throughput against power")
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    widest = "Math.max(...[...document.querySelectorAll('.plotly-graph-div .main-svg')].map(c => c.clientWidth))"
+    browser.wait_for(f"{widest} <= 680")
+    browser.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    browser.wait_for(f"{widest} > 680")
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(browser: Headless, study: StudyFolder) -> None:
+    browser.resize(420, 800)
+    browser.open(study.report_path.as_uri())
+    browser.shows("Throughput against power")
+    browser.wait_for("document.documentElement.scrollWidth <= 421")
+
+
+def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:
+    ranking = ranking_of(study)
+    pair = (f"x:{row.trial_id}" for row in (ranking.feasible[0], ranking.infeasible[0]))
+    path = write_comparison(compare_trials(*pair, lambda _name: study), tmp_path / "compare.html")
+    browser.open(path.as_uri())
+    browser.shows("more tokens a second", "What differs", "plan.pp", "node_device_power_peak_1s_w")
+    browser.wait_for("document.querySelectorAll('#chart-what-makes-the-difference .waterfalllayer .trace').length == 2")
+
+
+def test_every_figure_is_written_as_an_image(study: StudyFolder, tmp_path: Path) -> None:
+    pytest.importorskip("kaleido", reason="plotly's exporter is not installed: install wattune[figures]")
+    paths = write_figures(study, ranking_of(study), tmp_path)
+    assert len(paths) == 10
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG" if path.suffix == ".png" else b"<svg")
+        assert len(content) > 5000
+
+
+def test_mlflow_shows_our_metrics_and_parameters_side_by_side(
+    browser: Headless, study: StudyFolder, tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    with mlflow_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "artifacts", free_port()) as url:
+        api.sync(study, tracking_uri=url)
+        client = MlflowClient(url)
+        experiment_id = client.get_experiment_by_name(study.name).experiment_id
+        runs = [run for run in client.search_runs([experiment_id]) if "wattune.trial" in run.data.tags]
+        assert len(runs) == 3
+
+        # MLflow's compare page of the three.
+        wanted = urllib.parse.quote(json.dumps([run.info.run_id for run in runs]))
+        browser.resize(1600, 1000)
+        browser.open(
+            f"{url}/#/compare-runs?runs={wanted}&experiments={urllib.parse.quote(json.dumps([experiment_id]))}"
+        )
+        browser.shows("Comparing 3 Runs", "Parallel Coordinates Plot", within_s=60)
+        browser.shows("micro_batch_size", "sharding", "overlap", "grad_param", "model.num_layers")
+        browser.shows("tokens_per_s", "node_device_power_peak_1s_w", "energy_per_token_j")
+
+        # The page wattune arranges: its charts first, the columns a study is decided by.
+        page = Tracker(url, study.name).page()
+        browser.open("about:blank")
+        browser.open(f"{url}/{page}")
+        browser.shows("What the study is after", "Parallel Coordinates", "tp2 pp2 mbs1 #0", within_s=60)
+        browser.open("about:blank")
+        browser.open(f"{url}/{page.replace('CHART', 'TABLE')}")
+        browser.shows("dp4 mbs1 overlap=grad_param #0", "tokens_per_s", within_s=60)
+        browser.wait_for("!document.body.innerText.includes('clock_deficit_frac')")

@@ -1,0 +1,225 @@
+"""Lanes with real Ray, real workers and engines that fail in every way: what a trial costs the next one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+HEAD = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+import psutil, ray
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.orchestrate.cluster import connect
+from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.run_trial import TrialRequest, run_trial
+from wattune.plan.axes import Plan
+from wattune.trial import Measure, TrialSpec, Workload
+from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, RAISES
+
+ROOT = Path(sys.argv[1])
+MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2,
+                  vocab_size=256, source="made up")
+CLUSTER = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm")
+
+def request(number, isolation="warm", fault=0, **measure):
+    spec = TrialSpec(model=MODEL, cluster=CLUSTER, engine="faulty_engine:Faulty", plan=Plan(dtype="fp32"),
+                     workload=Workload(seq_len=32, global_batch_size=4))
+    how = Measure(**{"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.3, "timeout_s": 90, **measure})
+    folder = ROOT / "study" / "trials" / f"{spec.trial_id}-{number}"
+    return TrialRequest(spec=spec, repeat=number, measure=how, seed=fault, folder=folder, limits={}, tags={},
+                        isolation=isolation)
+
+def say(label, result, **more):
+    print("RESULT " + json.dumps({"label": label, "status": result.status.value, "reason": result.reason,
+                                  "tags": dict(result.tags), "metrics": dict(result.metrics), **more}), flush=True)
+
+class HeardLanes(Lanes):
+    answers = []
+
+    def run(self, *arguments):
+        self.answers.append(super().run(*arguments))
+        return self.answers[-1]
+
+def run(label, lanes, cluster, number, **options):
+    asked = request(number, **options)
+    result = run_trial(asked, cluster, lanes)
+    ranks = getattr(lanes, "answers", None) and lanes.answers[-1].outcomes
+    losses = {rank.num_warmup_steps + step: loss for rank in ranks or () for step, loss in enumerate(rank.losses)}
+    say(label, result, folder=str(asked.folder), losses=losses)
+
+def own(text):
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if text in process.name() or text in " ".join(process.cmdline()):
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, environment: dict[str, str]) -> Callable[..., dict[str, dict[str, Any]]]:
+    """Runs a script in a Ray cluster of its own; gives what it said of each trial, by label."""
+
+    def run(body: str, timeout_s: float = 380) -> dict[str, dict[str, Any]]:
+        path = tmp_path / "script.py"
+        path.write_text(HEAD + body)
+        done = subprocess.run(
+            [sys.executable, str(path), str(tmp_path)],
+            env=environment | {"PYTHONPATH": os.pathsep.join([str(FAKES), environment.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        said = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
+        return {one["label"]: one for one in said}
+
+    return run
+
+
+KILLS = """
+def kill_during(label, number, find, lanes, cluster, **options):
+    def kill():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            part = [one.part for one in lanes.progress().values()]
+            if part == ["measure"]:
+                victim = find()
+                if victim is not None:
+                    os.kill(victim, signal.SIGKILL)
+                    return
+    thread = threading.Thread(target=kill)
+    thread.start()
+    run(label, lanes, cluster, number, min_seconds=6, **options)
+    thread.join()
+
+def worker(): return next((p.pid for p in own("RayTrainWorker")), None)
+def keeper(): return next((p.pid for p in own("LaneKeeper")), None)
+def actor(): return next((p.pid for p in own("TelemetryActor")), None)
+def sampler():
+    found = (p for p in psutil.process_iter(["cmdline"]) if "wattune.telemetry.sampler" in (p.info["cmdline"] or []))
+    return next((p.pid for p in found if f"study-" in " ".join(p.info["cmdline"])), None)
+"""
+
+
+def test_failures_cost_a_group_at_most_and_never_the_next_trial(script) -> None:
+    found = script(
+        KILLS
+        + """
+with connect() as cluster, Lanes() as lanes:
+    run("first", lanes, cluster, 0)
+    run("large", lanes, cluster, 1, fault=OUT_OF_MEMORY)
+    run("after large", lanes, cluster, 2)
+    kill_during("killed", 3, worker, lanes, cluster)
+    run("after killed", lanes, cluster, 4)
+"""
+    )
+    assert {label: one["status"] for label, one in found.items()} == {
+        "first": "completed",
+        "large": "out_of_memory",
+        "after large": "completed",
+        "killed": "crashed",
+        "after killed": "completed",
+    }
+    assert found["large"]["reason"].startswith("rank 1 in ")
+    assert "4,503,599,627,370,496 bytes asked for" in found["large"]["reason"]
+    assert "group_lost" not in found["large"]["tags"] and found["after large"]["tags"]["lane_trial"] > "2"
+    assert "ended without a word" in found["killed"]["reason"]
+    assert found["after killed"]["tags"]["lane_trial"] == "1" and "group_restart_s" in found["after killed"]["tags"]
+    ranks = json.loads((Path(found["first"]["folder"]) / "ranks.json").read_text())["ranks"]
+    assert [(one["rank"], one["device"], one["slot"]) for one in ranks] == [(0, "cpu0", 0), (1, "cpu1", 1)]
+    assert len({one["pid"] for one in ranks}) == 2
+
+
+@pytest.mark.slow
+def test_a_hang_says_where_it_hangs_and_a_leak_costs_the_workers(script) -> None:
+    found = script("""
+with connect() as cluster, Lanes() as lanes:
+    run("hangs", lanes, cluster, 0, fault=HANGS, stall_s=5)
+    run("after hangs", lanes, cluster, 1)
+    run("leaks", lanes, cluster, 2, fault=LEAKS)
+    run("after leaks", lanes, cluster, 3)
+    run("raises", lanes, cluster, 4, fault=RAISES)
+    run("after raises", lanes, cluster, 5)
+    run("too long", lanes, cluster, 6, min_seconds=40, timeout_s=8)
+    run("after too long", lanes, cluster, 7)
+""")
+    assert found["hangs"]["status"] == "timed_out" and "no step finished for" in found["hangs"]["reason"]
+    stacks = {path.name: path.read_text() for path in (Path(found["hangs"]["folder"]) / "stacks").iterdir()}
+    assert stacks.keys() == {"rank0.txt", "rank1.txt"}
+    assert "in _fail" in stacks["rank1.txt"] and "barrier" in stacks["rank1.txt"]
+    assert found["leaks"]["status"] == "completed"
+    assert "host tensors more than before" in found["leaks"]["tags"]["group_lost"]
+    assert found["raises"]["status"] == "crashed"
+    assert found["raises"]["reason"].endswith("rank 1: ValueError: a broken engine")
+    assert "ValueError" in found["raises"]["tags"]["group_lost"]
+    assert found["too long"]["status"] == "timed_out" and "measure.timeout_s = 8" in found["too long"]["reason"]
+    for label in ("after hangs", "after leaks", "after raises", "after too long"):
+        assert found[label]["status"] == "completed", found[label]
+        assert found[label]["tags"]["lane_trial"] == "1" and "group_restart_s" in found[label]["tags"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "status"), [("keeper", "crashed"), ("actor", "completed"), ("sampler", "completed")]
+)
+def test_whatever_is_killed_the_next_trial_completes(script, victim: str, status: str) -> None:
+    found = script(
+        KILLS
+        + f"""
+with connect() as cluster, Lanes() as lanes:
+    run("first", lanes, cluster, 0)
+    kill_during("killed", 1, {victim}, lanes, cluster)
+    run("next", lanes, cluster, 2)
+"""
+    )
+    assert [found[label]["status"] for label in ("first", "killed", "next")] == ["completed", status, "completed"]
+    folder = Path(found["killed"]["folder"])
+    assert (folder / "result.json").exists()
+    if victim == "keeper":
+        assert "the process that holds the lanes ended" in found["killed"]["reason"]
+    else:
+        manifests = [json.loads(path.read_text()) for path in folder.glob("telemetry/*/manifest.json")]
+        assert [manifest["closed"] for manifest in manifests] == [victim != "sampler"]
+
+
+@pytest.mark.slow
+def test_warm_and_fresh_workers_measure_the_same(script) -> None:
+    found = script(
+        """
+with connect() as cluster, HeardLanes() as lanes:
+    for number in range(5):
+        run(f"warm {number}", lanes, cluster, number, min_seconds=2, min_steps=20)
+    for number in range(3):
+        run(f"fresh {number}", lanes, cluster, 10 + number, isolation="fresh", min_seconds=2, min_steps=20)
+"""
+    )
+    assert {one["status"] for one in found.values()} == {"completed"}
+    kinds = {
+        kind: [one["metrics"]["step_time_s"] for label, one in found.items() if label.startswith(kind)]
+        for kind in ("warm", "fresh")
+    }
+    # Intervals of the two kinds overlap, widened by what one kind differs from itself.
+    spread = max(max(times) - min(times) for times in kinds.values())
+    assert max(kinds["warm"]) + spread >= min(kinds["fresh"]) and max(kinds["fresh"]) + spread >= min(kinds["warm"])
+    # Of every step that more than one trial measured, the loss is the same to the bit.
+    losses: dict[str, set[float]] = {}
+    for one in found.values():
+        for step, loss in one["losses"].items():
+            losses.setdefault(step, set()).add(loss)
+    assert len(losses) > 20 and {len(different) for different in losses.values()} == {1}
+    assert [found[f"fresh {number}"]["tags"]["lane_trial"] for number in range(3)] == ["1"] * 3
+    assert found["warm 4"]["tags"]["lane_trial"] == "5"

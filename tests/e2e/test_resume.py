@@ -1,0 +1,191 @@
+"""What survives when the processes of a study are killed: what was finished, and the study itself."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+RAYLETS = Path(__file__).with_name("raylets.py")
+
+
+def in_flight(study: Path) -> set[str]:
+    """Trials that were begun and have no result."""
+    return {path.parent.name for path in study.glob("trials/*/spec.json") if not (path.parent / "result.json").exists()}
+
+
+def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]", timeout_s: float = 150) -> Any:
+    """What the condition gives as soon as it is true, while the process lives."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if found := condition():
+            return found
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    raise AssertionError("waited in vain")
+
+
+def test_a_killed_driver_loses_nothing_that_was_finished(
+    start_wattune, wattune, write_space, results, storage: Path
+) -> None:
+    space = write_space(
+        "killed_driver",
+        space={"micro_batch_size": [1, 2]},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3},
+    )
+    study = storage / "killed_driver"
+    running = start_wattune("run", space)
+    wait_until(lambda: results(study) and in_flight(study), running)
+    time.sleep(2)  # into the second trial
+    finished = {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in results(study)}
+    (cut_off,) = in_flight(study)
+    running.send_signal(signal.SIGKILL)
+    running.wait(30)
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "1 skipped, done before: 1 completed" in done.stderr
+    assert "1 trial(s) to run, 1 interrupted before among them" in done.stderr
+    outcome = json.loads(done.stdout)
+    assert (outcome["finished"], outcome["ending"], len(outcome["feasible"])) == (True, "finished", 2)
+    assert {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in finished} == finished
+    again = results(study)[cut_off]
+    assert again["status"] == "completed" and again["tags"]["attempt"] == "2"
+    attempt = json.loads((study / "trials" / cut_off / "attempts" / "1" / "result.json").read_text())
+    assert attempt["status"] == "interrupted" and "the study's process ended while it ran" in attempt["reason"]
+
+    # What is done needs no cluster: nothing is started, and it takes a moment.
+    last = wattune("run", space, "--json", timeout_s=100)
+    assert last.returncode == 0 and json.loads(last.stdout)["finished"]
+    assert "0 trial(s) to run" in last.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_killed_head_ends_the_call_and_the_same_command_continues(
+    start_wattune, wattune, write_space, results, storage: Path
+) -> None:
+    space = write_space(
+        "killed_head",
+        space={"micro_batch_size": [1, 2]},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3},
+    )
+    study = storage / "killed_head"
+    running = start_wattune("run", space)
+    wait_until(lambda: results(study) and in_flight(study), running)
+    children = psutil.Process(running.pid).children(recursive=True)
+    (gcs,) = [process for process in children if process.name() == "gcs_server"]
+    gcs.kill()
+    output, _ = running.communicate(timeout=200)
+    assert running.returncode != 0, output
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert {one["status"] for one in results(study).values()} == {"completed"}
+
+
+class Raylets:
+    """A cluster whose nodes come and go as a test says."""
+
+    def __init__(self, process: "subprocess.Popen[str]", address: str, settings: dict[str, str]) -> None:
+        self._process, self.address, self.settings = process, address, settings
+
+    def __call__(self, order: str) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{order}\n")
+        self._process.stdin.flush()
+        while (line := self._process.stdout.readline().strip()) != "done":
+            assert line or self._process.poll() is None, "the cluster's process ended"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def raylets(tmp_path: Path, environment: dict[str, str]) -> Iterator[Raylets]:
+    settings = environment | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    package = str(Path(__file__).parents[2] / "platform")
+    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, settings.get("PYTHONPATH", "")]))
+    with open(tmp_path / "raylets.log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(RAYLETS), str(free_port())],
+            cwd=tmp_path,
+            env=settings,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None and process.stdin is not None
+    address = ""
+    for line in process.stdout:
+        if line.startswith("address "):
+            address = line.split()[1]
+            break
+    assert address, (tmp_path / "raylets.log").read_text()
+    tree: list[psutil.Process] = []
+    try:
+        yield Raylets(process, address, settings)
+    finally:
+        tree = psutil.Process(process.pid).children(recursive=True)
+        process.stdin.close()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _, left = psutil.wait_procs(tree, timeout=20)
+        for one in left:
+            one.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits(
+    raylets: Raylets, start_wattune, wattune, write_space, results, storage: Path, environment: dict[str, str]
+) -> None:
+    environment["RAY_AUTH_MODE"] = "disabled"
+    for name in ("a", "b"):
+        raylets(f"add {name}")
+    one = {"device": "cpu", "num_nodes": 1, "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"}
+    space = write_space(
+        "killed_node",
+        cluster=[one, one | {"num_nodes": 2}],
+        space={"micro_batch_size": [1, 2]},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 6},
+        search={"strategy": "grid", "order": "listed"},
+    )
+    study = storage / "killed_node"
+    running = start_wattune("run", space, "--address", raylets.address)
+    wait_until(lambda: len(in_flight(study)) == 2, running)
+    time.sleep(20)  # workers start, and train
+    raylets("kill b")
+    output, _ = running.communicate(timeout=250)
+    assert running.returncode == 1, output
+    assert "Traceback" not in output
+    assert "not run: 2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has" in output
+    assert "2 trial(s) wait for nodes; start them, the same command continues" in output
+    found = results(study)
+    assert sorted(one["status"] for one in found.values()) == ["completed", "completed"]
+    (attempt,) = study.glob("trials/*/attempts/1/result.json")
+    lost = json.loads(attempt.read_text())
+    assert lost["status"] == "interrupted" and "left the cluster" in lost["reason"]
+    assert found[attempt.parents[2].name]["tags"]["attempt"] == "2"
+
+    raylets("add c")
+    done = wattune("run", space, "--address", raylets.address, "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    statuses = [one["status"] for one in results(study).values()]
+    assert statuses == ["completed"] * 4
+    assert "2 skipped, done before: 2 completed" in done.stderr

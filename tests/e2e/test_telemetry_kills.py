@@ -1,0 +1,106 @@
+"""kill -9 of a node's telemetry actor a hundred times: while it samples, starts a recording and brings one home.
+
+Before every kill the recording is read as it is: what is there counts as acknowledged, and has to be there afterwards.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECORDINGS = 5
+KILLS_EACH = 10
+"""Of them the first comes while the recording is started and the last while it is brought home."""
+
+SCRIPT = """
+import json, os, random, signal, sys, time
+import ray
+from wattune.orchestrate.cluster import connect
+from wattune.orchestrate.telemetry_actor import spool_folder, telemetry_actor
+from wattune.telemetry.sampler import SamplerProcess
+from wattune.telemetry.store import read_manifest, read_tables
+
+recordings, kills_each, seed = map(int, sys.argv[1:])
+rng, kills, found = random.Random(seed), 0, []
+
+def stamps(tables):
+    return tables["host"]["mono_ns"].to_pylist() if "host" in tables else []
+
+def kill(pid):
+    global kills
+    os.kill(pid, signal.SIGKILL)
+    kills += 1
+
+with connect() as cluster:
+    node = cluster.driver_node
+    actor = telemetry_actor(node, ["host"])
+    spool = spool_folder(f"telemetry-host-{node.node_id}")
+
+    def pid():
+        return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+
+    for number in range(recordings):
+        key, victim = f"killed-{seed}-{number}", pid()
+        starting = actor.start.remote(key)
+        time.sleep(rng.uniform(0, 1))
+        kill(victim)
+        ray.get(starting, timeout=60)
+        folder, acknowledged, open_each_time = spool / key, [], True
+        for _ in range(kills_each - 2):
+            victim = pid()
+            time.sleep(rng.uniform(0, 0.7))
+            before = stamps(read_tables(folder)[0])
+            assert before[: len(acknowledged)] == acknowledged
+            acknowledged = before
+            kill(victim)
+            manifest = read_manifest(folder)
+            open_each_time &= manifest["closed"] is False and "ended" not in manifest
+        victim = pid()
+        if number % 2:  # and its sampler with it: then nobody can close the file
+            os.kill(read_manifest(folder)["sampler"]["pid"], signal.SIGKILL)
+        stopping = actor.stop.remote(key)
+        time.sleep(rng.uniform(0, 0.3))
+        kill(victim)
+        home = ray.get(stopping, timeout=60)
+        rows = stamps(home.tables)
+        found.append({
+            "sampler_killed": bool(number % 2),
+            "open_each_time": open_each_time,
+            "acknowledged": len(acknowledged),
+            "rows": len(rows),
+            "kept": rows[: len(acknowledged)] == acknowledged and rows == sorted(set(rows)),
+            "closed": home.manifest["closed"],
+            "ended": home.manifest.get("ended"),
+            "losses": list(home.losses),
+        })
+        ray.get(actor.forget.remote(key), timeout=60)
+        assert not SamplerProcess(folder).folder.exists()
+print(json.dumps({"kills": kills, "recordings": found}))
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fifty_kills_of_a_telemetry_actor_lose_nothing(tmp_path: Path, environment: dict[str, str], seed: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(RECORDINGS), str(KILLS_EACH), str(seed)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kills"] == RECORDINGS * KILLS_EACH
+    for one in found["recordings"]:
+        assert one["kept"] and one["open_each_time"] and one["rows"] >= one["acknowledged"] > 0
+        if one["sampler_killed"]:
+            assert one["closed"] is False and one["ended"] is None
+            assert len(one["losses"]) == 1 and "no end mark" in one["losses"][0]
+        else:
+            assert one["closed"] is True and one["ended"] == "SIGTERM" and one["losses"] == []

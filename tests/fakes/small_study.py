@@ -1,0 +1,103 @@
+"""A small study made of real recordings: two trials measured on four H200s, one that failed, one without telemetry.
+
+What the two gave is recomputed from their recordings (`tests/golden/h200x4`), nothing is made up; a third says only how
+it ended.
+"""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from wattune.analysis.summary import summarize
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.objective import parse_constraint, parse_objective
+from wattune.plan.axes import Plan
+from wattune.ranking import Ranking, rank
+from wattune.study import MeasuredFolder, StudyFolder
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"
+START_NS = 1_790_000_000_000_000_000
+
+PLANS = {
+    "dp4": Plan(overlap="grad_param"),
+    "tp2pp2": Plan(tp=2, pp=2, etp=2),
+}
+
+
+def spec_of(plan: Plan) -> TrialSpec:
+    """The dense slice the recordings are of."""
+    return TrialSpec(
+        model=replace(model("llama3_8b"), num_layers=8, vocab_size=32_000),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="megatron",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=plan,
+    )
+
+
+def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 2700.0) -> StudyFolder:
+    """Writes the study into a storage folder."""
+    specs = {recording: spec_of(plan) for recording, plan in PLANS.items()}
+    first = specs["dp4"]
+    document = {
+        "study": name,
+        "model": [{"name": "llama3_8b", "num_layers": 8}],
+        "cluster": [asdict(first.cluster)],
+        "engine": ["megatron"],
+        "workload": asdict(first.workload),
+        "space": {"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2]},
+        "measure": {"warmup_steps": 5, "min_steps": 10},
+        "objective": "maximize tokens_per_s",
+        "constraints": [f"node_device_power_peak_1s_w <= {bound_w:g}"],
+        "limits": {},
+        "search": {"strategy": "grid"},
+    }
+    study = StudyFolder.create(storage, name, document)
+    for number, (recording, spec) in enumerate(specs.items()):
+        folder = study.trial(spec.trial_id, 0)
+        shutil.copytree(GOLDEN / recording, folder.path, ignore=shutil.ignore_patterns("manifest.json"))
+        recorded = MeasuredFolder(GOLDEN / recording)
+        for node, manifest in recorded.manifests().items():
+            (folder.path / "telemetry" / node / "manifest.json").write_text(json.dumps(manifest))
+        folder.write_spec(spec)
+        found = summarize(spec, folder.marks(), folder.telemetry(), folder.manifests())
+        folder.write_result(
+            TrialResult(
+                trial_id=spec.trial_id,
+                repeat=0,
+                status=TrialStatus.COMPLETED,
+                metrics=found.metrics,
+                quality=found.quality,
+                quality_reasons=found.quality_reasons,
+                tags={**found.tags, "version.megatron": "0.19.2"},
+                start_wall_ns=START_NS + number * 60_000_000_000,
+                end_wall_ns=START_NS + number * 60_000_000_000 + 20_000_000_000,
+            )
+        )
+    failed = spec_of(Plan(tp=1, micro_batch_size=2))
+    study.trial(failed.trial_id, 0).write_spec(failed)
+    study.trial(failed.trial_id, 0).write_result(
+        TrialResult(
+            trial_id=failed.trial_id,
+            repeat=0,
+            status=TrialStatus.OUT_OF_MEMORY,
+            reason="rank 3 at 140.2 GiB",
+            start_wall_ns=START_NS + 200_000_000_000,
+            end_wall_ns=START_NS + 210_000_000_000,
+        )
+    )
+    kept = (*specs.values(), failed)
+    rows = [{"trial_id": spec.trial_id, "status": "kept", "rule": "", "reason": ""} for spec in kept]
+    reason = "tp=8 does not divide num_kv_heads=8 over 4 devices"
+    study.write_candidates([*rows, {"trial_id": "", "status": "rejected", "rule": "world_size", "reason": reason}])
+    return study
+
+
+def ranking_of(study: StudyFolder) -> Ranking:
+    """The study's own ranking."""
+    document = study.document()
+    bounds = [parse_constraint(text) for text in document["constraints"]]
+    return rank(study.results(), parse_objective(document["objective"]), bounds)

@@ -1,0 +1,51 @@
+"""Trials in study folders, as files, without running any."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.plan.axes import Plan
+from wattune.schema import MARKS
+from wattune.study import StudyFolder, TrialFolder
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+DOCUMENT = {"study": "mine", "objective": "maximize tokens_per_s", "constraints": []}
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=64, global_batch_size=4),
+    plan=Plan(tp=2),
+)
+
+
+def result_of(status: TrialStatus = TrialStatus.COMPLETED, repeat: int = 0, tokens_per_s: float = 1.0) -> TrialResult:
+    return TrialResult(
+        trial_id=SPEC.trial_id,
+        repeat=repeat,
+        status=status,
+        reason="",
+        metrics={"tokens_per_s": tokens_per_s},
+        tags={},
+        start_wall_ns=1,
+        end_wall_ns=2,
+    )
+
+
+def measured(study: StudyFolder, result: TrialResult) -> TrialFolder:
+    """A trial of the study as its run leaves it, and a file that a crash left."""
+    folder = study.trial(result.trial_id, result.repeat)
+    folder.write_spec(SPEC)
+    folder.write_marks(MARKS.empty_table())
+    folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
+    folder.write_result(result)
+    (folder.path / ".result.json.17").write_text("left by a crash")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What lies below a folder, without what is hidden."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if not path.name.startswith(".")}

@@ -1,0 +1,179 @@
+"""Steps before the steady state left out, throttling and its onset, heat over slots, lists against their metrics."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from wattune.analysis import readings
+from wattune.analysis.align import align
+from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, detail
+from wattune.analysis.energy import powers
+from wattune.analysis.examine import clocks_and_temperatures
+from wattune.analysis.readings import Kept, Readings
+from wattune.analysis.summary import summarize
+from wattune.analysis.throttle import stretches, throttle_metrics
+
+GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
+FAST_S = np.arange(-1.0, 31.0, 0.05)
+MANIFESTS = {
+    "n0": {
+        "devices": {
+            "gpu0": {"slot": 4, "power_limit_w": 500.0, "sm_clock_max_mhz": 2000.0},
+            "gpu1": {"slot": 1, "power_limit_w": 500.0, "sm_clock_max_mhz": 2000.0},
+        }
+    }
+}
+
+
+def fast(bench, **columns):
+    return bench.tier("fast", {device: {"time_s": FAST_S, **columns} for device in (GPU, TWIN)})
+
+
+def constant(watts):
+    return lambda time_s: np.full(len(time_s), float(watts))
+
+
+def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
+    lengths_s, rows, at_s = [2.0] * 4 + [1.0] * 20, [], 0.0
+    for number, length_s in enumerate(lengths_s):
+        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
+        at_s += length_s
+    ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
+    found = summarize(None, bench.marks(rows), {"ring": ring}, {})
+    assert found.tags["steady_from_step"] == "4"
+    assert found.tags["window_s"] == "20.000"
+    assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
+    assert found.metrics["step_time_s"] == pytest.approx(1.0)
+    assert "no_steady_state" not in found.quality_reasons
+    asked = summarize(None, bench.marks(rows), {"ring": ring}, {}, measured_steps=range(24))
+    assert asked.tags["window_s"] == "28.000" and "steady_from_step" not in asked.tags
+
+
+def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
+    lengths_s, rows, at_s = [0.5] * 28 + [0.8] * 12, [], 0.0
+    for number, length_s in enumerate(lengths_s):
+        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
+        at_s += length_s
+    found = summarize(None, bench.marks(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
+    assert {"no_steady_state"} <= set(found.quality_reasons)
+    assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
+
+
+def capped(time_s):
+    """Power caps the clock from 5 to 10 s and heat from 8 to 12 s; it warms a degree a second."""
+    power, heat = (time_s >= 5) & (time_s < 10), (time_s >= 8) & (time_s < 12)
+    return {
+        "sm_clock_mhz": np.where(power | heat, 1500.0, 2000.0),
+        "event_reasons": (power * 0x4 + heat * 0x20).astype(np.uint64),
+        "gpu_temp_c": 40.0 + time_s,
+    }
+
+
+def test_throttling_is_told_by_cause_with_the_clock_lost_and_the_temperature_when_it_began(bench):
+    aligned = align({"fast": fast(bench, **capped(FAST_S))}, bench.steps([GPU, TWIN]), MANIFESTS)
+    found = stretches(aligned.tiers["fast"][GPU], 2000.0, aligned.duration_s)
+    power, heat = found["power"], found["thermal"]
+    assert [one.onset_temp_c.round().tolist() for one in (power, heat)] == [[45.0], [48.0]]
+    assert [float(one.duration_s[0]) for one in (power, heat)] == pytest.approx([5.0, 4.0], abs=0.06)
+    assert [float(one.clock_lost_frac[0]) for one in (power, heat)] == pytest.approx([0.25, 0.25])
+    assert len(found["hw"].start_s) == 0
+    metrics = throttle_metrics(aligned, clocks_and_temperatures(aligned, None)[1])
+    assert metrics["throttle_power_loss_frac"] == pytest.approx(0.25 * 5 / 20, abs=2e-3)
+    assert metrics["throttle_thermal_loss_frac"] == pytest.approx(0.25 * 4 / 20, abs=2e-3)
+    assert metrics["throttle_hw_loss_frac"] == 0.0
+    # They overlap for 2 s, which the whole counts once.
+    assert metrics["throttle_loss_frac"] == pytest.approx(0.25 * 7 / 20, abs=2e-3)
+
+
+def test_a_cause_without_lost_clock_is_no_stretch(bench):
+    columns = {**capped(FAST_S), "sm_clock_mhz": np.full(len(FAST_S), 1990.0)}
+    aligned = align({"fast": fast(bench, **columns)}, bench.steps([GPU, TWIN]), MANIFESTS)
+    found = stretches(aligned.tiers["fast"][GPU], 2000.0, aligned.duration_s)
+    assert sum(len(one.start_s) for one in found.values()) == 0
+
+
+def whole(bench):
+    waves = {GPU: lambda t: np.where(np.mod(t + 0.01, 4) < 1, 700.0, 300.0), TWIN: constant(400)}
+    tables = {"ring": bench.ring(waves), "fast": fast(bench, **capped(FAST_S))}
+    return bench.steps([GPU, TWIN]), tables
+
+
+def test_slots_and_their_temperatures_over_time(bench):
+    found = detail(None, *whole(bench), MANIFESTS)
+    assert found.slots["slot"].to_pylist() == [1, 4]
+    assert found.slots["device"].to_pylist() == ["gpu1", "gpu0"]
+    assert found.slots["power_mean_w"].to_pylist() == pytest.approx([400.0, 400.0], rel=2e-3)
+    assert found.slots["power_peak_1s_w"].to_pylist() == pytest.approx([400.0, 700.0], rel=5e-3)
+    assert found.slots["sm_clock_mean_mhz"].to_pylist() == pytest.approx([2000 - 500 * 7 / 20] * 2, rel=2e-3)
+    heat = found.temperatures.filter(
+        pa.array([device == "gpu0" for device in found.temperatures["device"].to_pylist()])
+    )
+    middle_s = heat["start_s"].to_numpy() + 20 / NUM_TIMES / 2
+    assert heat["temp_mean_c"].to_numpy() == pytest.approx(40 + middle_s, abs=1e-4)
+
+
+def test_excursions_are_listed_as_they_are_counted(bench):
+    marks, tables = whole(bench)
+    found, metrics = detail(None, marks, tables, MANIFESTS), summarize(None, marks, tables, MANIFESTS).metrics
+    assert found.excursions.num_rows == metrics["excursion_count"] == 5
+    assert set(found.excursions["device"].to_pylist()) == {"gpu0"}
+    starts_s, ends_s = (found.excursions[name].to_numpy() for name in ("start_s", "end_s"))
+    assert np.diff(starts_s[1:]) == pytest.approx([4.0] * 3, abs=0.01)
+    assert ends_s[1:-1] - starts_s[1:-1] == pytest.approx([1.0] * 3, abs=0.06)
+    assert found.excursions["peak_w"].to_pylist() == pytest.approx([700.0] * 5)
+    assert sum(found.excursions["energy_j"].to_pylist()) == pytest.approx(metrics["excursion_energy_j"])
+    stated = detail(None, marks, tables, MANIFESTS, power_limit_w=800.0)
+    assert stated.excursions.num_rows == 0
+
+
+def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
+    marks, tables = whole(bench)
+    one = detail(None, marks, tables, MANIFESTS).excursions
+    monkeypatch.setattr("wattune.analysis.grid._BLOCK", 64)
+    monkeypatch.setattr("wattune.analysis.series._BLOCK", 7)
+    monkeypatch.setattr("wattune.analysis.excursion._BLOCK", 5)
+    many = detail(None, marks, tables, MANIFESTS)
+    assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
+    assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())
+    assert many.excursions.num_rows == one.num_rows
+
+
+def test_json_has_the_first_rows_of_long_tables_and_says_how_many_there_are(bench):
+    marks = bench.steps([GPU], num_steps=MOST_LISTED + 5, step_s=0.01)
+    found = detail(None, marks, {"ring": bench.ring({GPU: constant(100)})}, {}).to_json()
+    assert len(found["steps"]) == MOST_LISTED
+    assert found["num_rows"]["steps"] == MOST_LISTED + 5
+    json.dumps(found, allow_nan=False)
+
+
+def test_without_a_window_there_is_no_detail(bench):
+    assert detail(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
+
+
+def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
+    marks, tables = whole(bench)
+    before = summarize(None, marks, tables, MANIFESTS).metrics
+    monkeypatch.setattr("wattune.analysis.align.Kept", lambda: Kept(most_bytes=1))
+    assert summarize(None, marks, tables, MANIFESTS).metrics == before
+    kept, made = Kept(most_bytes=100), []
+    for number in (1, 2, 1, 3, 1):
+
+        def make(number=number):
+            made.append(number)
+            return Readings(np.zeros(5), {})
+
+        kept.get(number, Readings, make)
+    assert made == [1, 2, 3]  # 40 bytes each: the one longest not asked for goes
+    kept.get(2, Readings, lambda: made.append("again") or Readings(np.zeros(5), {}))
+    assert made == [1, 2, 3, "again"]
+
+
+def test_samples_stamped_after_they_were_read_do_not_exist(bench):
+    ring = bench.ring({GPU: constant(100)})
+    ahead = ring["sensor_ns"].to_numpy().copy()
+    ahead[::10] += readings.AHEAD_NS + 10**9
+    table = ring.set_column(ring.column_names.index("sensor_ns"), "sensor_ns", pa.array(ahead))
+    (trace,) = powers(align({"ring": table}, bench.steps([GPU]), {})).traces
+    assert len(trace.series.value) == pytest.approx(0.9 * 1001, abs=3)

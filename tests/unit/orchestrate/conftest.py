@@ -1,0 +1,145 @@
+"""A study's ledger over made-up nodes, and trials that end as a test wants, without Ray."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.orchestrate.agenda import StudyRun, Ticket
+from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.events import Event, TrialEvent
+from wattune.orchestrate.ledger import Ledger
+from wattune.plan.axes import Plan
+from wattune.search.strategy import Strategy, make_strategy
+from wattune.study import StudyFolder
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+
+ONE = ClusterSpec(device="cpu", devices_per_node=1)
+
+
+def make_spec(size: int, cluster: ClusterSpec = ONE) -> TrialSpec:
+    return TrialSpec(
+        model=model("llama3_8b"),
+        cluster=cluster,
+        engine="torch",
+        workload=Workload(seq_len=8, global_batch_size=8),
+        plan=Plan(micro_batch_size=size),
+    )
+
+
+def make_node(name: str, **labels: str) -> Node:
+    gpus = 0 if labels.get("wattune.io/device", "cpu") == "cpu" else 8
+    return Node(node_id=name, name=name, address="", num_cpus=2, num_gpus=gpus, labels=labels)
+
+
+@dataclass
+class World:
+    """One study and the nodes it may run on."""
+
+    study: StudyFolder
+    nodes: list[Node] = field(default_factory=lambda: [make_node("n0")])
+    heard: list[Event] = field(default_factory=list)
+    clock_ns: int = 10**18
+
+    def ledger(
+        self,
+        specs: Sequence[TrialSpec],
+        *,
+        measure: Measure | None = None,
+        num_trials: int | None = None,
+        strategy: Strategy | None = None,
+        listener: Callable[[Event], None] | None = None,
+        finalists: Sequence[TrialSpec] = (),
+        order: str = "listed",
+        **more: Any,
+    ) -> Ledger:
+        run = StudyRun(
+            measure=measure or Measure(),
+            num_trials=len(specs) if num_trials is None else num_trials,
+            seed=0,
+            limits=more.pop("limits", {}),
+            tags={"version.wattune": "x"},
+            finalists=lambda: finalists,
+            clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
+            order=order,
+            **more,
+        )
+        chosen = strategy or make_strategy("grid", specs, seed=0)
+        ledger = Ledger(self.study, chosen, run, listener or self.heard.append)
+        ledger.begin()
+        ledger.open(Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id), lambda: self.nodes)
+        return ledger
+
+    def write(
+        self,
+        spec: TrialSpec,
+        repeat: int = 0,
+        status: TrialStatus = TrialStatus.COMPLETED,
+        *,
+        tags: dict[str, str] | None = None,
+        took_s: float = 10,
+    ) -> None:
+        """What `run_trial` leaves behind."""
+        folder = self.study.trial(spec.trial_id, repeat)
+        folder.write_spec(spec)
+        start_ns, self.clock_ns = self.clock_ns, self.clock_ns + int(took_s * 1e9)
+        folder.write_result(
+            TrialResult(
+                trial_id=spec.trial_id,
+                repeat=repeat,
+                status=status,
+                reason="" if status is TrialStatus.COMPLETED else "made up",
+                tags=tags or {},
+                start_wall_ns=start_ns,
+                end_wall_ns=self.clock_ns,
+            )
+        )
+
+    def run(self, ledger: Ledger, ticket: Ticket, tune_id: str, status: TrialStatus = TrialStatus.COMPLETED) -> None:
+        """Ends a trial as told."""
+        self.write(ticket.turn.spec, ticket.turn.repeat, status, tags=dict(ticket.tags))
+        ledger.finish(tune_id, error=False)
+
+    def drain(self, ledger: Ledger) -> list[Ticket]:
+        """Runs all that is proposed, one after another."""
+        tickets: list[Ticket] = []
+        while (ticket := ledger.next(f"t{len(tickets)}")) is not None:
+            tickets.append(ticket)
+            self.run(ledger, ticket, f"t{len(tickets) - 1}")
+        return tickets
+
+    def result(self, spec: TrialSpec, repeat: int = 0) -> TrialResult:
+        found = self.study.trial(spec.trial_id, repeat).result()
+        assert found is not None
+        return found
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.heard if isinstance(event, TrialEvent)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(StudyFolder.create(tmp_path, "tested", {"study": "tested"}))
+
+
+@pytest.fixture
+def specs() -> list[TrialSpec]:
+    return [make_spec(size) for size in (1, 2, 4)]
+
+
+@pytest.fixture
+def make_specs() -> Callable[..., list[TrialSpec]]:
+    def make(count: int, cluster: ClusterSpec = ONE) -> list[TrialSpec]:
+        return [make_spec(size, cluster) for size in range(1, count + 1)]
+
+    return make
+
+
+@pytest.fixture
+def new_node() -> Callable[..., Node]:
+    return make_node

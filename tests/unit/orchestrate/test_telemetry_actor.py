@@ -1,0 +1,67 @@
+"""What a telemetry actor does without Ray: processors for the sampler, who is a stranger, what it reads."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattune.orchestrate import telemetry_actor
+from wattune.orchestrate.telemetry_actor import TelemetryActor, spare_cpus, without_own_processes
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "own"),
+    [(range(2), 2, ()), (range(3), 2, ()), (range(4), 2, (3,)), (range(192), 8, (191,)), (range(64), 0, ())],
+)
+def test_a_sampler_has_a_processor_of_its_own_where_ranks_leave_one(cpus: range, ranks: int, own: tuple[int]) -> None:
+    assert spare_cpus(list(cpus), ranks) == own
+
+
+def manifest(at_start: list[dict[str, int]], at_end: list[dict[str, int]]) -> dict[str, Any]:
+    facts = {"at_start": {"other_processes": at_start, "clock": 1}, "at_end": {"other_processes": at_end}}
+    return {"node": "n0", "devices": {"gpu0": {"uuid": "GPU-0", **facts}, "gpu1": {"uuid": "GPU-1", **facts}}}
+
+
+def test_a_trials_own_workers_are_no_strangers() -> None:
+    both = [{"pid": 10, "memory_used_bytes": 5}, {"pid": 99, "memory_used_bytes": 9}]
+    known = without_own_processes(manifest(both, both), {"gpu0": [10]})
+    assert known["node"] == "n0" and known["devices"]["gpu0"]["own_processes"] == [10]
+    assert known["devices"]["gpu0"]["at_start"] == {"other_processes": [both[1]], "clock": 1}
+    assert known["devices"]["gpu0"]["at_end"] == {"other_processes": [both[1]]}
+    assert known["devices"]["gpu1"] == manifest(both, both)["devices"]["gpu1"], "nobody trains there"
+
+
+def test_where_ids_are_hidden_one_process_a_worker_is_its_own() -> None:
+    hidden = [{"pid": 4711, "memory_used_bytes": 2}, {"pid": 4712, "memory_used_bytes": 8}]
+    known = without_own_processes(manifest(hidden, hidden[:1]), {"gpu0": [10]})
+    assert known["devices"]["gpu0"]["at_start"]["other_processes"] == hidden[:1]
+    assert known["devices"]["gpu0"]["at_end"]["other_processes"] == []
+
+
+@pytest.fixture
+def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TelemetryActor:
+    """An actor on a node whose sensors play the recording of a load on four H200s back."""
+    monkeypatch.setenv("WATTUNE_RUNTIME", str(tmp_path / "runtime"))
+    monkeypatch.setattr(telemetry_actor, "spool_folder", lambda name: tmp_path / name)
+    recording = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
+    return TelemetryActor("actor", "n0", [f"replay:{recording}?start_s=20"])
+
+
+def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_files(actor: TelemetryActor) -> None:
+    sensed = actor.start("trial", 1)
+    assert sorted(sensed.device_names.values()) == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    deadline_s = time.monotonic() + 30
+    power_w, temperatures_c = None, {}
+    while (power_w is None or not temperatures_c) and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+        power_w, temperatures_c = actor.node_power_w("trial"), actor.temperatures_c()
+    assert power_w is not None and 1000 < power_w < 2900, "four H200s under load"
+    assert temperatures_c.keys() == set(sensed.device_names.values())
+    assert all(20 < value < 95 for value in temperatures_c.values())
+    recorded = actor.stop("trial")
+    assert recorded.manifest["closed"] is True and recorded.tables["fast"].num_rows > 0
+    after_c = actor.temperatures_c()
+    assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
+    assert actor.start("next").cpus == ()
+    actor.stop("next")

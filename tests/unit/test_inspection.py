@@ -1,0 +1,240 @@
+"""A folder analysed from its files alone: whole folders give what was measured, broken ones a verdict."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.errors import PlanError, TelemetryError
+from wattune.inspection import inspect
+from wattune.plan.axes import Plan
+from wattune.study import TrialFolder
+from wattune.trial import TrialSpec, Workload
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"
+SPEC = TrialSpec(
+    model=replace(MODELS["llama3_8b"], num_layers=8),
+    cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+    engine="megatron",
+    workload=Workload(seq_len=4096, global_batch_size=16),
+    plan=Plan(overlap="grad_param"),
+)
+POWER = {"device_power_mean_w", "node_device_power_peak_1s_w", "energy_per_step_j", "excursion_count"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The recording dp4 as a trial's folder, to be broken."""
+    shutil.copytree(GOLDEN, tmp_path / "trial")
+    for path in (tmp_path / "trial").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    TrialFolder(tmp_path / "trial").write_spec(SPEC)
+    return tmp_path / "trial"
+
+
+def tier(folder: Path, name: str) -> Path:
+    return folder / "telemetry" / "node0" / f"{name}.parquet"
+
+
+def changed(path: Path, column: str, values) -> None:
+    """Replaces a column by what a function makes of its values."""
+    table = pq.read_table(path)
+    index = table.column_names.index(column)
+    made = pa.array(values(table[column].to_numpy(zero_copy_only=False)))
+    pq.write_table(table.set_column(index, table.field(column).with_type(made.type), made), path)
+
+
+def finite(analysis) -> bool:
+    return all(math.isfinite(value) for value in analysis.summary.metrics.values())
+
+
+def test_a_whole_folder(folder):
+    found = inspect(folder)
+    assert found.summary.quality == "publishable"
+    assert found.summary.metrics["node_device_power_peak_1s_w"] == pytest.approx(2788, rel=1e-3)
+    assert found.detail.steps.num_rows == 38 and found.detail.slots.num_rows == 4
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["metrics"] == dict(found.summary.metrics)
+    assert plain["detail"]["num_rows"]["excursions"] == found.summary.metrics["excursion_count"] == 80
+    assert plain["detail"]["breakdown"]["step_energy_j"] == pytest.approx(found.summary.metrics["energy_per_step_j"])
+
+
+def test_a_trial_without_marks_has_no_window(folder):
+    (folder / "marks.parquet").unlink()
+    found = inspect(folder)
+    assert (found.summary.metrics, found.summary.quality, found.summary.quality_reasons) == (
+        {},
+        "invalid",
+        ("no_window",),
+    )
+    assert found.detail is None
+
+
+@pytest.mark.parametrize("name", ["ring", "fast", "slow", "counter"])
+def test_an_empty_tier_takes_what_needs_it_and_no_more(folder, name):
+    whole = inspect(folder).summary.metrics
+    pq.write_table(pq.read_table(tier(folder, name)).slice(0, 0), tier(folder, name))
+    found = inspect(folder)
+    kept = found.summary.metrics.keys() - {"sample_coverage_frac", "sensor_period_s", "device_outlier_frac"}
+    if name == "ring":  # instant power stands in, with what its sensor can tell
+        assert found.summary.tags["power_source"] == "fast"
+        kept -= {
+            key for key in kept if "power" in key or "energy" in key or "tokens_per_j" in key or "excursion" in key
+        }
+    assert kept and {key: found.summary.metrics[key] for key in kept} == pytest.approx(
+        {key: whole[key] for key in kept}
+    )
+    assert json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_missing_node_is_invalid_and_gives_no_figure_of_power(folder):
+    marks = pq.read_table(folder / "marks.parquet")
+    twice = {"node": ["node1"] * marks.num_rows, "rank": (marks["rank"].to_numpy() + 4).astype(np.int32)}
+    for name, values in twice.items():
+        kind = marks.schema.field(name).type
+        moved = pa.array(values).cast(kind) if name == "rank" else pa.array(values).dictionary_encode().cast(kind)
+        twice[name] = moved
+    other = marks
+    for name, values in twice.items():
+        other = other.set_column(other.column_names.index(name), other.field(name), values)
+    pq.write_table(pa.concat_tables([marks, other]).unify_dictionaries(), folder / "marks.parquet")
+    TrialFolder(folder).write_spec(
+        replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=2), workload=replace(SPEC.workload, global_batch_size=32))
+    )
+    found = inspect(folder)
+    assert found.summary.quality == "invalid"
+    assert {"device_missing", "low_coverage"} <= set(found.summary.quality_reasons)
+    assert not POWER & found.summary.metrics.keys()
+    assert found.detail.phases["energy_j"].null_count == found.detail.phases.num_rows
+
+
+@pytest.mark.parametrize("name", ["ring", "marks"])
+def test_another_schema_version_is_refused_by_name(folder, name):
+    path = folder / "marks.parquet" if name == "marks" else tier(folder, name)
+    table = pq.read_table(path)
+    pq.write_table(
+        table.replace_schema_metadata({**(table.schema.metadata or {}), "wattune.schema_version": "7"}), path
+    )
+    found = inspect(folder)
+    assert (found.summary.metrics, found.summary.quality) == ({}, "invalid")
+    assert found.summary.quality_reasons == ("schema_version",)
+    assert found.summary.tags["schema_version"] == f"{name} is of version 7, not 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "values", "said"),
+    [
+        ("ring", "power_w", lambda v: [f"{x:.1f} W" for x in v], "ring.power_w is string"),
+        ("slow", "mono_ns", lambda v: v.astype(float), "slow.mono_ns is double"),
+        ("fast", "event_reasons", lambda v: v.astype(float), "fast.event_reasons is double"),
+    ],
+)
+def test_columns_of_another_kind_are_refused_by_name(folder, name, column, values, said):
+    changed(tier(folder, name), column, values)
+    found = inspect(folder)
+    assert (found.summary.metrics, found.summary.quality_reasons) == ({}, ("schema_columns",))
+    assert found.summary.tags["schema_columns"] == said
+
+
+def test_a_table_without_times_is_refused_by_name(folder):
+    pq.write_table(pq.read_table(tier(folder, "slow")).drop_columns(["mono_ns"]), tier(folder, "slow"))
+    assert inspect(folder).summary.tags["schema_columns"] == "slow has no mono_ns"
+
+
+def test_not_a_number_is_no_reading(folder):
+    whole = inspect(folder).summary.metrics
+    changed(tier(folder, "ring"), "power_w", lambda v: np.where(np.arange(len(v)) % 200 == 7, np.nan, v))
+    found = inspect(folder)
+    assert finite(found)
+    assert found.summary.metrics["device_power_mean_w"] == pytest.approx(whole["device_power_mean_w"], rel=2e-3)
+    changed(tier(folder, "ring"), "power_w", lambda v: v * np.nan)
+    found = inspect(folder)
+    assert finite(found) and found.summary.tags["power_source"] == "fast"
+    changed(tier(folder, "fast"), "power_instant_w", lambda v: v * np.nan)
+    found = inspect(folder)
+    assert (found.summary.quality, not POWER & found.summary.metrics.keys()) == ("indicative", True)
+    assert "no_device_power" in found.summary.quality_reasons
+
+
+@pytest.mark.parametrize("name", ["ring", "fast", "slow", "counter"])
+def test_readings_from_the_future_are_not_of_the_window(folder, name):
+    """The second half of a tier's rows is stamped a year late."""
+    whole = inspect(folder).summary.metrics
+    year_ns = 365 * 86400 * 10**9
+    for column in ("mono_ns", "wall_ns", *(["sensor_ns"] if name == "ring" else [])):
+        middle = np.median(pq.read_table(tier(folder, name))[column].to_numpy())
+        changed(tier(folder, name), column, lambda v, middle=middle: np.where(v > middle, v + year_ns, v))
+    found = inspect(folder)
+    assert finite(found)
+    for metric in ("device_power_peak_20ms_w", "device_temp_max_c", "step_time_s"):
+        if metric in found.summary.metrics:
+            assert found.summary.metrics[metric] <= whole[metric] * 1.001
+    if name == "ring":
+        assert found.summary.quality == "invalid" and not POWER & found.summary.metrics.keys()
+
+
+def test_samples_stamped_after_they_were_read_are_left_out(folder):
+    """A driver whose clock is a day ahead for a tenth of the samples."""
+    changed(tier(folder, "ring"), "sensor_ns", lambda v: np.where(np.arange(len(v)) % 10 == 0, v + 86400 * 10**9, v))
+    found = inspect(folder)
+    assert found.summary.metrics["sample_coverage_frac"] > 0.98
+    assert found.summary.metrics["node_device_power_mean_w"] == pytest.approx(4 * 692, rel=2e-3)
+
+
+def test_marks_from_the_future_leave_telemetry_outside_the_window(folder):
+    year_ns = 365 * 86400 * 10**9
+    for column in ("start_mono_ns", "end_mono_ns"):
+        changed(folder / "marks.parquet", column, lambda v: v + year_ns)
+    found = inspect(folder)
+    assert found.summary.quality == "invalid" and "outside_window" in found.summary.quality_reasons
+    assert not POWER & found.summary.metrics.keys()
+
+
+def test_marks_that_end_before_they_start_are_no_steps(folder):
+    changed(folder / "marks.parquet", "end_mono_ns", lambda v: v * 0)
+    assert inspect(folder).summary.quality_reasons == ("no_window",)
+
+
+def test_files_that_are_none_are_named(folder):
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(TelemetryError, match=r"manifest\.json"):
+        inspect(folder)
+    shutil.copy(GOLDEN / "manifest.json", folder / "manifest.json")
+    tier(folder, "ring").write_bytes(b"PAR1")
+    with pytest.raises(TelemetryError, match=r"ring\.parquet"):
+        inspect(folder)
+    shutil.copy(GOLDEN / "telemetry" / "node0" / "ring.parquet", tier(folder, "ring"))
+    (folder / "telemetry" / "node0" / "manifest.json").write_text("[1, 2")
+    with pytest.raises(TelemetryError, match=r"node0/manifest\.json"):
+        inspect(folder)
+    (folder / "telemetry" / "node0" / "manifest.json").unlink()
+    (folder / "marks.parquet").write_bytes(b"")
+    with pytest.raises(TelemetryError, match=r"marks\.parquet"):
+        inspect(folder)
+
+
+def test_a_folder_of_nothing_and_no_folder(tmp_path):
+    with pytest.raises(PlanError, match="neither telemetry nor marks"):
+        inspect(tmp_path)
+    with pytest.raises(PlanError, match="is no folder"):
+        inspect(tmp_path / "nowhere")
+
+
+def test_the_way_the_files_are_laid_out_changes_nothing(folder):
+    """All devices in one row group in the order a sampler reads them, against rows by device."""
+    whole = inspect(folder)
+    for name in ("ring", "fast", "slow", "counter"):
+        table = pq.read_table(tier(folder, name))
+        pq.write_table(table.take(pc.sort_indices(table, sort_keys=[("mono_ns", "ascending")])), tier(folder, name))
+    again = inspect(folder)
+    assert again.summary.metrics == pytest.approx(dict(whole.summary.metrics), rel=1e-9)
+    assert again.detail.excursions.equals(whole.detail.excursions)

@@ -1,0 +1,93 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from small_study import make_study, ranking_of
+
+from wattune.errors import PlanError
+from wattune.evidence import gather, side_of, split_reference
+from wattune.reporting import compare_trials, write_comparison, write_report
+from wattune.study import StudyFolder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    return make_study(tmp_path_factory.mktemp("storage"))
+
+
+def test_real_recordings_are_ranked_and_compared(study):
+    ranking = ranking_of(study)
+    (best,), (over,) = ranking.feasible, ranking.infeasible
+    assert (best.label, over.label) == ("tp2 pp2 mbs1", "dp4 mbs1 overlap=grad_param")
+    assert best.margins[0].got == pytest.approx(2644, rel=0.01)  # the recordings' own notes
+    assert over.margins[0].got == pytest.approx(2788, rel=0.01)
+    found = compare_trials(f"{study.path}/trials/{best.trial_id}-0", f"x:{over.trial_id[:6]}", lambda _name: study)
+    assert found.time is not None
+    assert found.time.a == pytest.approx(best.spec.workload.tokens_per_step / best.objective.value, rel=1e-6)
+    assert found.time.b == pytest.approx(over.spec.workload.tokens_per_step / over.objective.value, rel=1e-6)
+    assert found.energy is not None
+    assert found.energy.a == pytest.approx(best.counted[0].metrics["energy_per_step_j"], rel=1e-6)
+    assert set(found.differences) == {"plan.tp", "plan.pp", "plan.etp", "plan.overlap"}
+
+
+def test_evidence_is_what_the_folder_holds(study):
+    (best,) = ranking_of(study).feasible
+    found = gather(study.trial(best.trial_id, 0), best.counted[0])
+    assert found is not None
+    assert found.highest_node == "node0"
+    time_s, watts = found.power_w["node0"]
+    assert watts.mean() == pytest.approx(best.counted[0].metrics["node_device_power_mean_w"], rel=0.01)
+    assert (time_s[0] >= 0) and (time_s[-1] <= float(best.counted[0].tags["window_s"]))
+    start_s, length_s = found.steps
+    assert start_s[0] == pytest.approx(0.0, abs=1e-3)
+    assert (length_s > 0).all()
+    assert found.slots["slot"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_the_report_stands_without_what_cannot_be_read(study, tmp_path):
+    broken = StudyFolder(shutil.copytree(study.path, tmp_path / "broken"))
+    ranking = ranking_of(broken)
+    whole = write_report(broken, ranking).read_text()
+    for shown in ("chart-power-against-the-step-timeline", "chart-temperature-by-slot", "rank 3 at 140.2 GiB"):
+        assert shown in whole
+    (broken.path / "trials" / f"{ranking.best.trial_id}-0" / "telemetry" / "node0" / "ring.parquet").write_text("no")
+    html = write_report(broken, ranking).read_text()
+    assert f"what trial {ranking.best.trial_id} left cannot be read, so it is not drawn" in html
+    assert "chart-throughput-against-power" in html
+    assert "chart-temperature-by-slot" in html  # of the other trial
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("moe:0517fb8c0ffe", ("moe", "0517fb8c0ffe")),
+        ("/a/b/moe/trials/0517fb8c0ffe-1/", ("/a/b/moe", "0517fb8c0ffe-1")),
+        ("s3://bucket/x/moe:0517", ("s3://bucket/x/moe", "0517")),
+    ],
+)
+def test_a_trial_is_named_by_study_and_id_or_by_its_folder(text, pair):
+    assert split_reference(text) == pair
+
+
+@pytest.mark.parametrize("text", ["moe", ":0517", "moe:", ""])
+def test_what_names_no_trial_says_how_to(text):
+    with pytest.raises(PlanError, match="give STUDY:TRIAL_ID"):
+        split_reference(text)
+
+
+def test_a_trial_that_is_not_there_or_did_not_complete_is_an_error_that_says_what_is(study):
+    ranking = ranking_of(study)
+    with pytest.raises(PlanError, match=ranking.best.trial_id):
+        side_of(study, "ffffffffffff")
+    with pytest.raises(PlanError, match="no completed repeat to compare: repeat 0 out_of_memory"):
+        side_of(study, ranking.failed[0].trial_id)
+    with pytest.raises(PlanError, match="no completed repeat"):
+        side_of(study, f"{ranking.best.trial_id}-7")
+
+
+def test_a_page_that_cannot_be_written_is_an_error(study, tmp_path):
+    ids = [row.trial_id for row in (*ranking_of(study).feasible, *ranking_of(study).infeasible)]
+    found = compare_trials(f"x:{ids[0]}", f"x:{ids[1]}", lambda _name: study)
+    assert write_comparison(found, tmp_path / "c.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(PlanError, match="cannot be written"):
+        write_comparison(found, Path(tmp_path / "none" / "c.html"))

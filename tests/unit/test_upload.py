@@ -1,0 +1,133 @@
+"""Sending beside a study: one place that fails holds neither the study nor the other place back."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from study_files import DOCUMENT, SPEC, measured, result_of
+
+from wattune import upload
+from wattune.errors import TrackingError
+from wattune.remote import RemoteStorage
+from wattune.study import StudyFolder
+from wattune.upload import Delivery, Uploader, send_all, to_storage
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The telemetry of these trials is a stand-in that nothing can be drawn of."""
+    monkeypatch.setattr(upload, "chart_series", lambda _folder: {})
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> StudyFolder:
+    return StudyFolder.create(tmp_path / "here", "mine", DOCUMENT)
+
+
+class Tracker:
+    """What `Delivery` needs of a tracker."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem, self.trials, self.studies = problem, [], 0
+
+    def log_trial(self, spec, result, folder, series) -> bool:
+        if self.problem:
+            raise TrackingError(self.problem)
+        self.trials.append(result.repeat)
+        return True
+
+    def log_study(self, *_: object) -> None:
+        self.studies += 1
+
+
+class Ranking:
+    def to_json(self) -> dict[str, object]:
+        return {}
+
+
+def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: Path) -> None:
+    tracker, url = Tracker(), (tmp_path / "there").as_uri()
+    with Delivery(here, tracker, RemoteStorage(url)) as delivery:
+        for repeat in (0, 1):
+            result = result_of(repeat=repeat)
+            measured(here, result)
+            delivery.send(SPEC, result)
+        here.write_report("<html>")
+        delivery.conclude(Ranking())
+    assert (delivery.tracking_problem, delivery.storage_problem) == ("", "")
+    assert tracker.trials == [0, 1] and tracker.studies == 1
+    there = tmp_path / "there" / "mine"
+    assert {path.name for path in there.iterdir()} == {"study.yaml", "report.html", "trials"}
+    assert len(list(there.glob("trials/*/result.json"))) == 2
+
+
+@pytest.mark.parametrize("dead", ["tracking", "storage"])
+def test_a_dead_place_is_a_problem_of_its_own(here: StudyFolder, tmp_path: Path, dead: str) -> None:
+    tracker = Tracker("no server" if dead == "tracking" else "")
+    url = "ftp://127.0.0.1:1/x" if dead == "storage" else (tmp_path / "there").as_uri()
+    result = result_of()
+    measured(here, result)
+    with Delivery(here, tracker, RemoteStorage(url)) as delivery:
+        delivery.send(SPEC, result)
+        delivery.conclude(Ranking())
+    assert (delivery.tracking_problem == "no server") is (dead == "tracking")
+    assert ("wattune sync" in delivery.storage_problem) is (dead == "storage")
+    assert tracker.studies == 1
+
+
+def test_what_an_earlier_run_could_not_store_is_stored_and_what_others_did_is_fetched(here, tmp_path) -> None:
+    url = (tmp_path / "there").as_uri()
+    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
+    remote = RemoteStorage(url)
+    remote.send_study(other)
+    remote.send_trial("mine", measured(other, result_of(repeat=7)))
+    result = result_of()
+    measured(here, result)
+    with Delivery(here, Tracker(), RemoteStorage(url)) as delivery:
+        assert here.trial(SPEC.trial_id, 7).result() is not None
+        delivery.send_again(SPEC, result)
+    assert len(list((tmp_path / "there" / "mine").glob("trials/*/result.json"))) == 2
+
+
+def test_sending_takes_no_time_of_the_study() -> None:
+    release = threading.Event()
+    with Uploader("slow", lambda _spec, _result: release.wait(30)) as uploader:
+        begun_s = time.monotonic()
+        for _ in range(100):
+            uploader.send(SPEC, result_of())
+        assert time.monotonic() - begun_s < 5
+        release.set()
+    assert uploader.problem == ""
+
+
+def test_sync_goes_on_with_the_other_place_and_then_says_what_failed(here: StudyFolder, tmp_path: Path) -> None:
+    measured(here, result_of())
+    concluded = []
+
+    def refuse(_spec: object, _result: object) -> bool:
+        raise TrackingError("refused")
+
+    remote = RemoteStorage((tmp_path / "there").as_uri())
+    senders = {"sent": (refuse, list), "stored": (to_storage(here, remote), lambda: concluded.append(1))}
+    with pytest.raises(TrackingError, match="refused"):
+        send_all(here, senders)
+    assert concluded == [1] and len(list((tmp_path / "there").rglob("result.json"))) == 1
+    told: list[bool] = []
+    assert send_all(here, {"stored": senders["stored"]}, told.append) == {"stored": 0}
+    assert told == [False]
+
+
+def test_what_nobody_foresaw_is_a_problem_and_the_rest_is_sent() -> None:
+    sent = []
+
+    def send(_spec: object, result: object) -> bool:
+        if result.repeat == 0:
+            raise KeyError("node")
+        sent.append(result.repeat)
+        return True
+
+    with Uploader("odd", send) as uploader:
+        for repeat in (0, 1):
+            uploader.send(SPEC, result_of(repeat=repeat))
+    assert sent == [1] and "KeyError" in uploader.problem

@@ -1,0 +1,124 @@
+"""Process groups that are made anew for each trial, over the store of the group somebody else made."""
+
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import Plan
+from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.workers.engine import Ranks
+from wattune.workers.groups import abort_groups, join_groups, leave_groups, take_store
+from wattune.workers.loop import measure_trial
+
+pytestmark = pytest.mark.timeout(240)
+
+SPEC = TrialSpec(
+    model=ModelSpec(
+        name="tiny",
+        num_layers=2,
+        hidden_size=64,
+        ffn_hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        vocab_size=256,
+        source="made up",
+    ),
+    cluster=ClusterSpec(device="cpu", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=32, global_batch_size=4),
+    plan=Plan(dtype="fp32"),
+)
+
+
+def _worker(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    store = take_store()
+    assert not dist.is_initialized() and leave_groups() == 0
+    for trial in range(3):
+        # Ranks may change places from trial to trial.
+        mine = rank if trial % 2 == 0 else 1 - rank
+        join_groups(store, f"trial-{trial}", rank=mine, world_size=2, device="cpu", timeout_s=30)
+        extra = dist.new_group([0, 1])
+        tensor = torch.tensor([mine + 1])
+        dist.all_reduce(tensor, group=extra)
+        assert tensor.item() == 3 and dist.get_rank() == mine
+        abort_groups()  # nothing on processors
+        assert leave_groups() == 1 and not dist.is_initialized()
+    # A rank that leaves frees one that waits for it.
+    join_groups(store, "unequal", rank=rank, world_size=2, device="cpu", timeout_s=60)
+    if rank == 0:
+        time.sleep(0.5)
+        leave_groups()
+    else:
+        begun_s = time.monotonic()
+        try:
+            dist.barrier()
+        except RuntimeError:
+            assert time.monotonic() - begun_s < 30
+        else:
+            raise AssertionError("there was nobody to wait for")
+        leave_groups()
+    join_groups(store, "after", rank=rank, world_size=2, device="cpu", timeout_s=30)
+    dist.barrier()
+    leave_groups()
+
+
+def test_groups_come_and_go(tmp_path: Path) -> None:
+    mp.spawn(_worker, (tmp_path,), nprocs=2)
+
+
+def _run_trials(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+    from faulty_engine import GOOD, OUT_OF_MEMORY, Faulty
+
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    store = take_store()
+    held = []
+    for number, (plan, fault) in enumerate(
+        [
+            (Plan(dtype="fp32"), GOOD),
+            (Plan(dtype="fp32", sharding="zero3"), OUT_OF_MEMORY),
+            (Plan(dtype="fp32", tp=2, etp=2), OUT_OF_MEMORY),
+            (Plan(dtype="fp32", pp=2), OUT_OF_MEMORY),
+            (Plan(dtype="fp32"), GOOD),
+        ]
+    ):
+        join_groups(store, f"trial-{number}", rank=rank, world_size=2, device="cpu", timeout_s=50)
+        begun_s = time.monotonic()
+        try:
+            outcome = measure_trial(
+                Faulty(),
+                replace(SPEC, plan=plan),
+                Measure(warmup_steps=2, min_steps=4, min_seconds=0.0),
+                Ranks(rank=rank, world_size=2, local_rank=rank, device="cpu"),
+                node="n0",
+                device=f"cpu{rank}",
+                seed=fault,
+            )
+            status = outcome.status
+            del outcome
+        except RuntimeError as error:
+            assert "onnection" in str(error), error
+            status = None
+            traceback.clear_frames(error.__traceback__)
+        leave_groups()
+        assert time.monotonic() - begun_s < 45, "freed by the rank that failed, not by the time-out"
+        failing = TrialStatus.OUT_OF_MEMORY if rank == 1 else None
+        assert status is (TrialStatus.COMPLETED if fault == GOOD else failing)
+        held.append([len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")])
+    # Every group that stays alive would hold a dozen threads and more files.
+    assert held[-1][0] <= held[0][0] + 5 and held[-1][1] <= held[0][1] + 8, held
+
+
+def test_a_rank_out_of_memory_frees_the_others_whatever_the_plan_and_no_group_stays(tmp_path: Path) -> None:
+    mp.spawn(_run_trials, (tmp_path,), nprocs=2)

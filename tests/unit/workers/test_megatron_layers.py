@@ -1,0 +1,64 @@
+"""What our parts of Megatron's layers compute, and that they compile as whole graphs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from wattune.catalog.models import ModelSpec
+from wattune.workers.torch_compiler import EAGER, Compiler
+from wattune.workers.torch_model import Attention, Rotation
+
+layers = pytest.importorskip("wattune.workers.megatron_layers", reason="megatron-core is not installed")
+
+GROUPED = ModelSpec(
+    name="grouped", num_layers=1, hidden_size=32, ffn_hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=16
+)
+PLAIN = replace(GROUPED, num_kv_heads=4)
+COMPILERS = [EAGER, Compiler(backend="aot_eager")]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=str)
+@pytest.mark.parametrize("model", [GROUPED, PLAIN], ids=["grouped", "plain"])
+@pytest.mark.parametrize("turns", [True, False])
+def test_attention_is_the_torch_engines(model, turns, compiler):
+    torch.manual_seed(0)
+    batch, seq_len, size = 2, 6, model.head_size
+    rotation = Rotation.table(model, seq_len, torch.device("cpu"), torch.float32) if turns else None
+    reference = Attention(model, rotation, recompute=False)
+    heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
+    inputs = {name: torch.randn(batch, seq_len, count * size, requires_grad=True) for name, count in heads.items()}
+    expected = reference._attend(**inputs)
+    theirs = [inputs[name].detach().view(batch, seq_len, heads[name], size).transpose(0, 1) for name in "qkv"]
+    theirs = [each.requires_grad_() for each in theirs]
+    turned = (None, None) if rotation is None else (rotation.cos, rotation.sin)
+    found = compiler.run(layers._attend, *theirs, *turned, model is GROUPED)
+    torch.testing.assert_close(found.transpose(0, 1), expected)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    found.backward(gradient.transpose(0, 1))
+    for name, each in zip("qkv", theirs, strict=True):
+        assert each.grad is not None
+        torch.testing.assert_close(each.grad.transpose(0, 1).flatten(2), inputs[name].grad)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=str)
+def test_norms_compile_and_are_torchs(compiler):
+    x, weight, bias = torch.randn(5, 2, 8), torch.randn(8), torch.randn(8)
+    expected = torch.nn.functional.rms_norm(x, (8,), weight, 1e-5)
+    torch.testing.assert_close(compiler.run(layers._rms_norm, x, weight, 1e-5), expected)
+    for each in (bias, None):
+        expected = torch.nn.functional.layer_norm(x, (8,), weight, each, 1e-5)
+        torch.testing.assert_close(compiler.run(layers._layer_norm, x, weight, each, 1e-5), expected)
+
+
+def test_context_parallel_ranks_share_a_sequence_evenly_and_fairly():
+    from wattune.workers.megatron_engine import own_part
+
+    whole = torch.arange(16).view(1, 16)
+    parts = [own_part(whole, 2, rank) for rank in range(2)]
+    assert parts[0].tolist() == [[0, 1, 2, 3, 12, 13, 14, 15]]
+    assert sorted(torch.cat(parts).flatten().tolist()) == list(range(16))
+    attended = [int((part + 1).sum()) for part in parts]
+    assert attended[0] == attended[1]
+    assert own_part(whole, 1, 0) is whole
