@@ -11,7 +11,7 @@ STORAGE := wattune-studies
 .PHONY: setup demo test check e2e format clean help
 
 help:
-	@echo "make demo    run the main job on this machine (about 6 minutes after installation)"
+	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
 	@echo "make test    unit, contract, golden and quick end-to-end tests"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make e2e     every end-to-end test, the slow ones too"

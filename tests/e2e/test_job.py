@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 PORT = 26379
 DASHBOARD_PORT = 28265
+AGENT_PORT = 28267
+"""Its default belongs to one Ray at a time: beside another cluster no job is taken."""
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def cluster(tmp_path: Path, dependencies: Path, environment: dict[str, str]):
     folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets, whose paths have 107 bytes
     command = [
         dependencies / "bin" / "ray", "start", "--head", "--block", f"--port={PORT}",
-        f"--dashboard-port={DASHBOARD_PORT}", "--ray-client-server-port=28266", "--num-cpus=4", f"--temp-dir={folder}",
+        f"--dashboard-port={DASHBOARD_PORT}", f"--dashboard-agent-listen-port={AGENT_PORT}",
+        "--ray-client-server-port=28266", "--num-cpus=4", f"--temp-dir={folder}",
     ]  # fmt: skip
     with open(tmp_path / "head.log", "w") as log:
         head = subprocess.Popen(command, cwd="/", env=settings, stdout=log, stderr=subprocess.STDOUT)

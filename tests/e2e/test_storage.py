@@ -47,6 +47,7 @@ def objects() -> dict[str, bytes]:
     return {one["Key"]: client.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
 
 
+@pytest.mark.slow
 def test_a_study_at_a_url_is_read_and_continued_from_anywhere(
     wattune: Run, write_space, results, storage: Path, url: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_study_at_a_url_is_read_and_continued_from_anywhere(
     assert unknown.returncode == 2 and "which holds: sent" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_dead_store_stops_no_study_and_sync_sends_what_waits(
     wattune: Run, write_space, storage: Path, server: ThreadedMotoServer, url: str
 ) -> None:
