@@ -66,13 +66,17 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
     start_wattune, wattune, write_space, results, storage: Path
 ) -> None:
-    space = write_space("stopped", space={"micro_batch_size": [1, 2]})
+    space = write_space(
+        "stopped",
+        space={"micro_batch_size": [1, 2]},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 20},
+    )
     running = start_wattune("run", space)
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith("[1/2]"):
             break
-    time.sleep(6)  # into the second trial
+    time.sleep(6)  # into the second trial, which has warm workers and 20 s to measure
     running.send_signal(signal.SIGINT)
     rest = running.stdout.read()
     assert running.wait(90) == 1, rest
