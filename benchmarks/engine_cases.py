@@ -1,4 +1,4 @@
-"""Every engine with every axis it has, and the combinations a user tries first: one table of named cases on four GPUs.
+"""Every engine with every axis it has, and the combinations a user tries first: a table of named cases on 2 or 4 GPUs.
 
 A case is a training run of a few steps: step time of the slowest rank, MFU, highest memory, loss, and how far its first
 losses are from the torch engine's data-parallel run of the same model, which every case of that model should repeat.
@@ -8,11 +8,12 @@ costs its engine a new set of ranks and no other case its figures.
     python benchmarks/engine_cases.py --list
     python benchmarks/engine_cases.py --json --time-limit 1700          # four GPUs
     python benchmarks/engine_cases.py --only 'megatron/*' --only 'torch/llama/dp4'
+    python benchmarks/engine_cases.py --json --ranks 2 --time-limit 560 # two
     python benchmarks/engine_cases.py --quick --ranks 2                 # a dry run of this script on gloo
 
-The llama slice is eight layers of Llama-3 8B's widths, the mixtral slice four of Mixtral 8x7B's, the gpt slice eight
-GPT-3-like ones of the same width; vocabulary 32,000, 16 sequences of 4,096 tokens a step, bf16 unless the name says
-otherwise.
+The llama slice is two layers a GPU of Llama-3 8B's widths, the mixtral slice one a GPU of Mixtral 8x7B's, the gpt slice
+two GPT-3-like ones a GPU of the same width; vocabulary 32,000, 16 sequences of 4,096 tokens a step, bf16 unless the
+name says otherwise. `engine_case_list.py` names the cases.
 """
 
 import argparse
@@ -26,9 +27,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from engine_case_list import TIERS, Case, cases
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
@@ -43,125 +46,6 @@ COMPARED_STEPS = 3
 """Steps whose losses are compared: the first, in which engines have not yet drifted apart by rounding."""
 START_TIMEOUT_S = 180
 """Longest a set of ranks may take to come up."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One training run."""
-
-    name: str
-    engine: str
-    model: str
-    axes: dict[str, Any] = field(default_factory=dict)
-    mode: str = "pretrain"
-
-    @property
-    def reference(self) -> str | None:
-        """The case whose first losses this one repeats; where something else is trained there is none."""
-        return REFERENCES[self.model] if self.mode == "pretrain" else None
-
-
-REFERENCES = {"llama": "torch/llama/dp4", "mixtral": "torch/mixtral/ep4-zero1", "gpt": "torch/gpt/dp4"}
-"""Of every model the case others are compared with; it runs before them."""
-
-
-GATHERED = {"sharding": "zero1", "overlap": "grad_param"}
-
-TIERS: tuple[dict[str, dict[str, dict[str, Any]]], ...] = (
-    {
-        "torch/llama": {
-            "dp4": {},
-            "dp4-zero1-grad_param": GATHERED,
-            "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-            "tp2-pp2": {"tp": 2, "pp": 2},
-            "pp2-vpp2-dp2": {"pp": 2, "vpp": 2},
-        },
-        "megatron/llama": {
-            "dp4-zero1-grad_param": GATHERED,
-            "dp4-zero1-grad_param-mbs4": {**GATHERED, "micro_batch_size": 4},
-            "tp2-pp2": {"tp": 2, "pp": 2},
-            "tp4": {"tp": 4},
-            "pp4": {"pp": 4},
-            "pp2-vpp2-dp2": {"pp": 2, "vpp": 2, **GATHERED},
-        },
-        "deepspeed/llama": {
-            "dp4-zero1": {"sharding": "zero1"},
-            "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-            "pp2-dp2-zero1": {"pp": 2, "sharding": "zero1"},
-        },
-        "torch/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}, "ep2-tp2": {"ep": 2, "tp": 2}},
-        "megatron/mixtral": {"ep4-zero1": {"ep": 4, **GATHERED}, "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1}},
-        "deepspeed/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}},
-    },
-    {
-        "torch/llama": {
-            "dp4-mbs4": {"micro_batch_size": 4},
-            "dp4-overlap-grad": {"overlap": "grad"},
-            "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-            "dp4-zero3": {"sharding": "zero3"},
-            "dp4-full": {"recompute": "full"},
-            "dp4-selective": {"recompute": "selective"},
-            "tp4": {"tp": 4},
-            "tp2-dp2": {"tp": 2},
-            "pp4": {"pp": 4},
-            "pp2-dp2": {"pp": 2},
-            "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
-        },
-        "megatron/llama": {
-            "dp4": {},
-            "dp4-overlap-grad": {"overlap": "grad"},
-            "dp4-zero1": {"sharding": "zero1"},
-            "dp4-full": {"recompute": "full"},
-            "dp4-selective": {"recompute": "selective"},
-            "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
-            "pp4-vpp2": {"pp": 4, "vpp": 2},
-            "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
-        },
-        "deepspeed/llama": {
-            "dp4": {},
-            "dp4-zero1-grad": {"sharding": "zero1", "overlap": "grad"},
-            "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-            "dp4-zero3": {"sharding": "zero3"},
-            "dp4-zero1-mbs4": {"sharding": "zero1", "micro_batch_size": 4},
-            "dp4-zero1-full": {"sharding": "zero1", "recompute": "full"},
-            "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
-            "pp4": {"pp": 4},
-            "pp2-dp2-layout": {"pp": 2, "sharding": "zero1", "layout": (5, 3)},
-        },
-        "torch/mixtral": {"ep2-pp2": {"ep": 2, "pp": 2}, "ep4-full": {"ep": 4, "recompute": "full"}},
-        "megatron/mixtral": {
-            "ep2-pp2": {"ep": 2, "pp": 2},
-            "ep2-tp2": {"ep": 2, "tp": 2, "sharding": "zero1"},
-            "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
-        },
-        "deepspeed/mixtral": {"ep2-zero2": {"ep": 2, "sharding": "zero2"}},
-    },
-    {
-        "torch/gpt": {"dp4": {}, "tp2-pp2": {"tp": 2, "pp": 2}},
-        "megatron/gpt": {"tp2-pp2-vpp2": {"tp": 2, "pp": 2, "vpp": 2}},
-        "deepspeed/gpt": {"dp4-zero2": {"sharding": "zero2"}},
-        "torch/llama": {
-            "dp4-fp32": {"sharding": "zero3", "dtype": "fp32"},
-            "lora-dp4": {"overlap": "grad", "mode": "lora"},
-            "prefill-dp4": {"mode": "prefill"},
-        },
-    },
-)
-"""By importance, then engine and model, then name: what differs from the neutral plan, and the mode where it does."""
-
-
-def _cases() -> list[Case]:
-    return [
-        Case(
-            f"{of}/{name}", *of.split("/"), {k: v for k, v in axes.items() if k != "mode"}, axes.get("mode", "pretrain")
-        )
-        for tier in TIERS
-        for of, named in tier.items()
-        for name, axes in named.items()
-    ]
-
-
-CASES = _cases()
 
 
 @dataclass(frozen=True)
@@ -182,11 +66,16 @@ class Where:
         if self.quick:
             widths = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 256}
         if name == "gpt":
-            gpt = {"num_layers": 8, "ffn_hidden_size": 16_384, "num_kv_heads": 32, "max_positions": 4096} | widths
+            gpt = {
+                "num_layers": 2 * self.ranks,
+                "ffn_hidden_size": 16_384,
+                "num_kv_heads": 32,
+                "max_positions": 4096,
+            } | widths
             return replace(model("gpt3_175b"), **gpt)
         if name == "mixtral":
-            return replace(model("mixtral_8x7b"), **({"num_layers": 4} | widths))
-        return replace(model("llama3_8b"), **({"num_layers": 8} | widths))
+            return replace(model("mixtral_8x7b"), **({"num_layers": self.ranks} | widths))
+        return replace(model("llama3_8b"), **({"num_layers": 2 * self.ranks} | widths))
 
     def spec(self, case: Case) -> TrialSpec:
         """The trial of a case."""
@@ -239,6 +128,10 @@ class Ranks:
             worker.stdin.write(line + "\n")
             worker.stdin.flush()
         return self._wait(str(self._number), timeout_s)
+
+    def said(self) -> str:
+        """The end of what rank 0 printed."""
+        return (self._folder / "0.log").read_text()[-3000:]
 
     def stop(self) -> None:
         """Ends them."""
@@ -370,7 +263,7 @@ def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: 
 
 
 def run_cases(
-    cases: list[Case], where: Where, folder: Path, arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]
+    chosen: list[Case], where: Where, folder: Path, arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
     """Runs cases in order until all are done or time is up; one row a case, in that order."""
     start, rows = time.monotonic(), []
@@ -379,7 +272,7 @@ def run_cases(
     steps = (1, 2) if where.quick else (arguments.warmup, arguments.steps)
     num_sets = 0
     try:
-        for case in cases:
+        for case in chosen:
             spec = where.spec(case)
             spec = replace(spec, plan=effective(spec)[0])
             left_s = arguments.time_limit - (time.monotonic() - start)
@@ -402,6 +295,7 @@ def run_cases(
                     row = {"case": case.name, "status": "failed", "plan": spec.label, "why": str(error)}
                     broken = sets.pop(case.engine, None)
                     if broken is not None:
+                        row["log"] = broken.said()
                         broken.stop()
                 row["wall_s"] = round(time.monotonic() - begun, 1)
             rows.append(row)
@@ -434,7 +328,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="name the cases and what they run, and end")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="cases whose name matches; may be repeated")
-    parser.add_argument("--ranks", type=int, default=4, help="GPUs (4)")
+    parser.add_argument("--ranks", type=int, choices=sorted(TIERS), default=4, help="GPUs (4)")
     parser.add_argument("--quick", action="store_true", help="tiny models over gloo on this machine's processors")
     parser.add_argument("--warmup", type=int, default=4, help="steps before those that count (4)")
     parser.add_argument("--steps", type=int, default=8, help="steps measured (8)")
@@ -445,14 +339,15 @@ def main() -> int:
     arguments = parser.parse_args()
     where = Where(ranks=arguments.ranks, quick=arguments.quick)
     patterns = arguments.only or ["*"]
-    cases = [case for case in CASES if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
-    if not cases:
-        print(f"no case matches {' or '.join(patterns)}; --list names all {len(CASES)}", file=sys.stderr)
+    named = cases(where.ranks)
+    chosen = [case for case in named if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
+    if not chosen:
+        print(f"no case matches {' or '.join(patterns)}; --list names all {len(named)}", file=sys.stderr)
         return 2
     if arguments.list:
-        for case in cases:
+        for case in chosen:
             print(f"{case.name:<38} {case.mode:<9} {where.spec(case).label}")
-        print(f"{len(cases)} cases")
+        print(f"{len(chosen)} cases")
         return 0
     done: list[dict[str, Any]] = []
 
@@ -464,7 +359,7 @@ def main() -> int:
 
     print(HEADING, file=sys.stderr if arguments.json else sys.stdout, flush=True)
     with tempfile.TemporaryDirectory() as name:
-        rows = run_cases(cases, where, Path(name), arguments, say)
+        rows = run_cases(chosen, where, Path(name), arguments, say)
     if arguments.json:
         print(json.dumps(result(where, rows)))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
