@@ -14,6 +14,8 @@ class Case:
     model: str
     axes: dict[str, Any] = field(default_factory=dict)
     mode: str = "pretrain"
+    batch: int = 16
+    """Sequences of one optimizer step."""
     reference: str | None = None
     """The case whose first losses this one repeats; where something else is trained there is none."""
 
@@ -25,6 +27,24 @@ REFERENCES = {
 """Of every model the case others are compared with; it runs before them."""
 
 GATHERED = {"sharding": "zero1", "overlap": "grad_param"}
+ZERO_3 = {"sharding": "zero3", "overlap": "grad_param"}
+
+ONCE = {
+    "torch": {
+        "none": ("none", "grad"),
+        "zero1": ("none", "grad", "grad_param"),
+        "zero2": ("none", "grad", "grad_param"),
+        "zero3": ("none", "grad", "grad_param"),
+    },
+    "megatron": {"none": ("none", "grad"), "zero1": ("none", "grad", "grad_param")},
+    "deepspeed": {
+        "none": ("none",),
+        "zero1": ("none", "grad"),
+        "zero2": ("none", "grad"),
+        "zero3": ("none", "grad_param"),
+    },
+}
+"""Overlap settings by engine and sharding."""
 
 Tier = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -103,6 +123,49 @@ TIERS: dict[int, tuple[Tier, ...]] = {
                 "lora-dp2": {"overlap": "grad", "mode": "lora"},
                 "prefill-dp2": {"mode": "prefill"},
             },
+            "megatron/llama": {
+                "lora-dp2": {"overlap": "grad", "mode": "lora"},
+                "lora-tp2": {"tp": 2, "mode": "lora"},
+                "prefill-dp2": {"mode": "prefill"},
+            },
+            "deepspeed/llama": {
+                "lora-dp2": {"mode": "lora"},
+                "lora-zero3": {**ZERO_3, "mode": "lora"},
+                "prefill-dp2": {"mode": "prefill"},
+            },
+        },
+        {
+            # Large micro-batches and four of them on every GPU: what the engines can do.
+            "torch/llama": {
+                "speed-dp2": {"overlap": "grad", "micro_batch_size": 4, "batch": 32},
+                "speed-dp2-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 32},
+                "speed-dp2-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 32},
+            },
+            "megatron/llama": {
+                "speed-dp2": {**GATHERED, "micro_batch_size": 4, "batch": 32},
+                "speed-tp2": {"tp": 2, "micro_batch_size": 4, "batch": 32},
+                "speed-pp2": {"pp": 2, "vpp": 2, "micro_batch_size": 2, "batch": 32},
+            },
+            "deepspeed/llama": {
+                "speed-dp2-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 32},
+                "speed-dp2-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 32},
+            },
+            "torch/mixtral": {"speed-ep2": {"ep": 2, **GATHERED, "micro_batch_size": 4, "batch": 32}},
+            "megatron/mixtral": {"speed-ep2": {"ep": 2, **GATHERED, "micro_batch_size": 4, "batch": 32}},
+            "deepspeed/mixtral": {"speed-ep2": {"ep": 2, "sharding": "zero1", "micro_batch_size": 4, "batch": 32}},
+        },
+        {
+            # One micro-batch a step, so that every step reduces its gradients: what overlap does.
+            f"{engine}/llama": {
+                f"once-{'-'.join(part for part in (sharding, overlap) if part != 'none') or 'none'}": {
+                    "sharding": sharding,
+                    "overlap": overlap,
+                    "batch": 2,
+                }
+                for sharding, overlaps in ONCE[engine].items()
+                for overlap in overlaps
+            }
+            for engine in ONCE
         },
     ),
     4: (
@@ -183,6 +246,49 @@ TIERS: dict[int, tuple[Tier, ...]] = {
                 "lora-dp4": {"overlap": "grad", "mode": "lora"},
                 "prefill-dp4": {"mode": "prefill"},
             },
+            "megatron/llama": {
+                "lora-dp4": {"overlap": "grad", "mode": "lora"},
+                "lora-tp2": {"tp": 2, "mode": "lora"},
+                "prefill-dp4": {"mode": "prefill"},
+            },
+            "deepspeed/llama": {
+                "lora-dp4": {"mode": "lora"},
+                "lora-zero3": {**ZERO_3, "mode": "lora"},
+                "prefill-dp4": {"mode": "prefill"},
+            },
+        },
+        {
+            # Large micro-batches and four of them on every GPU: what the engines can do.
+            "torch/llama": {
+                "speed-dp4": {"overlap": "grad", "micro_batch_size": 4, "batch": 64},
+                "speed-dp4-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 64},
+                "speed-dp4-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 64},
+            },
+            "megatron/llama": {
+                "speed-dp4": {**GATHERED, "micro_batch_size": 4, "batch": 64},
+                "speed-tp2-pp2": {"tp": 2, "pp": 2, "micro_batch_size": 4, "batch": 64},
+                "speed-tp2-pp2-vpp2": {"tp": 2, "pp": 2, "vpp": 2, "micro_batch_size": 4, "batch": 64},
+            },
+            "deepspeed/llama": {
+                "speed-dp4-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 64},
+                "speed-dp4-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 64},
+            },
+            "torch/mixtral": {"speed-ep4": {"ep": 4, **GATHERED, "micro_batch_size": 4, "batch": 64}},
+            "megatron/mixtral": {"speed-ep4": {"ep": 4, **GATHERED, "micro_batch_size": 4, "batch": 64}},
+            "deepspeed/mixtral": {"speed-ep4": {"ep": 4, "sharding": "zero1", "micro_batch_size": 4, "batch": 64}},
+        },
+        {
+            # One micro-batch a step, so that every step reduces its gradients: what overlap does.
+            f"{engine}/llama": {
+                f"once-{'-'.join(part for part in (sharding, overlap) if part != 'none') or 'none'}": {
+                    "sharding": sharding,
+                    "overlap": overlap,
+                    "batch": 4,
+                }
+                for sharding, overlaps in ONCE[engine].items()
+                for overlap in overlaps
+            }
+            for engine in ONCE
         },
     ),
 }
@@ -197,7 +303,7 @@ def cases(ranks: int) -> list[Case]:
             engine, model = of.split("/")
             for name, chosen in named.items():
                 axes = dict(chosen)
-                mode = axes.pop("mode", "pretrain")
-                reference = REFERENCES[ranks][model] if mode == "pretrain" else None
-                found.append(Case(f"{of}/{name}", engine, model, axes, mode, reference))
+                mode, batch = axes.pop("mode", "pretrain"), axes.pop("batch", 16)
+                reference = REFERENCES[ranks][model] if (mode, batch) == ("pretrain", 16) else None
+                found.append(Case(f"{of}/{name}", engine, model, axes, mode, batch, reference))
     return found

@@ -2,6 +2,7 @@
 
 A case is a training run of a few steps: step time of the slowest rank, MFU, highest memory, loss, and how far its first
 losses are from the torch engine's data-parallel run of the same model, which every case of that model should repeat.
+At the end every case of another engine is compared with the torch engine's of the same model, mode and plan.
 Cases run in order of importance, in one set of ranks per engine that stays up from case to case; a case that fails
 costs its engine a new set of ranks and no other case its figures.
 
@@ -31,13 +32,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from engine_case_list import TIERS, Case, cases
 
+from wattune.analysis.kernels import parts
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import workload_flop_per_token
 from wattune.plan.axes import Plan
 from wattune.plan.engines import CAPABILITIES, effective
+from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
 from wattune.trial import Lora, TrialSpec, Workload
 
@@ -85,7 +90,9 @@ class Where:
             model=self.model(case.model),
             cluster=ClusterSpec(device="cpu" if self.quick else "h200_sxm", devices_per_node=self.ranks),
             engine=case.engine,
-            workload=Workload(mode=case.mode, seq_len=32 if self.quick else 4096, global_batch_size=16, lora=lora),
+            workload=Workload(
+                mode=case.mode, seq_len=32 if self.quick else 4096, global_batch_size=case.batch, lora=lora
+            ),
             plan=Plan(**plan),
         )
 
@@ -115,7 +122,7 @@ class Ranks:
             self.stop()
             raise
 
-    def run(self, spec: TrialSpec, steps: tuple[int, int], timeout_s: float) -> list[dict[str, Any]]:
+    def run(self, spec: TrialSpec, steps: tuple[int, int, int], timeout_s: float) -> list[dict[str, Any]]:
         """What every rank found.
 
         Raises:
@@ -180,7 +187,8 @@ def worker(rank: int, world_size: int, folder: Path, kind: str) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            outcome = train(TrialSpec.from_json(order["spec"]), here, *order["steps"])
+            kernels = folder / f"{order['number']}-{rank}.parquet"
+            outcome = train(TrialSpec.from_json(order["spec"]), here, *order["steps"], kernels)
         except Exception as error:
             traceback.print_exc()
             outcome = {"error": f"rank {rank}: {type(error).__name__}: {str(error).strip()[:600]}"}
@@ -194,11 +202,14 @@ def tell(folder: Path, name: str, outcome: dict[str, Any]) -> None:
     part.rename(folder / f"{name}.json")
 
 
-def train(spec: TrialSpec, ranks: Any, num_warmup: int, num_steps: int) -> dict[str, Any]:
-    """One case on one rank: step times of the measured steps, all losses, memory."""
+def train(
+    spec: TrialSpec, ranks: Any, num_warmup: int, num_steps: int, num_profiled: int, kernels: Path
+) -> dict[str, Any]:
+    """One case on one rank: step times of the measured steps, all losses, memory, and what ran in profiled ones."""
     import torch
 
     from wattune.workers import engine as engines
+    from wattune.workers.kernels import kernels_table, profiled_steps
 
     if ranks.device != "cpu":
         torch.cuda.empty_cache()
@@ -220,8 +231,30 @@ def train(spec: TrialSpec, ranks: Any, num_warmup: int, num_steps: int) -> dict[
         "memory_peak_bytes": engine.memory_peak_bytes(),
         "spec_to_first_step_s": first_step_s,
     }
+    if num_profiled:
+        spans, read = profiled_steps(engine.step, num_profiled, on_gpu=ranks.device != "cpu")
+        table = kernels_table(read(), spans, rank=ranks.rank, devices_per_node=ranks.world_size)
+        pq.write_table(table, kernels)
+        outcome["kernels"] = str(kernels)
     engine.close()
     return outcome
+
+
+def where_it_goes(spec: TrialSpec, paths: list[str]) -> dict[str, Any]:
+    """Profiled steps in parts, and the ten longest kernels of rank 0 as shares of its steps."""
+    tables = [pq.read_table(path) for path in paths]
+    workload = spec.workload
+    count = num_micro_batches(spec.plan, spec.cluster.world_size, workload.global_batch_size)
+    shares = parts(pa.concat_tables(tables), spec.plan, num_micro_batches=count)
+    times_ns: dict[str, int] = {}
+    for row in tables[0].to_pylist():
+        times_ns[row["name"]] = times_ns.get(row["name"], 0) + row["end_ns"] - row["start_ns"]
+    whole_ns = times_ns.pop("step")
+    longest = sorted(times_ns.items(), key=lambda each: -each[1])[:10]
+    return {
+        "parts": {name: round(share, 4) for name, share in sorted(shares.items(), key=lambda each: -each[1])},
+        "kernels": {name: round(time_ns / whole_ns, 4) for name, time_ns in longest},
+    }
 
 
 def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: list[float] | None) -> dict[str, Any]:
@@ -244,6 +277,8 @@ def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: 
         deviation = max(abs(got / want - 1) for got, want in zip(losses[:COMPARED_STEPS], first, strict=True))
     return {
         "case": case.name,
+        "engine": case.engine,
+        "work": f"{case.model} {case.mode} {case.batch}",
         "status": "ran",
         "plan": spec.label,
         "step_ms": round(median_s * 1e3, 2),
@@ -269,7 +304,8 @@ def run_cases(
     start, rows = time.monotonic(), []
     sets: dict[str, Ranks] = {}
     first_losses: dict[str, list[float]] = {}
-    steps = (1, 2) if where.quick else (arguments.warmup, arguments.steps)
+    warmup, measured = (1, 2) if where.quick else (arguments.warmup, arguments.steps)
+    steps = (warmup, measured, arguments.profile)
     num_sets = 0
     try:
         for case in chosen:
@@ -289,6 +325,8 @@ def run_cases(
                         sets[case.engine] = Ranks(case.engine, where, folder / f"{num_sets}-{case.engine}")
                     outcomes = sets[case.engine].run(spec, steps, min(arguments.case_timeout, left_s))
                     row = figures(case, spec, outcomes, first_losses.get(case.reference or ""))
+                    if arguments.profile:
+                        row["profile"] = where_it_goes(spec, [outcome["kernels"] for outcome in outcomes])
                     if case.name == case.reference:
                         first_losses[case.name] = row["losses"][:COMPARED_STEPS]
                 except (RuntimeError, BrokenPipeError) as error:
@@ -318,6 +356,19 @@ def text_of(row: dict[str, Any]) -> str:
     )
 
 
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Step time of other engines over the torch engine's, where both ran the same work by the same plan."""
+    ran = [row for row in rows if row["status"] == "ran"]
+    torchs = {(row["work"], row["plan"]): row for row in ran if row["engine"] == "torch"}
+    found = []
+    for row in ran:
+        own = torchs.get((row["work"], row["plan"]))
+        if row["engine"] != "torch" and own is not None:
+            ratio = round(row["step_ms"] / own["step_ms"], 3)
+            found.append({"case": row["case"], "torch_case": own["case"], "step_time_over_torch": ratio})
+    return found
+
+
 HEADING = (
     f"{'case':<38} {'step ms':>8} {'min':>8} {'max':>8} {'MFU':>7} {'GiB':>8} {'loss':>9} {'off by':>9} {'wall s':>6}"
 )
@@ -332,6 +383,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models over gloo on this machine's processors")
     parser.add_argument("--warmup", type=int, default=4, help="steps before those that count (4)")
     parser.add_argument("--steps", type=int, default=8, help="steps measured (8)")
+    parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="say where that many more steps went")
     parser.add_argument("--time-limit", type=float, default=1700, metavar="S", help="stop beginning cases then (1700)")
     parser.add_argument("--case-timeout", type=float, default=180, metavar="S", help="give a case up then (180)")
     parser.add_argument("--json", action="store_true", help="one object at the end instead of the table")
@@ -360,6 +412,9 @@ def main() -> int:
     print(HEADING, file=sys.stderr if arguments.json else sys.stdout, flush=True)
     with tempfile.TemporaryDirectory() as name:
         rows = run_cases(chosen, where, Path(name), arguments, say)
+    for each in ratios(rows):
+        text = f"{each['case']:<38} {each['step_time_over_torch']:8.3f} times the step of {each['torch_case']}"
+        print(text, file=sys.stderr if arguments.json else sys.stdout)
     if arguments.json:
         print(json.dumps(result(where, rows)))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
@@ -375,7 +430,14 @@ def result(where: Where, rows: list[dict[str, Any]]) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = ""
-    return {"ranks": where.ranks, "device": where.kind, "python": sys.version.split()[0], **versions, "cases": rows}
+    return {
+        "ranks": where.ranks,
+        "device": where.kind,
+        "python": sys.version.split()[0],
+        **versions,
+        "cases": rows,
+        "ratios": ratios(rows),
+    }
 
 
 if __name__ == "__main__":

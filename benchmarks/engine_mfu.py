@@ -398,7 +398,7 @@ def run_apart(case: Slice, names: list[str], cache: Path, out: Path | None, limi
 def plans(ranks: int) -> list[list[str]]:
     """Cases by process, the most telling first."""
     if ranks == 1:
-        return [["limit", "bare_bf16"], ["engine"], ["engine_eager"], ["bare_fp32"], ["engine_again"]]
+        return [["limit", "bare_bf16"], ["engine"], ["bare_fp32"], ["engine_again"], ["engine_eager"]]
     settings = [
         {"overlap": "grad"},
         {"sharding": "zero1", "overlap": "grad_param"},
@@ -441,6 +441,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="GPUs, or gloo ranks with --quick")
     parser.add_argument("--budget", type=float, default=170.0, help="seconds after which no further case is begun")
     parser.add_argument("--out", type=Path, help="folder for traces of a profiled step")
+    parser.add_argument("--keep", type=Path, help="also write the object here, after every process: a run may be cut")
     parser.add_argument("--here", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     case = Slice(quick=arguments.quick, ranks=arguments.ranks)
@@ -464,15 +465,16 @@ def main() -> int:
             for each in found:
                 cases[each.pop("case")] = each
                 print(json.dumps(each), file=sys.stderr, flush=True)
-    where = "cpu" if arguments.quick else torch.cuda.get_device_name(0)
-    result = {
-        "device": where,
-        "torch": torch.__version__,
-        "slice": asdict(case.spec().model) | {"seq_len": case.seq_len, "ranks": case.ranks},
-        "ratios": judged(cases),
-        "cases": cases,
-        "wall_s": round(time.monotonic() - begun, 1),
-    }
+            result = {
+                "device": "cpu" if arguments.quick else torch.cuda.get_device_name(0),
+                "torch": torch.__version__,
+                "slice": asdict(case.spec().model) | {"seq_len": case.seq_len, "ranks": case.ranks},
+                "ratios": judged(cases),
+                "cases": cases,
+                "wall_s": round(time.monotonic() - begun, 1),
+            }
+            if arguments.keep:
+                arguments.keep.write_text(json.dumps(result))
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=1))
     return int(any("error" in each for each in cases.values()))
 

@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.calibration import REST_S, find_devices, load, sampling
-from wattune.storage import write_table
+from wattune.storage.files import write_table
 from wattune.telemetry.store import read_tables
 from wattune.units import NS_PER_S
 

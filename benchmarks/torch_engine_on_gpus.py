@@ -115,8 +115,8 @@ def main() -> int:
             )
             bound = TOLERANCE[case.axes.get("dtype", "fp32")]
             agree = all(rank[name]["losses"] == outcome["losses"] for rank in outcomes)
-            left = outcome["tensors_left"], outcome["groups_left"]
-            good = deviation <= bound and agree and left == (0, 0)
+            left = outcome["tensors_left"], outcome["groups_left"], outcome["functions_replaced"]
+            good = deviation <= bound and agree and left == (0, 0, [])
             num_bad += not good
             verdict = "ok" if good else f"BAD (bound {bound:g}, ranks agree {agree}, left {left})"
             print(f"{name:<36} {deviation:9.2e}  {verdict}", flush=True)

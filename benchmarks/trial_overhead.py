@@ -9,8 +9,8 @@ workers found, process group made, memory given back, tables written, analysis) 
 without the engine's build; with the build it is printed beside. Fresh and warm trials are of the same small model.
 `--faults` then also runs trials that fail on their last rank while the others wait for it, each followed by a good one:
 their status, whether they cost the lane its workers, and how long it had none.
-`--queue` runs so many trials of an engine that takes 10 ms a step through one lane and prints what each costs and how
-the driver's processor time and memory grow.
+`--queue` runs so many trials of an engine that takes 10 ms a step as one study (`queued_trials.py`): what each costs,
+how time and memory of every process grow, and how long the ledger, and whoever asks for the status, have to wait.
 """
 
 import argparse
@@ -39,7 +39,6 @@ from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepMarks
-from wattune.workers.phases import Mark
 from wattune.workers.torch_engine import TorchEngine
 
 WARM_BELOW_S = {"cpu": 1.5}
@@ -56,26 +55,6 @@ MODEL = ModelSpec(
     vocab_size=1024,
     source="made up: small enough that what is not a step is seen",
 )
-
-
-class TenMilliseconds:
-    """An engine whose steps take 10 ms and that needs nothing."""
-
-    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
-        """Builds nothing."""
-
-    def step(self) -> StepMarks:
-        """Sleeps."""
-        start_ns = time.monotonic_ns()
-        time.sleep(0.01)
-        return StepMarks(marks=(Mark("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
-
-    def memory_peak_bytes(self) -> int:
-        """Nothing."""
-        return 0
-
-    def close(self) -> None:
-        """Closes nothing."""
 
 
 class RunsOutOfMemory(TorchEngine):
@@ -225,69 +204,13 @@ def row(what: str, value_s: float, bounds_s: list[float], target: str) -> str:
 
 
 def queue(given: argparse.Namespace, root: Path) -> dict[str, Any]:
-    """Many trials of an engine that takes 10 ms, through a lane, in the ledger's own layout."""
-    import psutil
+    """Many different trials of an engine that takes 10 ms, as one study."""
+    import queued_trials  # beside this file
 
-    me = psutil.Process()
-    spec = specification(given, "trial_overhead:TenMilliseconds")
-    looks = []
-    with connect() as cluster, Lanes() as lanes:
-        begun_s = time.monotonic()
-        for number in range(given.queue):
-            folder = root / "study" / "trials" / f"{spec.trial_id}-{number}"
-            result = run_trial(
-                TrialRequest(
-                    spec=spec,
-                    repeat=number,
-                    measure=Measure(warmup_steps=4, min_steps=8, min_seconds=0.0),
-                    seed=0,
-                    folder=folder,
-                    limits={},
-                    tags={},
-                ),
-                cluster,
-                lanes,
-            )
-            if result.status not in ("completed", "invalid"):
-                raise SystemExit(f"trial {number} is {result.status}: {result.reason}")
-            if (number + 1) % max(given.queue // 10, 1) == 0:
-                times = me.cpu_times()
-                looks.append(
-                    {
-                        "trials": number + 1,
-                        "wall_s": time.monotonic() - begun_s,
-                        "driver_cpu_s": times.user + times.system,
-                        "driver_rss_mib": me.memory_info().rss / 2**20,
-                    }
-                )
-                print(json.dumps(looks[-1]), file=sys.stderr, flush=True)
-    last, half = looks[-1], looks[len(looks) // 2 - 1]
-    later = last["trials"] - half["trials"]
-    found = {
-        "num_trials": given.queue,
-        "trial_s": last["wall_s"] / last["trials"],
-        "driver_cpu_ms_a_trial": 1e3 * last["driver_cpu_s"] / last["trials"],
-        "driver_cpu_ms_a_trial_second_half": 1e3 * (last["driver_cpu_s"] - half["driver_cpu_s"]) / max(later, 1),
-        "driver_rss_kib_a_trial_second_half": 1024 * (last["driver_rss_mib"] - half["driver_rss_mib"]) / max(later, 1),
-        "looks": looks,
-    }
-    found["lines"] = [
-        (
-            f"{given.queue} trials of a 10 ms engine: {found['trial_s']:.2f} s a trial; driver "
-            f"{found['driver_cpu_ms_a_trial']:.0f} ms of processor a trial over all and "
-            f"{found['driver_cpu_ms_a_trial_second_half']:.0f} ms in the second half, memory "
-            f"{found['driver_rss_kib_a_trial_second_half']:+.0f} KiB a trial in the second half."
-        ),
-        "",
-        "| trials | wall | driver CPU | driver memory |",
-        "|---|---|---|---|",
-        *(
-            f"| {look['trials']} | {look['wall_s']:.0f} s | {look['driver_cpu_s']:.1f} s | "
-            f"{look['driver_rss_mib']:.0f} MiB |"
-            for look in looks
-        ),
-    ]
-    return found
+    one = specification(given, queued_trials.ENGINE)
+    workloads = (replace(one.workload, seq_len=128 + number) for number in range(given.queue))
+    found = queued_trials.run_queue([replace(one, workload=workload) for workload in workloads], root)
+    return found | {"lines": queued_trials.table(found)}
 
 
 def main() -> None:
@@ -300,6 +223,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=10)
     parser.add_argument("--faults", action="store_true", help="also: what trials that fail cost the next one")
     parser.add_argument("--queue", type=int, default=0, help="instead: so many trials of a 10 ms engine")
+    parser.add_argument("--storage", type=Path, help="of --queue: a folder to keep; the same command continues there")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -309,7 +233,7 @@ def main() -> None:
         [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     with tempfile.TemporaryDirectory(prefix="wattune-overhead-") as folder:
-        found = queue(given, Path(folder)) if given.queue else compare(given, Path(folder))
+        found = queue(given, given.storage or Path(folder)) if given.queue else compare(given, Path(folder))
     lines = found.pop("lines")
     head = (
         f"{datetime.now(UTC):%Y-%m-%d}, {given.device} x{given.ranks}, {os.cpu_count()} processors (load "

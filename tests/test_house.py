@@ -11,24 +11,25 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ api calibration cli clock comparison decision doctor errors evidence inspection judgement "
-    "live objective parquet progress ranking ranking_table remote reporting schema spread storage study terminal "
-    "terminal_ranking trial units upload",
+    ".": "__main__ api calibration cli clock doctor errors inspection objective schema spread trial units upload",
     "analysis": "align breakdown decompose detail energy examine excursion grid intake kernels outlier phases power "
     "quality readings saturation series speed steady steps summary thermal throttle use",
     "catalog": "hardware models",
     "cost": "flops",
     "orchestrate": "agenda assignment cluster events hygiene judge lane lane_group lane_keeper lane_worker lanes "
-    "ledger run_study run_trial schedule telemetry_actor trial_telemetry",
+    "ledger limits run_study run_trial schedule telemetry_actor trial_telemetry",
     "plan": "axes engines parallel placement rules",
+    "ranking": "comparison evidence judgement order sources table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page traces",
+    "report": "charts figure markup page traces write",
     "search": "grammar problems prune space strategy",
+    "storage": "files parquet remote study",
     "telemetry": "activity amd_smi amd_smi_device amd_smi_library backend calibrate device_model facts host lease "
     "manifest nvml nvml_device nvml_fields nvml_gpm nvml_ring pacing replay sampler sampling simulated store stream",
+    "terminal": "progress ranking recording tables",
     "tracking": "ledger run store tracker view",
     "workers": "deepspeed_ambient deepspeed_config deepspeed_engine deepspeed_model deepspeed_norm deepspeed_pipeline "
-    "engine groups kernels leftovers loads loop megatron_config megatron_engine megatron_layers "
+    "engine groups kernels leftovers loads loop megatron_config megatron_engine megatron_layers megatron_lora "
     "megatron_marks megatron_runtime megatron_weights phases torch_compiler torch_data torch_device "
     "torch_engine torch_experts torch_lora torch_mesh torch_model torch_optimizer torch_parallel "
     "torch_pipeline torch_recorder torch_serial torch_weights watch",
@@ -38,8 +39,8 @@ ROOMS = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema spread parquet objective trial study catalog plan cost analysis search "
-    "ranking ranking_table judgement comparison evidence telemetry record live"
+    "units errors clock schema spread objective trial storage catalog plan cost analysis search ranking telemetry "
+    "record terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 
@@ -76,6 +77,13 @@ def test_pure_rooms_load_no_vendor_library(name: str) -> None:
     modules = inside if folder.is_dir() else [f"wattune.{name}"]
     code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
     code += f"print([name for name in {VENDORS!r} if name in sys.modules])"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert seen.stdout.strip() == "[]"
+
+
+def test_a_command_that_only_reads_waits_for_no_heavy_library() -> None:
+    heavy = ("ray", "torch", "mlflow", "pandas", "plotly", "optuna")
+    code = f"import sys, wattune.cli\nprint([name for name in {heavy!r} if name in sys.modules])"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert seen.stdout.strip() == "[]"
 

@@ -13,22 +13,23 @@ from wattune.calibration import Listener as CalibrationListener
 from wattune.calibration import calibrate as measure_sensors
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
-from wattune.comparison import Comparison
-from wattune.decision import Source, rank_sources
 from wattune.errors import SpaceError
 from wattune.inspection import Analysis, inspect
-from wattune.ranking import Ranking
-from wattune.ranking_table import to_table
+from wattune.ranking.comparison import Comparison
+from wattune.ranking.evidence import compare_trials
+from wattune.ranking.order import Ranking
+from wattune.ranking.sources import Source, collector_paused, rank_sources
+from wattune.ranking.table import to_table
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
 from wattune.record.recording import Recording
-from wattune.remote import RemoteStorage
-from wattune.reporting import compare_trials, write_figures, write_report
+from wattune.report.write import write_figures, write_report
 from wattune.search.prune import Candidates, prune
 from wattune.search.space import StudySpec, load_space
 from wattune.search.strategy import make_strategy
-from wattune.storage import Storage, find_storage, storage_path, write_calibration
-from wattune.study import StudyFolder, check_study_name
+from wattune.storage.files import Storage, find_storage, storage_path, write_calibration
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import StudyFolder, check_study_name
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
@@ -50,6 +51,8 @@ class StudyOutcome:
     ranking: Ranking
     report_path: Path
     tracking_uri: str
+    tracking_page: str
+    """The study's page there, after the address of MLflow's UI; empty where the store could not be reached."""
     tracking_problem: str
     """Why results were not sent to the tracking store; empty when all were."""
     storage_problem: str
@@ -107,7 +110,7 @@ def run_study(
 
     Args:
         space: The search space file.
-        storage: Where studies are kept, a folder or a URL; see `wattune.storage.find_storage`.
+        storage: Where studies are kept, a folder or a URL; see `wattune.storage.files.find_storage`.
         address: Ray cluster to use; None is the environment's, else one of our own on this machine.
         tracking_uri: MLflow store; None is `mlflow.db` in the storage folder.
         max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later.
@@ -163,11 +166,14 @@ def run_study(
         ledger = Ledger(study, strategy, run, heard)
         needed = ledger.begin().load_s
         if needed and max_trials != 0:  # a study that is done needs no cluster
-            with connect(address) as cluster:
-                lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
-                if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
-                    cluster.resources_per_rank(lacking[0])
-                run_on_ray(study, ledger, run, cluster)
+            try:
+                with connect(address) as cluster:
+                    lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
+                    if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
+                        cluster.resources_per_rank(lacking[0])
+                    run_on_ray(study, ledger, run, cluster)
+            except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
+                ledger.interrupt()
         ranking = _conclude(study)
         delivery.conclude(ranking)
     return StudyOutcome(
@@ -176,6 +182,7 @@ def run_study(
         ranking=ranking,
         report_path=study.report_path,
         tracking_uri=uri,
+        tracking_page=delivery.tracking_page(),
         tracking_problem=delivery.tracking_problem,
         storage_problem=delivery.storage_problem,
         ending=ledger.ending or ("budget" if needed else "finished"),
@@ -201,8 +208,8 @@ def load_study(name_or_path: str, *, storage: str | None = None, whole: bool = F
 
     Args:
         name_or_path: Its name, its folder, or its URL: then the storage is what the URL lies in.
-        storage: Where studies are kept; see `wattune.storage.find_storage`. From a URL the local folder gets what it
-            lacks, unless the study is being run from there at this moment.
+        storage: Where studies are kept; see `wattune.storage.files.find_storage`. From a URL the local folder gets what
+            it lacks, unless the study is being run from there at this moment.
         whole: Marks and telemetry are wanted too, not only results.
 
     Raises:
@@ -254,13 +261,16 @@ def rank(
         TrackingError: The store cannot be reached or has no such study.
     """
     wanted = [study] if isinstance(study, StudyFolder | str) else study
-    sources = [
-        Source.of_store(tracking_uri, one)
-        if tracking_uri is not None and isinstance(one, str)
-        else Source.of_folder(load_study(one, storage=storage) if isinstance(one, str) else one)
-        for one in wanted
-    ]
-    return rank_sources(sources, objective=objective, constraints=constraints, where=where, least_quality=least_quality)
+    with collector_paused():
+        sources = [
+            Source.of_store(tracking_uri, one)
+            if tracking_uri is not None and isinstance(one, str)
+            else Source.of_folder(load_study(one, storage=storage) if isinstance(one, str) else one)
+            for one in wanted
+        ]
+        return rank_sources(
+            sources, objective=objective, constraints=constraints, where=where, least_quality=least_quality
+        )
 
 
 def report(study: StudyFolder, ranking: Ranking | None = None) -> Path:
@@ -360,7 +370,7 @@ def record(
 
     Args:
         command: The program and its arguments.
-        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.find_storage`.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
         seconds: Longest to record.
         name: The recording's name.
         backends: What to read.
@@ -389,7 +399,7 @@ def send_recording(recording: Recording, *, storage: str | None = None) -> bool:
 
     Args:
         recording: What was recorded.
-        storage: Where recordings are kept; see `wattune.storage.find_storage`.
+        storage: Where recordings are kept; see `wattune.storage.files.find_storage`.
 
     Returns:
         Whether there is a URL.
@@ -413,7 +423,7 @@ def calibrate(
 
     Args:
         backend: `nvml` or `simulated`; see `wattune.calibration.calibrate`.
-        storage: Folder it is kept in, under `calibration`; see `wattune.storage.find_storage`.
+        storage: Folder it is kept in, under `calibration`; see `wattune.storage.files.find_storage`.
         listener: Told what is going on and which share of it all is done.
 
     Returns:

@@ -1,8 +1,10 @@
 """Calibration: runs loads of known times beside a sampler, and has telemetry fit what the sensors made of them.
 
-Two parts for each device, about two minutes together. Square waves of several periods, read faster than a study reads:
+Three parts for each device, some two minutes together. Square waves of several periods, read faster than a study reads:
 what each signal's period, delay, window and gain are. Then a load without pause, beside the sampler a study would run,
-which is paused and resumed in turns: what sampling costs. No Ray; loads are processes of `wattune.workers.loads`.
+which is paused and resumed in turns: what sampling costs. Copies between host and device without pause: what the link
+between them carries by the device's own counter, which `pcie_of_peak_frac` is a share of. No Ray; loads are processes
+of `wattune.workers.loads`.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ from wattune.catalog.hardware import device as catalog_device
 from wattune.errors import TelemetryError
 from wattune.telemetry.activity import DeviceActivity, Part
 from wattune.telemetry.backend import DeviceInfo, load_backend
-from wattune.telemetry.calibrate import CONFIDENCE_FRAC, Floats, Overhead, fit, fit_overhead
+from wattune.telemetry.calibrate import CONFIDENCE_FRAC, Floats, Overhead, fit, fit_link, fit_overhead
 from wattune.telemetry.device_model import KINDS, device_model
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.simulated import BACKEND as SIMULATED
@@ -67,6 +69,8 @@ class Protocol:
 
     waves: tuple[tuple[float, int], ...] = ((0.2, 40), (0.5, 16), (1.0, 8), (2.0, 4), (4.0, 3))
     """Period in seconds and number of periods of each wave."""
+    copies_s: float = 5.0
+    """How long copies run."""
     num_pairs: int = 16
     """Pairs of blocks, one with and one without sampler."""
     block_s: float = 2.0
@@ -115,7 +119,7 @@ def calibrate(
         listener: Told of progress.
 
     Returns:
-        For each device what `wattune.storage.write_calibration` stores.
+        For each device what `wattune.storage.files.write_calibration` stores.
 
     Raises:
         TelemetryError: There are no such sensors or devices, the load did not run, or too little was recorded.
@@ -163,6 +167,7 @@ def _calibrate(bench: _Bench) -> dict[str, Any]:
     wall_ns = time.time_ns()
     marks, tables, versions = _record_waves(bench)
     seen = fit(tables, bench.info.device, marks, bench.protocol.waves)
+    pcie_bytes_per_s = None if bench.simulated else _record_copies(bench)
     overhead, cpu_frac = measure_overhead(
         bench.sampled, bench.info, bench.folder, bench.protocol, simulated=bench.simulated, tell=bench.tell
     )
@@ -173,6 +178,7 @@ def _calibrate(bench: _Bench) -> dict[str, Any]:
         "wall_ns": wall_ns,
         "versions": versions,
         **seen.to_json(),
+        "link_peaks": {} if pcie_bytes_per_s is None else {"pcie": pcie_bytes_per_s},
         "overhead": {
             **asdict(overhead),
             "confidence_frac": CONFIDENCE_FRAC,
@@ -191,19 +197,38 @@ def _record_waves(bench: _Bench) -> tuple[pa.Table, Mapping[str, pa.Table], dict
         sampling(bench.folder / "waves", bench.node, bench.sampled, rates_hz) as sampler,
         load(bench.info, bench.node, marks_path, waves, simulated=bench.simulated) as process,
     ):
-        start_s = time.monotonic()
-        while process.poll() is None:
-            sampler.renew()
-            elapsed_s = time.monotonic() - start_s
+        for elapsed_s in _until_done(process, sampler):
             bench.tell("square waves", min(elapsed_s / bench.protocol.waves_s, 1.0) / 2)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
         _check(process, marks_path)
         time.sleep(LAST_DRAIN_S)
         versions: dict[str, Any] = sampler.stop()["versions"]
     marks = pq.read_table(marks_path)
     tables = _simulated(marks, bench) if bench.simulated else read_tables(bench.folder / "waves")[0]
     return marks, tables, versions
+
+
+def _record_copies(bench: _Bench) -> float | None:
+    """What PCIe carries in its busier direction at most, bytes a second; None where the device does not count it."""
+    marks_path = bench.folder / "copies.parquet"
+    with (
+        sampling(bench.folder / "copies", bench.node, bench.sampled, {}) as sampler,
+        load(bench.info, bench.node, marks_path, ["--copies", str(bench.protocol.copies_s)]) as process,
+    ):
+        for _ in _until_done(process, sampler):
+            bench.tell("copies between host and device", 0.5)
+        _check(process, marks_path)
+    tables, _ = read_tables(bench.folder / "copies")
+    return fit_link(tables, bench.info.device, ("pcie_tx_bytes", "pcie_rx_bytes"), pq.read_table(marks_path))
+
+
+def _until_done(process: "subprocess.Popen[str]", sampler: SamplerProcess) -> Iterator[float]:
+    """Seconds so far, about twice a second while a load runs; the sampler's lease is renewed meanwhile."""
+    start_s = time.monotonic()
+    while process.poll() is None:
+        sampler.renew()
+        yield time.monotonic() - start_s
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
 
 
 def _simulated(marks: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:

@@ -18,13 +18,14 @@ from rich.console import Console
 from wattune import __version__, api
 from wattune.doctor import examine
 from wattune.errors import TrackingError, WattuneError
-from wattune.live import LiveView, print_recording
-from wattune.progress import StudyProgress
-from wattune.ranking import Ranking, pareto_front
-from wattune.ranking_table import to_csv, write_csv
+from wattune.ranking.order import Ranking, pareto_front
+from wattune.ranking.table import to_csv, write_csv
 from wattune.record.recorder import Output
-from wattune.reporting import write_comparison
-from wattune.terminal import (
+from wattune.report.write import write_comparison
+from wattune.terminal.progress import StudyProgress
+from wattune.terminal.ranking import print_comparison, print_front, print_ranking
+from wattune.terminal.recording import LiveView, print_recording
+from wattune.terminal.tables import (
     print_calibration,
     print_candidates,
     print_catalog,
@@ -32,8 +33,7 @@ from wattune.terminal import (
     print_metrics,
     print_rejections,
 )
-from wattune.terminal_ranking import print_comparison, print_front, print_ranking
-from wattune.tracking.store import ui_command
+from wattune.tracking.store import ui_command, ui_url
 
 NOTHING_FEASIBLE: Final = 3
 
@@ -168,16 +168,19 @@ def run(
             listener=progress,
         )
     ranking = outcome.ranking
+    uri = outcome.tracking_uri
+    ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
     if as_json:
-        ended = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
-        _print_json({"study": str(outcome.study.path), **ended, "missing": list(outcome.missing), **ranking.to_json()})
+        ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
+        ended |= {"missing": list(outcome.missing), "mlflow": ui}
+        _print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
         print_ranking(_out, ranking)
         if candidates.rejected:
             print_rejections(_out, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
         _out.print(f"Report    {outcome.report_path}", highlight=False, soft_wrap=True)
-        command = ui_command(outcome.tracking_uri)
-        _out.print(f"MLflow UI {command}", highlight=False, soft_wrap=True)
+        for line in filter(None, (ui["command"], ui["url"])):
+            _out.print(f"MLflow UI {line}", highlight=False, soft_wrap=True)
     if outcome.tracking_problem:
         raise TrackingError(f"{outcome.tracking_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
     if outcome.storage_problem:

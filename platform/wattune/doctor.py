@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psutil
 
-from wattune.storage import storage_path
+from wattune.storage.files import storage_path
 from wattune.telemetry.backend import probe
 from wattune.units import format_quantity
 

@@ -14,7 +14,7 @@ from wattune.analysis.readings import Tables
 from wattune.analysis.summary import Summary, is_simulated, summarize, summary_of
 from wattune.errors import PlanError
 from wattune.record.recording import command_window, load
-from wattune.study import RecordingFolder, TrialFolder
+from wattune.storage.study import RecordingFolder, TrialFolder
 from wattune.trial import TrialSpec
 
 

@@ -29,11 +29,6 @@ class Objective:
         """The text it was parsed from, in canonical form."""
         return f"{'maximize' if self.maximize else 'minimize'} {self.metric}"
 
-    def score(self, metrics: Mapping[str, float]) -> float | None:
-        """The value to maximize (negated when minimizing), None where the metric is absent."""
-        value = metrics.get(self.metric)
-        return None if value is None else value if self.maximize else -value
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:

@@ -16,6 +16,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wattune.units import format_quantity
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 CONFIDENCE_FRAC: Final = 0.95
@@ -34,6 +36,7 @@ MOST_LEFT: Final = 0.7
 """Correlation of batch means that is believed at most: of eight, more is told by chance or a trend."""
 
 _NORMAL: Final = NormalDist()
+_QUANTILE: Final = _NORMAL.inv_cdf((1 + CONFIDENCE_FRAC) / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,11 @@ class Interval:
         """Half the interval over the value; infinite for a value of 0 with an interval."""
         half = (self.high - self.low) / 2
         return half / abs(self.value) if self.value else math.inf if half else 0.0
+
+    def shown(self, metric: str) -> str:
+        """The value of a metric as people read it, and what it may be off by where that is known."""
+        off = f" ±{100 * self.half_width_frac:.2g} %" if self.high > self.low else ""
+        return format_quantity(metric, self.value) + off
 
     def probability_at_most(self, bound: float) -> float | None:
         """How likely the true value is at most a bound; None where nothing tells how the figure scatters."""
@@ -172,9 +180,10 @@ def interval(values: Sequence[float], *, anchor: Anchor | None = None, steps_fra
         anchor: What the study's anchor says of the same metric.
         steps_frac: Half width of the interval from the run's own steps over the value; only asked for of a single run.
     """
-    each = np.asarray(values, np.float64)
-    mean, count = float(each.mean()), len(each)
+    count = len(values)
+    mean = float(values[0] if count == 1 else np.mean(values))
     if count > 1:
+        each = np.asarray(values, np.float64)
         variance, freedom, method = float(each.var(ddof=1)), count - 1, "repeats"
         if anchor is not None:
             borrowed = (anchor.spread_frac * mean) ** 2
@@ -186,15 +195,14 @@ def interval(values: Sequence[float], *, anchor: Anchor | None = None, steps_fra
     if anchor is not None:
         found.append(_interval(mean, anchor.spread_frac * abs(mean), anchor.degrees_of_freedom, "anchor", 1))
     if steps_frac is not None:
-        quantile = _NORMAL.inv_cdf((1 + CONFIDENCE_FRAC) / 2)
-        found.append(_interval(mean, steps_frac * abs(mean) / quantile, None, "steps", 1))
+        found.append(_interval(mean, steps_frac * abs(mean) / _QUANTILE, None, "steps", 1))
     if not found:
         return Interval(value=mean, low=mean, high=mean, method="none", num_runs=count)
     return max(found, key=lambda one: one.high - one.low)
 
 
 def _interval(value: float, error: float, freedom: int | None, method: str, count: int) -> Interval:
-    reach = (t_quantile(freedom) if freedom else _NORMAL.inv_cdf((1 + CONFIDENCE_FRAC) / 2)) * error
+    reach = (t_quantile(freedom) if freedom else _QUANTILE) * error
     return Interval(
         value=value,
         low=value - reach,

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
@@ -35,8 +37,8 @@ def check_trial_id(text: str) -> str:
 LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 """Linear layers of a decoder layer an adapter may stand beside: attention's four, and the feed-forward block's."""
 
-TOKEN_DTYPES: Final = ("uint16", "uint32", "int32", "int64")
-"""Types a token file may hold, in the machine's byte order."""
+TOKEN_DTYPES: Final = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
+"""Types a token file may hold, in the machine's byte order, and the bytes of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,25 @@ class TokenFile:
     """On every node; a relative one starts in the workers' folder."""
     dtype: str = "uint16"
     """One of `TOKEN_DTYPES`."""
+
+    def problem(self, seq_len: int) -> str | None:
+        """Why no sequence can be taken from it, as far as its size tells; None where one can.
+
+        Raises:
+            OSError: It cannot be looked at from here.
+        """
+        size_bytes, item_bytes = Path(self.path).stat().st_size, TOKEN_DTYPES[self.dtype]
+        if size_bytes % item_bytes:
+            return (
+                f"{self.path} has {size_bytes} bytes, no multiple of the {item_bytes} of {self.dtype}; "
+                "name its data type"
+            )
+        if size_bytes // item_bytes <= seq_len:
+            return (
+                f"{self.path} has {size_bytes // item_bytes} tokens of {self.dtype}; a sequence of seq_len={seq_len} "
+                f"needs {seq_len + 1}"
+            )
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +185,24 @@ class TrialSpec:
         if not isinstance(plan["rank_order"], str):
             plan["rank_order"] = tuple(plan["rank_order"])
         return cls(
-            model=ModelSpec(**data["model"]),
-            cluster=ClusterSpec(**data["cluster"]),
+            model=_model(tuple(data["model"]), *data["model"].values()),
+            cluster=_cluster(tuple(data["cluster"]), *data["cluster"].values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
         )
+
+
+@lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
+def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
+    """One object for all trials of a model: ten thousand are read while somebody waits."""
+    return ModelSpec(**dict(zip(names, values, strict=True)))
+
+
+@lru_cache(maxsize=64, typed=True)
+def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
+    """One object for all trials of a cluster."""
+    return ClusterSpec(**dict(zip(names, values, strict=True)))
 
 
 class TrialStatus(StrEnum):

@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 from wattune.analysis.align import align
 from wattune.analysis.summary import node_power_series
 from wattune.errors import TrackingError, WattuneError
-from wattune.ranking import Ranking
-from wattune.remote import RemoteStorage
-from wattune.study import MeasuredFolder, StudyFolder
+from wattune.ranking.order import Ranking
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import MeasuredFolder, StudyFolder
 from wattune.tracking.run import Series
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec
@@ -172,6 +172,13 @@ class Delivery:
     def storage_problem(self) -> str:
         """Why something was not fetched from, or sent to, the storage's URL; empty when all was."""
         return self._fetch_problem or (self._storage.problem if self._storage else "")
+
+    def tracking_page(self) -> str:
+        """The study's page in the tracking store's UI, after the UI's own address; empty where it cannot be told."""
+        try:
+            return self._tracker.page()
+        except TrackingError:
+            return ""  # `tracking_problem` says why
 
     def __enter__(self) -> Self:
         """Fetches finished trials that were sent from elsewhere, and begins to send.

@@ -41,6 +41,14 @@ def live_groups() -> int:
     return len(dist.distributed_c10d._world.pg_map)
 
 
+def functions_of_torch() -> dict[str, Any]:
+    """What every model calls by name, and a library can put its own in place of."""
+    places = (torch.nn.functional, torch.Tensor, torch.nn.Linear, torch.nn.Embedding)
+    return {
+        f"{place.__name__}.{name}": thing for place in places for name, thing in vars(place).items() if callable(thing)
+    }
+
+
 def engine_for(spec: TrialSpec, compiler: str | None) -> Engine:
     """The engine, with layers compiled by a backend, or eager."""
     engine: Any = type(load_engine(spec.engine))
@@ -49,7 +57,7 @@ def engine_for(spec: TrialSpec, compiler: str | None) -> Engine:
 
 def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, Any]:
     engine = engine_for(spec, compiler)
-    tensors, groups = live_tensors(), live_groups()
+    tensors, groups, functions = live_tensors(), live_groups(), functions_of_torch()
     outcome: dict[str, Any] = {}
     try:
         engine.build(spec, ranks, seed=SEED)
@@ -65,6 +73,9 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
     engine.close()
     outcome["tensors_left"] = live_tensors() - tensors
     outcome["groups_left"] = live_groups() - groups
+    outcome["functions_replaced"] = [
+        name for name, now in functions_of_torch().items() if functions.get(name, now) is not now
+    ]
     return outcome
 
 

@@ -7,28 +7,19 @@ that nothing is left behind. Kernels that only GPUs have are held to the same on
 """
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
 from wattune.trial import TrialSpec
 
 HERE = Path(__file__).parent
-GROUP_TIMEOUT_S = 300
 
 
 def _contract() -> Any:
@@ -44,7 +35,7 @@ def _contract() -> Any:
 
 contract = _contract()
 case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT, contract.MIXTRAL, contract.BIASED
-ROOMY = contract.ROOMY
+ROOMY, lora, prefill = contract.ROOMY, contract.lora, contract.prefill
 DEEP = replace(LLAMA, name="deep", num_layers=6)
 REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8)]
 OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
@@ -61,6 +52,14 @@ IN_CI = {
     "pp2-vpp2-uneven": case(DEEP, 2, pp=2, vpp=2, micro_batch_size=2, layout=(1, 2, 2, 1)),
     "ep2": case(MIXTRAL, 2, ep=2, micro_batch_size=2),
     "ep2-tp2-etp1": case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4),
+    "lora-full": lora(case(LLAMA, 1, micro_batch_size=2, recompute="full")),
+    "lora-tp2": lora(case(LLAMA, 2, tp=2, micro_batch_size=4)),
+    "lora-dp2-zero1": lora(case(LLAMA, 2, micro_batch_size=2, **OVERLAPPED)),
+    "lora-gpt-pp2": lora(case(GPT, 2, pp=2, micro_batch_size=2), "q", "up"),
+    "lora-ep2": lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *contract.ATTENTION),
+    "prefill-accumulation": prefill(case(LLAMA, 1, micro_batch_size=2)),
+    "prefill-gpt-tp2": prefill(case(GPT, 2, tp=2, micro_batch_size=4)),
+    "prefill-pp2-vpp2": prefill(case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2)),
 }
 """Every axis once, where it meets the most of Megatron's code."""
 
@@ -90,6 +89,15 @@ SLOW = {
     "ep4": case(MIXTRAL, 4, ep=4, micro_batch_size=2),
     "ep2-pp2": case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2),
     "ep2-tp2-dp2-zero1": case(MIXTRAL, 4, ep=2, tp=2, etp=1, micro_batch_size=2, sharding="zero1"),
+    "lora-bf16": lora(case(LLAMA, 1, micro_batch_size=4, dtype="bf16")),
+    "lora-gpt-tp2-full": lora(case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"), "q", "up"),
+    "lora-tp2-pp2": lora(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
+    "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, **OVERLAPPED)),
+    "prefill-bf16": prefill(case(LLAMA, 1, micro_batch_size=2, dtype="bf16")),
+    "prefill-dp2": prefill(case(LLAMA, 2, micro_batch_size=2)),
+    "prefill-gpt-pp2": prefill(case(GPT, 2, pp=2, micro_batch_size=2)),
+    "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
+    "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
 }
 
 PARITY = IN_CI | SLOW
@@ -116,47 +124,16 @@ def spec_of(each: Any) -> TrialSpec:
 def outcomes_of(world_size: int, is_slow: bool) -> dict[str, list[dict[str, Any]]]:
     """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
     cases = SLOW if is_slow else IN_CI | REFUSED
-    return _run(
-        "megatron_worker.py", world_size, {n: spec_of(c) for n, c in cases.items() if c.world_size == world_size}
-    )
+    specs = {name: (spec_of(each), None) for name, each in cases.items() if each.world_size == world_size}
+    return contract.run_specs(specs, world_size, HERE / "megatron_worker.py")
 
 
 @cache
-def reference(name: str) -> dict[str, Any]:
+def references() -> dict[str, list[dict[str, Any]]]:
     """The torch engine on one device."""
     needed = {each.reference for each in PARITY.values()}
-    specs = {each.reference: each.spec("torch") for each in REFERENCES if each.reference in needed}
-    return {each: ranks[0] for each, ranks in _references(tuple(specs.items())).items()}[name]
-
-
-@cache
-def _references(specs: tuple[tuple[str, TrialSpec], ...]) -> dict[str, list[dict[str, Any]]]:
-    return _run("engine_worker.py", 1, dict(specs))
-
-
-def _run(worker: str, world_size: int, specs: Mapping[str, TrialSpec]) -> dict[str, list[dict[str, Any]]]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        cases = {name: {"spec": spec.to_json(), "compiler": None} for name, spec in specs.items()}
-        (folder / "cases.json").write_text(json.dumps(cases))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        workers = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / worker), str(folder), str(rank), str(world_size)],
-                env=environment,
-                stderr=(folder / f"{rank}.err").open("w"),
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            codes = [process.wait(timeout=GROUP_TIMEOUT_S) for process in workers]
-        finally:
-            for process in workers:
-                process.kill()
-        errors = {rank: (folder / f"{rank}.err").read_text()[-3000:] for rank, code in enumerate(codes) if code}
-        assert not errors, "\n".join(f"rank {rank}:\n{text}" for rank, text in errors.items())
-        by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return {name: [outcomes[name] for outcomes in by_rank] for name in specs}
+    specs = {each.reference: (each.spec("torch"), None) for each in REFERENCES if each.reference in needed}
+    return contract.run_specs(specs, 1)
 
 
 def outcomes(name: str) -> list[dict[str, Any]]:
@@ -165,7 +142,7 @@ def outcomes(name: str) -> list[dict[str, Any]]:
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'wattune[megatron]'")
 pytestmark = [
-    pytest.mark.timeout(2 * GROUP_TIMEOUT_S + 20),
+    pytest.mark.timeout(2 * contract.GROUP_TIMEOUT_S + 20),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 each_case = pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
@@ -174,48 +151,15 @@ each_case = pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=
 @each_case
 def test_every_plan_trains_as_the_torch_engine_on_one_device(name: str) -> None:
     chosen = PARITY[name]
-    expected = reference(chosen.reference)
-    loss_tolerance, norm_tolerance = (1e-3, 5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
-    for outcome in outcomes(name):
-        assert outcome.get("error") is None
-        assert outcome["losses"] == pytest.approx(expected["losses"], rel=loss_tolerance)
-        assert outcome["grad_norms"] == pytest.approx(expected["grad_norms"], rel=norm_tolerance)
-
-
-@each_case
-def test_ranks_agree_exactly(name: str) -> None:
-    first, *others = outcomes(name)
-    for other in others:
-        assert (other["losses"], other["grad_norms"]) == (first["losses"], first["grad_norms"])
+    contract.check_training(chosen, references()[chosen.reference][0], outcomes(name))
 
 
 @each_case
 def test_marks_nest_and_count_micro_batches(name: str) -> None:
     spec = spec_of(PARITY[name])
-    plan, world_size = spec.plan, spec.cluster.world_size
-    micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
-    chunks = list(range(plan.vpp)) if plan.vpp > 1 else [None]
-    for outcome in outcomes(name):
-        marks: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for phase, *rest in outcome["marks"]:
-            marks[phase].append(tuple(rest))
-        ((step_start_ns, step_end_ns, micro_batch, chunk),) = marks.pop("step")
-        assert (micro_batch, chunk) == (None, None)
-        expected = {(index, part) for index in range(micro_batches) for part in chunks}
-        for phase in ("forward", "backward"):
-            assert len(marks[phase]) == len(expected)
-            assert {tuple(mark[2:]) for mark in marks[phase]} == expected
-        assert marks["optimizer"]
-        assert bool(marks["wait"]) == (world_size > 1)
-        spans = sorted(mark[:2] for group in marks.values() for mark in group)
-        assert spans[0][0] >= step_start_ns and spans[-1][1] <= step_end_ns
-        assert all(start <= end for start, end in spans)
-        assert all(before[1] <= after[0] for before, after in pairwise(spans))
-        if plan.pp > 1:  # a stage that does nothing waits
-            before = [span for phase, group in marks.items() if phase != "optimizer" for span in (m[:2] for m in group)]
-            before.sort()
-            assert before[0][0] == step_start_ns
-            assert all(one[1] == other[0] for one, other in pairwise(before))
+    contract.check_marks(spec, outcomes(name))
+    if spec.plan.pp > 1:
+        contract.check_waiting(outcomes(name))
 
 
 @each_case

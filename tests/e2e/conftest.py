@@ -67,6 +67,17 @@ def write_space(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def write_two_trials(write_space: Callable[..., Path]) -> Callable[..., Path]:
+    """Writes a space of two trials that measure for so long, with what else the test changes of `measure`."""
+
+    def write(name: str, *, min_seconds: float, **measure: Any) -> Path:
+        measured = {"warmup_steps": 2, "min_steps": 4, "min_seconds": min_seconds}
+        return write_space(name, space={"micro_batch_size": [1, 2]}, measure=measured | measure)
+
+    return write
+
+
+@pytest.fixture
 def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command to its end."""
 

@@ -11,8 +11,9 @@ from mlflow_server import free_port, mlflow_server
 from small_study import make_study, ranking_of
 
 from wattune import api
-from wattune.reporting import compare_trials, write_comparison, write_figures, write_report
-from wattune.study import StudyFolder
+from wattune.ranking.evidence import compare_trials
+from wattune.report.write import write_comparison, write_figures, write_report
+from wattune.storage.study import StudyFolder
 from wattune.tracking.tracker import Tracker
 
 pytestmark = [
@@ -34,7 +35,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
 
 @pytest.fixture
 def browser() -> Iterator[Headless]:
-    pytest.importorskip("choreographer", reason="the browser's driver is not installed: install wattune[figures]")
     with Headless() as found:
         yield found
 
@@ -109,7 +109,6 @@ def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path
 
 
 def test_every_figure_is_written_as_an_image(study: StudyFolder, tmp_path: Path) -> None:
-    pytest.importorskip("kaleido", reason="plotly's exporter is not installed: install wattune[figures]")
     paths = write_figures(study, ranking_of(study), tmp_path)
     assert len(paths) == 10
     for path in paths:

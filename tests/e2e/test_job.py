@@ -1,4 +1,4 @@
-"""`ray job submit` on a head that has wattune's dependencies and not wattune; and `ray job stop`."""
+"""`ray job submit` on nodes that have wattune's dependencies and not wattune; and `ray job stop`."""
 
 import json
 import os
@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import psutil
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 PORT = 26379
 DASHBOARD_PORT = 28265
 AGENT_PORT = 28267
-"""Its default belongs to one Ray at a time: beside another cluster no job is taken."""
+"""Each node on a machine needs one of its own: beside another that has the default no agent starts, and no job."""
 
 
 @pytest.fixture
@@ -42,35 +43,76 @@ def dependencies(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, dependencies: Path, environment: dict[str, str]):
-    """A head started in an activated environment, ended by its own pid. Yields a client's environment."""
-    settings = {name: value for name, value in environment.items() if name != "PYTHONPATH"} | {
+def settings(dependencies: Path, environment: dict[str, str]) -> dict[str, str]:
+    """What everything of this cluster runs with: an activated environment, and no path to wattune."""
+    return {name: value for name, value in environment.items() if name != "PYTHONPATH"} | {
         "PATH": f"{dependencies / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     }
+
+
+@contextmanager
+def _started(settings: dict[str, str], log: Path, *options: str) -> Iterator[None]:
+    """A node of Ray's, ended by its own pid.
+
+    Its temporary folder is its own: of nodes that share one, each deletes a job's files once it needs them no more.
+    """
     folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets, whose paths have 107 bytes
-    command = [
-        dependencies / "bin" / "ray", "start", "--head", "--block", f"--port={PORT}",
-        f"--dashboard-port={DASHBOARD_PORT}", f"--dashboard-agent-listen-port={AGENT_PORT}",
-        "--ray-client-server-port=28266", "--num-cpus=4", f"--temp-dir={folder}",
-    ]  # fmt: skip
-    with open(tmp_path / "head.log", "w") as log:
-        head = subprocess.Popen(command, cwd="/", env=settings, stdout=log, stderr=subprocess.STDOUT)
-    yield settings | {"RAY_ADDRESS": f"http://127.0.0.1:{DASHBOARD_PORT}"}
-    tree = psutil.Process(head.pid).children(recursive=True)
-    head.terminate()
-    head.wait(60)
-    _, alive = psutil.wait_procs(tree, timeout=20)
-    for child in alive:
-        child.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    command = ["ray", "start", "--block", f"--temp-dir={folder}", *options]
+    with open(log, "w") as output:
+        node = subprocess.Popen(
+            command, cwd="/", env=settings, executable=shutil.which("ray", path=settings["PATH"]),
+            stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        tree = psutil.Process(node.pid).children(recursive=True)
+        node.terminate()
+        node.wait(60)
+        _, alive = psutil.wait_procs(tree, timeout=20)
+        for child in alive:
+            child.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def num_head_cpus() -> int:
+    return 4
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, settings: dict[str, str], num_head_cpus: int) -> Iterator[dict[str, str]]:
+    """A head. Yields a client's environment."""
+    options = (
+        "--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}", f"--dashboard-agent-listen-port={AGENT_PORT}",
+        "--ray-client-server-port=28266", f"--num-cpus={num_head_cpus}",
+    )  # fmt: skip
+    with _started(settings, tmp_path / "head.log", *options):
+        yield settings | {"RAY_ADDRESS": f"http://127.0.0.1:{DASHBOARD_PORT}"}
+
+
+@pytest.fixture
+def two_more_nodes(cluster: dict[str, str], settings: dict[str, str], tmp_path: Path) -> Iterator[None]:
+    """Two nodes that joined the head, with a power domain each."""
+    _wait_for(lambda: "node_id" in _listing(cluster, tmp_path, "nodes").stdout, 120)  # a head that is up
+    with ExitStack() as held:
+        for number, name in enumerate(("a", "b"), start=1):
+            options = (
+                f"--address=127.0.0.1:{PORT}", "--num-cpus=2", f"--dashboard-agent-listen-port={AGENT_PORT + number}",
+                f"--labels=wattune.io/domain={name}", "--min-worker-port=0", "--max-worker-port=0",
+            )  # fmt: skip
+            held.enter_context(_started(settings, tmp_path / f"node-{name}.log", *options))
+            # One after another: of two raylets that start on a machine at the same moment one may not come up.
+            _wait_for(lambda there=number: len(_listed(cluster, tmp_path, "nodes")) > there, 120)
+        yield
 
 
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: dict[str, Any]) -> Path:
-    """A checkout of the user's own, with a small space and one that takes long."""
+    """A checkout of the user's own, with a small space, one that takes long, and one for two nodes."""
     folder = tmp_path / "project"
     for part in ("experiments", "search_spaces", "platform"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -87,8 +129,13 @@ def project(tmp_path: Path, tiny_model: dict[str, Any]) -> Path:
         "search": {"strategy": "grid"},
     }
     (folder / "search_spaces" / "short.yaml").write_text(yaml.safe_dump(document))
-    document |= {"study": "long", "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 200}}
-    (folder / "search_spaces" / "long.yaml").write_text(yaml.safe_dump(document))
+    long = {"study": "long", "space": {"micro_batch_size": [1, 2]}, "search": {"strategy": "grid", "order": "listed"}}
+    long["measure"] = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 20}
+    (folder / "search_spaces" / "long.yaml").write_text(yaml.safe_dump(document | long))
+    on_nodes = {"study": "on_nodes", "space": {"micro_batch_size": [1, 2]}}
+    one = document["cluster"] | {"devices_per_node": 1}
+    on_nodes["cluster"] = [one, one | {"num_nodes": 2}]
+    (folder / "search_spaces" / "on_nodes.yaml").write_text(yaml.safe_dump(document | on_nodes))
     return folder
 
 
@@ -114,12 +161,16 @@ def _ray(settings: dict[str, str], cwd: Path, *arguments: object) -> subprocess.
         time.sleep(2)
 
 
-def _listed(settings: dict[str, str], cwd: Path, kind: str) -> list[dict[str, Any]]:
-    """What Ray's own state listing shows."""
-    done = _ray(
+def _listing(settings: dict[str, str], cwd: Path, kind: str) -> subprocess.CompletedProcess[str]:
+    return _ray(
         settings, cwd, "list", kind, "--address", settings["RAY_ADDRESS"], "--format", "json", "--limit", "1000"
     )
-    assert done.returncode == 0, done.stderr
+
+
+def _listed(settings: dict[str, str], cwd: Path, kind: str) -> list[dict[str, Any]]:
+    """What Ray's own state listing shows."""
+    done = _listing(settings, cwd, kind)
+    assert done.returncode == 0 and "[" in done.stdout, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("[") :])
     return found
 
@@ -160,34 +211,71 @@ def test_the_package_travels_with_the_job_and_results_stay_outside_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_s", [3, 60])
-def test_a_stopped_job_leaves_its_study_in_order_and_nothing_behind(
-    cluster: dict[str, str], results, tmp_path: Path, project: Path, storage: Path, wait_s: int
+def test_a_stopped_job_leaves_its_study_in_order_and_the_same_job_goes_on(
+    cluster: dict[str, str], results, wattune, tmp_path: Path, project: Path, storage: Path, wait_s: int
 ) -> None:
+    """Three seconds are Ray's default: not enough for a report, but for all that must not wait."""
     runtime_env = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(wait_s), "TMPDIR": str(tmp_path)}})
-    done = _ray(
-        cluster, tmp_path, "job", "submit", "--no-wait", "--submission-id", "mine", "--runtime-env-json", runtime_env,
-        "--working-dir", project, "--", "experiments/moe_ep.py", "search_spaces/long.yaml", "--storage", storage,
+    submit = (
+        "job", "submit", "--no-wait", "--runtime-env-json", runtime_env, "--working-dir", project,
+        "--submission-id",
     )  # fmt: skip
+    entrypoint = ("--", "experiments/moe_ep.py", "search_spaces/long.yaml", "--storage", storage)
+    study = storage / "long"
+    done = _ray(cluster, tmp_path, *submit, "first", *entrypoint)
     assert done.returncode == 0, done.stdout + done.stderr
-    _wait_for(lambda: len(_samplers(str(tmp_path))) == 1, 120)
-    _wait_for(
-        lambda: [one for one in _listed(cluster, tmp_path, "actors") if "RayTrainWorker" in one["class_name"]], 120
-    )
-    time.sleep(5)  # into the measured steps
-    stopped = _ray(cluster, tmp_path, "job", "stop", "mine")
+    _wait_for(lambda: results(study) and len(list(study.glob("trials/*/spec.json"))) == 2, 200)
+    _wait_for(lambda: len(_samplers(str(tmp_path))) == 1, 60)
+    time.sleep(5)  # into the measured steps of the second trial, whose workers are warm
+    stopped = _ray(cluster, tmp_path, "job", "stop", "first")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    (result,) = results(storage / "long").values()
-    assert result["status"] == "interrupted" and result["reason"]
-    logs = _ray(cluster, tmp_path, "job", "logs", "mine")
-    assert "Traceback" not in logs.stdout, logs.stdout
+    found = {one["status"]: one["reason"] for one in results(study).values()}
+    assert found == {"completed": "", "interrupted": "stopped by the user; the same command runs it again"}
+    logs = _ray(cluster, tmp_path, "job", "logs", "first").stdout
+    assert "interrupted: stopped by the user" in logs
+    assert "Traceback" not in logs and "SIGTERM" not in logs, logs
 
-    # The job's own supervisor stays for a moment; a sampler's lease is 10 s.
+    # The job's own supervisor stays for a moment; a sampler's lease is 10 s, where nobody had the time to end it.
     deadline_s = time.monotonic() + 60
     while (left := _left(cluster, tmp_path)) and time.monotonic() < deadline_s:
         time.sleep(1)
     assert not left
+
     if wait_s >= 60:
-        assert (storage / "long" / "report.html").exists()
+        assert "stopped before the end; the same command continues" in logs
+        assert (study / "report.html").exists() and (study / "ranking.parquet").exists()
+        again = _ray(cluster, tmp_path, *submit[:2], *submit[3:], "second", *entrypoint)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "1 trial(s) to run, 1 interrupted before among them" in again.stdout
+        assert "1 skipped, done before: 1 completed" in again.stdout
+        assert [one["status"] for one in results(study).values()] == ["completed"] * 2
+    else:  # whatever comes next makes the report
+        for verb in (("report", "long"), ("run", project / "search_spaces" / "long.yaml", "--max-trials", "0")):
+            (study / "report.html").unlink(missing_ok=True)
+            made = wattune(*verb, "--storage", storage, timeout_s=120)
+            assert made.returncode == 0, made.stdout + made.stderr
+            assert (study / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_head_cpus", [0])
+def test_a_job_runs_on_the_nodes_of_a_cluster_that_have_the_dependencies_alone(
+    cluster: dict[str, str], two_more_nodes: None, results, tmp_path: Path, project: Path, storage: Path
+) -> None:
+    done = _ray(
+        cluster, project, "job", "submit", "--working-dir", ".", "--",
+        "experiments/moe_ep.py", "search_spaces/on_nodes.yaml", "--storage", storage,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 at once on" in done.stdout  # one on each node
+    found = results(storage / "on_nodes")
+    assert [one["status"] for one in found.values()] == ["completed"] * 4, found
+    used = sorted((one["tags"]["nodes"].split(",") for one in found.values()), key=len)
+    both = used[-1]
+    assert len(both) == 2 and used[2] == both and sorted(used[:2]) == [[name] for name in both]
+    for name, one in found.items():
+        sampled = {path.name for path in (storage / "on_nodes" / "trials" / name / "telemetry").iterdir()}
+        assert sampled == set(one["tags"]["nodes"].split(","))
 
 
 def _left(settings: dict[str, str], tmp_path: Path) -> list[Any]:

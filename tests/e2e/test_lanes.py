@@ -25,7 +25,7 @@ from wattune.orchestrate.lanes import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
-from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, RAISES
+from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])
 MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2,
@@ -122,7 +122,7 @@ def test_failures_cost_a_group_at_most_and_never_the_next_trial(script) -> None:
 with connect() as cluster, Lanes() as lanes:
     run("first", lanes, cluster, 0)
     run("large", lanes, cluster, 1, fault=OUT_OF_MEMORY)
-    run("after large", lanes, cluster, 2)
+    run("profiled", lanes, cluster, 2, fault=PROFILE_OUT_OF_MEMORY, profile_steps=2)
     kill_during("killed", 3, worker, lanes, cluster)
     run("after killed", lanes, cluster, 4)
 """
@@ -130,13 +130,15 @@ with connect() as cluster, Lanes() as lanes:
     assert {label: one["status"] for label, one in found.items()} == {
         "first": "completed",
         "large": "out_of_memory",
-        "after large": "completed",
+        "profiled": "completed",
         "killed": "crashed",
         "after killed": "completed",
     }
     assert found["large"]["reason"].startswith("rank 1 in ")
     assert "4,503,599,627,370,496 bytes asked for" in found["large"]["reason"]
-    assert "group_lost" not in found["large"]["tags"] and found["after large"]["tags"]["lane_trial"] > "2"
+    assert "group_lost" not in found["large"]["tags"] and found["profiled"]["tags"]["lane_trial"] > "2"
+    assert "the profiled pass failed: out of memory, rank 1 in profile" in found["profiled"]["tags"]["profile"]
+    assert "group_lost" not in found["profiled"]["tags"] and found["profiled"]["metrics"]["step_time_s"] > 0
     assert "ended without a word" in found["killed"]["reason"]
     assert found["after killed"]["tags"]["lane_trial"] == "1" and "group_restart_s" in found["after killed"]["tags"]
     ranks = json.loads((Path(found["first"]["folder"]) / "ranks.json").read_text())["ranks"]

@@ -35,17 +35,21 @@ def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]", t
     raise AssertionError("waited in vain")
 
 
-def test_a_killed_driver_loses_nothing_that_was_finished(
-    start_wattune, wattune, write_space, results, storage: Path
-) -> None:
-    space = write_space(
-        "killed_driver",
-        space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3},
-    )
-    study = storage / "killed_driver"
-    running = start_wattune("run", space)
-    wait_until(lambda: results(study) and in_flight(study), running)
+@pytest.fixture
+def halfway(start_wattune, write_two_trials, results, storage: Path) -> Callable[[str], tuple[Path, Path, Any]]:
+    """Starts a study of two trials; its space, folder and process once one is done and the other was begun."""
+
+    def start(name: str) -> tuple[Path, Path, "subprocess.Popen[str]"]:
+        space, study = write_two_trials(name, min_seconds=3), storage / name
+        running = start_wattune("run", space)
+        wait_until(lambda: results(study) and in_flight(study), running)
+        return space, study, running
+
+    return start
+
+
+def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, results) -> None:
+    space, study, running = halfway("killed_driver")
     time.sleep(2)  # into the second trial
     finished = {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in results(study)}
     (cut_off,) = in_flight(study)
@@ -72,17 +76,8 @@ def test_a_killed_driver_loses_nothing_that_was_finished(
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_a_killed_head_ends_the_call_and_the_same_command_continues(
-    start_wattune, wattune, write_space, results, storage: Path
-) -> None:
-    space = write_space(
-        "killed_head",
-        space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 3},
-    )
-    study = storage / "killed_head"
-    running = start_wattune("run", space)
-    wait_until(lambda: results(study) and in_flight(study), running)
+def test_a_killed_head_ends_the_call_and_the_same_command_continues(halfway, wattune, results) -> None:
+    space, study, running = halfway("killed_head")
     children = psutil.Process(running.pid).children(recursive=True)
     (gcs,) = [process for process in children if process.name() == "gcs_server"]
     gcs.kill()

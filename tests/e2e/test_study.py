@@ -64,13 +64,9 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
-    start_wattune, wattune, write_space, results, storage: Path
+    start_wattune, wattune, write_two_trials, results, storage: Path
 ) -> None:
-    space = write_space(
-        "stopped",
-        space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 20},
-    )
+    space = write_two_trials("stopped", min_seconds=20)
     running = start_wattune("run", space)
     assert running.stdout is not None
     for line in running.stdout:
@@ -92,12 +88,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_space, results, storage: Path) -> None:
-    space = write_space(
-        "killed",
-        space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 24.9, "timeout_s": 25},
-    )
+def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials, results, storage: Path) -> None:
+    space = write_two_trials("killed", min_seconds=24.9, timeout_s=25)
     running = start_wattune("run", space)
     worker = _wait_for_worker(running.pid)
     worker.kill()

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from wattune.analysis.align import align
-from wattune.study import TrialFolder
+from wattune.storage.study import TrialFolder
 from wattune.units import NS_PER_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]

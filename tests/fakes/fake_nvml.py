@@ -101,6 +101,16 @@ class FakeGpu:
         return SUCCESS, type_, value % 2**32 if type_ == U32 else value
 
 
+def _always(value: int) -> Callable[..., int]:
+    """A C function of a device that writes the same through its last argument whenever it is called."""
+
+    def get(_driver: Any, _handle: Any, *rest: Any) -> int:
+        rest[-1]._obj.value = value
+        return SUCCESS
+
+    return get
+
+
 class FakeNvml:
     """The library. Time stands still until a test moves it."""
 
@@ -229,25 +239,11 @@ class FakeNvml:
         current._obj.value = pending._obj.value = int(self._gpu(handle).mig)
         return SUCCESS
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle, limit):
-        limit._obj.value = round(LIMIT_W * 1000)
-        return SUCCESS
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind, clock):
-        clock._obj.value = 1980
-        return SUCCESS
-
-    def nvmlDeviceGetClockInfo(self, handle, kind, clock):
-        clock._obj.value = 1500
-        return SUCCESS
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle, reasons):
-        reasons._obj.value = 0x4
-        return SUCCESS
-
-    def nvmlDeviceGetTemperature(self, handle, sensor, temperature):
-        temperature._obj.value = 38
-        return SUCCESS
+    nvmlDeviceGetEnforcedPowerLimit = _always(round(LIMIT_W * 1000))
+    nvmlDeviceGetMaxClockInfo = _always(1980)
+    nvmlDeviceGetClockInfo = _always(1500)
+    nvmlDeviceGetCurrentClocksEventReasons = _always(0x4)
+    nvmlDeviceGetTemperature = _always(38)
 
     def nvmlDeviceGetMarginTemperature(self, handle, margin):
         margin._obj.marginTemperature = 49

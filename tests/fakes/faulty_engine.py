@@ -15,7 +15,7 @@ from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepMarks
 from wattune.workers.torch_engine import TorchEngine
 
-GOOD, HANGS, RAISES, OUT_OF_MEMORY, LEAKS = range(5)
+GOOD, HANGS, RAISES, OUT_OF_MEMORY, LEAKS, PROFILE_OUT_OF_MEMORY = range(6)
 FAULTY_STEP = 3
 
 _held: list[Any] = []
@@ -34,6 +34,8 @@ class Faulty(TorchEngine):
         self._number += 1
         if self._number == FAULTY_STEP and self._here.rank == 1:
             self._fail()
+        if self._fault == PROFILE_OUT_OF_MEMORY and self._here.rank == 1 and torch.autograd._profiler_enabled():
+            torch.zeros(1 << 50, device=self._here.device)
         return super().step()
 
     def _fail(self) -> None:

@@ -14,8 +14,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
-from wattune.ranking import Ranking, rank
-from wattune.study import MeasuredFolder, StudyFolder
+from wattune.ranking.order import Ranking, rank
+from wattune.storage.study import MeasuredFolder, StudyFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"

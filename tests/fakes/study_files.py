@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plan.axes import Plan
 from wattune.schema import MARKS
-from wattune.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 DOCUMENT = {"study": "mine", "objective": "maximize tokens_per_s", "constraints": []}

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from wattune.analysis.align import align
-from wattune.analysis.detail import Detail, detail
+from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.energy import powers
+from wattune.analysis.examine import clocks_and_temperatures, examine
 from wattune.analysis.quality import PUBLISHABLE
 from wattune.analysis.summary import Summary, node_power_series, summarize
-from wattune.analysis.thermal import temperature_rise_c_per_min, temperatures
+from wattune.analysis.thermal import temperature_rise_c_per_min
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
-from wattune.study import MeasuredFolder
+from wattune.storage.study import MeasuredFolder
 from wattune.trial import TrialSpec, Workload
 from wattune.units import unit_of
 
@@ -86,9 +87,9 @@ def summary(recording: str) -> Summary:
 @cache
 def details(recording: str) -> Detail:
     folder = MeasuredFolder(FOLDER / recording)
-    found = detail(spec_of(recording), folder.marks(), folder.stored(), folder.manifests())
-    assert found is not None
-    return found
+    examined = examine(spec_of(recording), folder.marks(), folder.stored(), folder.manifests())
+    assert examined is not None
+    return detail_of(examined)
 
 
 @cache
@@ -147,7 +148,7 @@ def test_outer_slots_run_hotter_at_the_same_power():
 
 
 def test_temperatures_still_climb_at_the_end():
-    assert 3.0 <= temperature_rise_c_per_min(temperatures(aligned("dp4"))) <= 15.0
+    assert 3.0 <= temperature_rise_c_per_min(clocks_and_temperatures(aligned("dp4"), None)[0]) <= 15.0
 
 
 def test_the_power_cap_counter_is_no_measure_of_throttling():

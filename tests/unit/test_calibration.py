@@ -14,12 +14,12 @@ import pytest
 
 from wattune.calibration import Protocol, calibrate
 from wattune.errors import PlanError, SpaceError, TelemetryError
-from wattune.storage import with_calibrations, write_calibration
-from wattune.study import check_study_name
+from wattune.storage.files import with_calibrations, write_calibration
+from wattune.storage.study import check_study_name
 from wattune.telemetry.backend import probe
 
 QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=0.6)
-GPU = any(source.name == "nvml" and source.available for source in probe())
+HERE = {source.name for source in probe() if source.available}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,9 @@ def test_a_study_keeps_a_devices_limits_with_its_manifest(found: dict[str, Any],
     assert known["devices"]["gpu1"] == {"uuid": "other"}
     assert known["node"] == "n"
     assert "sensor_limits" not in manifest["devices"]["gpu0"], "the sampler's own manifest is left alone"
+    assert "link_peaks" not in known["devices"]["gpu0"], "simulated sensors count no bytes"
+    write_calibration(tmp_path, found | {"link_peaks": {"pcie": 55e9}})
+    assert with_calibrations(tmp_path, manifest)["devices"]["gpu0"]["link_peaks"] == {"pcie": 55e9}
 
 
 def test_a_broken_calibration_is_an_error_not_a_guess(tmp_path: Path) -> None:
@@ -70,8 +73,7 @@ def test_no_study_may_take_its_folder() -> None:
         check_study_name("calibration")
 
 
-@pytest.mark.skipif(GPU, reason="there is a GPU")
-@pytest.mark.parametrize("backend", ["nvml", "amd_smi", "no_such"])
+@pytest.mark.parametrize("backend", sorted({"nvml", "amd_smi", "no_such"} - HERE))
 def test_without_such_a_device_it_is_one_clear_error(backend: str) -> None:
     with pytest.raises((TelemetryError, PlanError)) as raised:
         calibrate(backend)
@@ -113,7 +115,7 @@ def test_interrupted_it_leaves_no_process(tmp_path: Path) -> None:
     assert not (tmp_path / "storage").exists()
 
 
-@pytest.mark.skipif(GPU, reason="there is a GPU")
+@pytest.mark.skipif("nvml" in HERE, reason="this machine has a GPU, so nothing is missing")
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_the_command_says_what_is_missing(tmp_path: Path, options: list[str]) -> None:
     done = subprocess.run(

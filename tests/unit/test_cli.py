@@ -135,6 +135,9 @@ def test_a_run_of_no_trials_says_what_would_run_and_starts_nothing(wattune: Comm
     ended = json.loads(out)
     assert (ended["finished"], ended["ending"], ended["num_left"]) == (False, "budget", 4)
     assert not list((wattune.storage / "tiny").glob("trials/*"))
+    store = f"sqlite:///{wattune.storage}/mlflow.db"
+    assert ended["mlflow"]["uri"] == store and ended["mlflow"]["command"].endswith(f"--backend-store-uri {store}")
+    assert ended["mlflow"]["url"].startswith("http://127.0.0.1:5000/#/experiments/1/runs?")
 
 
 def test_an_anchor_the_space_does_not_have_is_refused(wattune: Command) -> None:

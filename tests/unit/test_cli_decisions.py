@@ -11,7 +11,7 @@ import pytest
 from small_study import make_study, ranking_of
 
 from wattune.cli import main
-from wattune.study import StudyFolder
+from wattune.storage.study import StudyFolder
 
 Run = Callable[..., tuple[int, str, str]]
 

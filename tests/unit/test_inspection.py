@@ -17,7 +17,7 @@ from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, TelemetryError
 from wattune.inspection import inspect
 from wattune.plan.axes import Plan
-from wattune.study import TrialFolder
+from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec, Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"

@@ -9,8 +9,8 @@ from study_files import DOCUMENT, SPEC, measured, result_of
 
 from wattune import upload
 from wattune.errors import TrackingError
-from wattune.remote import RemoteStorage
-from wattune.study import StudyFolder
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import StudyFolder
 from wattune.upload import Delivery, Uploader, send_all, to_storage
 
 

@@ -31,6 +31,7 @@ from wattune.analysis.steps import Steps, find_steps
 from wattune.units import NS_PER_S
 
 _MARK_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
+_CLOCKS: Final = ("mono_ns", "wall_ns")
 _ANCHOR_TIERS: Final = ("slow", HOST, "counter", "fast", "ring")
 
 
@@ -65,6 +66,8 @@ class Aligned:
     """Where what is read or made of it is kept for a while."""
     known: Mapping[Device, Mapping[str, Any]]
     """What the manifests say of each device; empty where they do not."""
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What they say of each node's host, by node."""
 
     def readings(self, tier: str) -> "Each | None":
         """A tier's readings of every device in order, None unless every device has some: a partial sum is wrong."""
@@ -128,6 +131,7 @@ def align(
         tiers=tiers,
         kept=kept,
         known=known,
+        hosts={node: manifest.get("devices", {}).get(HOST, {}) for node, manifest in manifests.items()},
     )
 
 
@@ -140,8 +144,9 @@ def clock_anchors_ns(
         source = as_source(tables[tier])
         for device in sorted(source.devices):
             if device[0] not in anchors_ns:
-                clocks = with_values(source.read(device, ("mono_ns", "wall_ns")), ("mono_ns", "wall_ns"))
-                _add_anchor(anchors_ns, device[0], integers(clocks, "wall_ns") - integers(clocks, "mono_ns"))
+                clocks = [with_values(part, _CLOCKS) for part in source.parts(device, _CLOCKS)]
+                each_ns = [integers(part, "wall_ns") - integers(part, "mono_ns") for part in clocks]
+                _add_anchor(anchors_ns, device[0], np.concatenate(each_ns) if each_ns else np.empty(0, np.int64))
     if marks is not None:
         code, nodes = codes(marks, "node")
         difference = integers(marks, "start_wall_ns") - integers(marks, "start_mono_ns")

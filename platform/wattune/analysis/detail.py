@@ -1,6 +1,6 @@
 """What a trial or recording shows beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,13 +9,12 @@ import pyarrow as pa
 
 from wattune.analysis.align import Aligned
 from wattune.analysis.breakdown import Breakdown, breakdown
-from wattune.analysis.examine import Examined, examine
+from wattune.analysis.examine import Examined
 from wattune.analysis.outlier import Outlier
 from wattune.analysis.phases import phase_table, step_table, traces_by_device
-from wattune.analysis.readings import Device, Readings, Tables
+from wattune.analysis.readings import Device, Readings
 from wattune.analysis.saturation import Saturation
 from wattune.analysis.throttle import clock_max_mhz, stretches
-from wattune.trial import TrialSpec
 
 MOST_LISTED: Final = 1000
 """Rows of one table that go into JSON; how many there are is said beside."""
@@ -98,41 +97,9 @@ class Detail:
         }
 
 
-def detail(
-    spec: TrialSpec | None,
-    marks: pa.Table | None,
-    tables: Tables,
-    manifests: Mapping[str, Mapping[str, Any]],
-    *,
-    kernels: pa.Table | None = None,
-    window: tuple[int, int] | None = None,
-    power_limit_w: float | None = None,
-    profiled: Mapping[str, float] | None = None,
-) -> Detail | None:
-    """The detail of a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
-
-    Args:
-        spec: What ran, None for a recording.
-        marks: Marks of all ranks.
-        tables: Telemetry by tier.
-        manifests: What each node's sampler knew.
-        kernels: What ran in the profiled steps.
-        window: A recorded command's window.
-        power_limit_w: A limit of one device instead of the enforced one.
-        profiled: Share of rank-time by part, taken instead of what marks and kernels say; see
-            `wattune.analysis.breakdown.breakdown`.
-
-    Returns:
-        The detail, None where there is no window.
-    """
-    examined = examine(spec, marks, tables, manifests, kernels=kernels, power_limit_w=power_limit_w, window=window)
-    return None if examined is None else detail_of(examined, profiled=profiled)
-
-
-def detail_of(examined: Examined, *, profiled: Mapping[str, float] | None = None) -> Detail:
-    """The detail of what was examined; see `detail` for `profiled`."""
+def detail_of(examined: Examined) -> Detail:
+    """The detail of what was examined."""
     aligned = examined.aligned
-    profiled = profiled or examined.profiled or None
     phases = phase_table(aligned, examined.powers, examined.ways)
     devices = [_OfDevice.of(examined, device) for device in aligned.devices]
     return Detail(
@@ -144,7 +111,7 @@ def detail_of(examined: Examined, *, profiled: Mapping[str, float] | None = None
         throttles=_together(THROTTLE_COLUMNS, [one.throttles for one in devices]),
         outliers=examined.outliers,
         saturation=examined.saturation,
-        breakdown=breakdown(aligned, examined.division, phases, examined.throttles, profiled=profiled),
+        breakdown=breakdown(aligned, examined.division, phases, examined.throttles, profiled=examined.profiled or None),
     )
 
 

@@ -22,7 +22,7 @@ _POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
 LEAST_COVERAGE_FRAC: Final = 0.9
 """Share of the window a power series has to cover; below it, nothing is said of power or energy."""
 
-MOST_INTERVALS: Final = 2**15
+MOST_INTERVALS: Final = 2**13
 """Intervals a series' usual one is found from."""
 
 RING_PERIOD_MAX_S: Final = 0.025
@@ -108,19 +108,23 @@ class Powers:
         return sorted({trace.node for trace in self.traces})
 
 
-def powers(aligned: Aligned) -> Powers:
+def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None = None) -> Powers:
     """The power traces of every device that counts.
 
     The series of a device is the ring where there is one, else fast instant power. Devices whose manifest names one
     `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the package's
     power is read at one of its two GCDs).
+
+    Args:
+        aligned: The trial or recording.
+        look: Called with every trace and its series, in order of nodes, while the series is in memory anyway.
     """
     domains: dict[tuple[str, str], list[Device]] = {}
     for device in sorted({*aligned.devices, *aligned.known}):
         domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
     counted = set(aligned.devices)
     sensors = [devices for devices in domains.values() if counted.intersection(devices)]
-    each = [_first_trace(aligned, devices) for devices in sensors]
+    each = [_first_trace(aligned, devices, look) for devices in sensors]
     found = [trace for trace in each if trace is not None]
     without = [devices for devices, trace in zip(sensors, each, strict=True) if trace is None]
     outside = sum(_read_at_all(aligned, devices) for devices in without)
@@ -141,24 +145,28 @@ def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
     )
 
 
-def _first_trace(aligned: Aligned, devices: list[Device]) -> PowerTrace | None:
+def _first_trace(
+    aligned: Aligned, devices: list[Device], look: Callable[[PowerTrace, Series], None] | None
+) -> PowerTrace | None:
     for tier, column in _POWER:
         for device in devices:
             readings = aligned.tiers.get(tier, {}).get(device)
             raw = readings.series(column) if readings is not None else None
             clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
             if raw is not None and clipped is not None:
-                return _trace(aligned, tier, column, device, devices, raw, clipped)
+                trace = _trace(aligned, tier, column, device, devices, raw, clipped)
+                if look is not None:
+                    look(trace, clipped)
+                return trace
     return None
 
 
 def _trace(
     aligned: Aligned, tier: str, column: str, device: Device, devices: list[Device], raw: Series, clipped: Series
 ) -> PowerTrace:
-    intervals_s = np.diff(clipped.time_s)
     # Of a long recording some intervals, evenly chosen, have the same median as all.
     every = max(len(raw.time_s) // MOST_INTERVALS, 1)
-    spacing_s = period_s = float(np.median(np.diff(raw.time_s)[::every]))
+    spacing_s = period_s = float(np.median(raw.time_s[1::every] - raw.time_s[:-1:every]))
     limits = aligned.known.get(device, {}).get("sensor_limits", {})
     finest_s = limits.get(tier, {}).get("finest_window_s")
     if finest_s is not None:
@@ -169,7 +177,7 @@ def _trace(
         # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
         period_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
-    covered_s = intervals_s[intervals_s <= COVERED_PERIODS * spacing_s].sum()
+    longest_s, missed_s = clipped.gaps_s(COVERED_PERIODS * spacing_s)
     start_s, end_s = float(clipped.time_s[0]), float(clipped.time_s[-1])
 
     def clip_again() -> Series:
@@ -192,9 +200,9 @@ def _trace(
         from_ring=tier == "ring",
         spacing_s=spacing_s,
         sensor_period_s=period_s,
-        coverage_frac=float(covered_s / aligned.duration_s),
+        coverage_frac=(end_s - start_s - missed_s) / aligned.duration_s,
         against_counter_j=_against_counter_j(aligned, device, clipped),
-        largest_gap_s=float(max(intervals_s.max(), start_s, aligned.duration_s - end_s)),
+        largest_gap_s=max(longest_s, start_s, aligned.duration_s - end_s),
     )
 
 
@@ -208,8 +216,7 @@ def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple
     span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
     if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
         return None
-    inside = power.clip(span.start_s, span.end_s)
-    return None if inside is None else (inside.integral(), span.rise)
+    return power.between(span.start_s, span.end_s), span.rise
 
 
 def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:

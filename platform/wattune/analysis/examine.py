@@ -1,6 +1,6 @@
 """One trial or recording looked at: what metrics, verdict and detail are made from, computed once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from wattune.analysis.align import Aligned, align
 from wattune.analysis.decompose import Division, divide
-from wattune.analysis.energy import Powers, powers
+from wattune.analysis.energy import Powers
 from wattune.analysis.kernels import kernel_metrics, parts
 from wattune.analysis.outlier import Outlier, outliers
 from wattune.analysis.phases import Segments, segments
-from wattune.analysis.power import Synchronous, synchronous
+from wattune.analysis.power import Synchronous, powers_together
 from wattune.analysis.readings import Device, Tables
 from wattune.analysis.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.speed import step_times_s
@@ -59,28 +59,26 @@ def examine(
     manifests: Mapping[str, Mapping[str, Any]],
     *,
     kernels: pa.Table | None = None,
-    measured_steps: Sequence[int] | None = None,
-    power_limit_w: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> Examined | None:
     """Looks at a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
 
-    Unless the steps to count are given, those in front of the steady state (`wattune.analysis.steady.steady_from`) are
-    left out, and the window begins after them.
+    Steps in front of the steady state (`wattune.analysis.steady.steady_from`) are left out, and the window begins after
+    them.
 
     Returns:
         What there is to know, None where neither marks nor `window` give a window.
     """
-    aligned = align(tables, marks, manifests, measured_steps=measured_steps, window=window)
+    aligned = align(tables, marks, manifests, window=window)
     if aligned is None:
         return None
     unsteady: int | None = 0
-    if aligned.steps is not None and measured_steps is None:
+    if aligned.steps is not None:
         unsteady = steady_from(step_times_s(aligned.steps))
         if unsteady:
             steady = aligned.steps.number[unsteady:].tolist()
             aligned = align(tables, marks, manifests, measured_steps=steady) or aligned
-    traces = powers(aligned)
+    traces, together = powers_together(aligned)
     sensed = None if spec is None else spec.cluster.sensed_device
     core, throttles = clocks_and_temperatures(aligned, None if sensed is None else sensed.sm_clock_max_mhz)
     division = _division(aligned, marks, spec)
@@ -92,7 +90,7 @@ def examine(
         aligned=aligned,
         num_unsteady_steps=unsteady,
         powers=traces,
-        together=synchronous(aligned, traces, power_limit_w=power_limit_w),
+        together=together,
         temperatures=core,
         throttles=throttles,
         division=division,

@@ -5,18 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from wattune.analysis.energy import Powers
-from wattune.analysis.grid import GRID_S, GridEnergy
+from wattune.analysis.grid import GRID_S, Piece, steps_of
 from wattune.analysis.series import Floats, Ints, Series
 
 WINDOW_S: Final = 0.1
 BEGIN_FRAC: Final = 1.05
 END_FRAC: Final = 1.0
-
-_BLOCK: Final = 2**15
-"""Samples looked at together, few enough for a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,74 +38,104 @@ class Excursions:
         return len(self.start_s)
 
 
-def hysteresis(values: Floats, begin: float, end: float, *, inside: bool = False) -> npt.NDArray[np.bool_]:
-    """Where a signal is inside: from exceeding `begin` until falling below `end`; as told before either happens."""
-    event = np.where(values > begin, 1, np.where(values < end, -1, 0))
-    latest = np.maximum.accumulate(np.where(event != 0, np.arange(len(values)), 0))
-    event[:1] = np.where(event[:1] == 0, 1 if inside else -1, event[:1])
-    found: npt.NDArray[np.bool_] = event[latest] == 1
-    return found
-
-
-def excursions(grid: GridEnergy, limit_w: float) -> Excursions | None:
-    """The excursions of one sensor above a limit, None where its sensor does not resolve 100 ms.
-
-    One begins when the 100 ms moving mean exceeds 1.05 of the limit and ends when it falls below 1.00 of it.
+def stretches_inside(values: Floats, begin: float, end: float, *, inside: bool = False) -> tuple[Ints, Ints]:
+    """Where a signal is inside: from exceeding `begin` until falling below `end`, which is not larger.
 
     Args:
-        grid: The sensor's energy.
-        limit_w: The limit at the same sensor.
+        values: The signal.
+        begin: Above it a stretch begins.
+        end: Below it a stretch ends.
+        inside: Whether one had begun before the first value.
+
+    Returns:
+        Index of the first value of every stretch, and of the first one after it: the number of values where it goes on.
     """
-    if not grid.resolves(WINDOW_S):
-        return None
-    # Begin, end and peak of every stretch inside; what goes on in the next block is joined afterwards.
-    stretches: list[tuple[Ints, Ints, Floats]] = []
-    inside, highest_w, num_means = False, 0.0, 0
-    for first, means_w in grid.blocks(WINDOW_S):
-        highest_w, num_means = max(highest_w, float(means_w.max())), first + len(means_w)
-        if not inside and means_w.max() <= BEGIN_FRAC * limit_w:
-            continue
-        where = hysteresis(means_w, BEGIN_FRAC * limit_w, END_FRAC * limit_w, inside=inside)
-        inside = bool(where[-1])
-        edges = np.diff(where.astype(np.int8), prepend=0, append=0)
-        begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-        if len(begin):
-            peaks_w = np.maximum.reduceat(np.append(means_w, -np.inf), np.stack([begin, end], axis=1).ravel())[::2]
-            stretches.append((begin + first, end + first, peaks_w))
-    begins, ends, peaks_w = _joined(stretches)
-    middle = round(WINDOW_S / 2 / GRID_S)
-    above_j = grid.energy_j[ends + middle] - grid.energy_j[begins + middle] - limit_w * GRID_S * (ends - begins)
-    return Excursions(
-        limit_w=limit_w,
-        start_s=np.asarray(grid.start_s + (begins + middle) * GRID_S, np.float64),
-        end_s=np.asarray(grid.start_s + (ends + middle) * GRID_S, np.float64),
-        energy_j=above_j,
-        peak_w=peaks_w,
-        time_frac=float((ends - begins).sum() / num_means),
-        peak_over_limit_frac=max(highest_w / limit_w - 1.0, 0.0),
-    )
+    above, below = values > begin, values < end
+    begins = np.flatnonzero(above[1:] > above[:-1]) + 1
+    if len(values) and not below[0] and (inside or above[0]):
+        begins = np.concatenate([[0], begins])
+    falls = np.append(np.flatnonzero(below[1:] > below[:-1]) + 1, len(values))
+    ends = falls[np.searchsorted(falls, begins, side="right")] if len(begins) else begins
+    # Of those that end at the same value, the first has all the others in it.
+    new = np.concatenate([[True], ends[1:] != ends[:-1]])[: len(ends)]
+    return begins[new], ends[new]
 
 
-def _joined(stretches: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
+class ExcursionFinder:
+    """Finds the excursions of one sensor above a limit in its pieces, one after another.
+
+    One begins when the 100 ms moving mean exceeds 1.05 of the limit and ends when it falls below 1.00 of it.
+    """
+
+    def __init__(self, limit_w: float) -> None:
+        """Takes the limit at the same sensor."""
+        self._limit_w = limit_w
+        self._inside, self._highest_j, self._num_means = False, 0.0, 0
+        # Begin, end, energy between their middles, and peak of every stretch; what goes on in the next piece is joined.
+        self._found: list[tuple[Ints, Ints, Floats, Floats]] = []
+
+    def add(self, piece: Piece) -> float:
+        """Looks at the next piece.
+
+        Returns:
+            The largest energy of a window that ends in it, minus infinity where none does.
+        """
+        width = steps_of(WINDOW_S)
+        first, rises_j = piece.rises_j(width)
+        if not len(rises_j):
+            return -np.inf
+        limit_j, largest_j = self._limit_w * WINDOW_S, float(rises_j.max())
+        self._highest_j, self._num_means = max(self._highest_j, largest_j), self._num_means + len(rises_j)
+        if self._inside or largest_j > BEGIN_FRAC * limit_j:
+            begin, end = stretches_inside(rises_j, BEGIN_FRAC * limit_j, END_FRAC * limit_j, inside=self._inside)
+            self._inside = bool(len(end)) and int(end[-1]) == len(rises_j)
+            if len(begin):
+                # reduceat has no index for the end of all: a stretch up to there is the last one's.
+                edges = np.stack([begin, end], axis=1).ravel()
+                peaks_j = np.maximum.reduceat(rises_j, edges[:-1] if self._inside else edges)[::2]
+                middle = first + width // 2 - piece.first
+                # A mean belongs to the middle of its window; the last one that goes on has the next piece's first end.
+                energy_j = piece.energy_j[end + middle] - piece.energy_j[begin + middle]
+                self._found.append((begin + first, end + first, energy_j, peaks_j / WINDOW_S))
+        return largest_j
+
+    @property
+    def found(self) -> Excursions:
+        """All of them, once every piece was looked at."""
+        begin, end, energy_j, peak_w = _joined(self._found)
+        middle = steps_of(WINDOW_S) // 2
+        return Excursions(
+            limit_w=self._limit_w,
+            start_s=np.asarray((begin + middle) * GRID_S, np.float64),
+            end_s=np.asarray((end + middle) * GRID_S, np.float64),
+            energy_j=energy_j - self._limit_w * GRID_S * (end - begin),
+            peak_w=peak_w,
+            time_frac=float((end - begin).sum() / self._num_means),
+            peak_over_limit_frac=max(self._highest_j / WINDOW_S / self._limit_w - 1.0, 0.0),
+        )
+
+
+def _joined(stretches: Sequence[tuple[Ints, Ints, Floats, Floats]]) -> tuple[Ints, Ints, Floats, Floats]:
     """All stretches in order, those that touch made one."""
     if not stretches:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    begin, end, peak = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
+    begin, end, energy_j, peak = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
     new = np.concatenate([[True], begin[1:] != end[:-1]])
-    last = np.append(np.flatnonzero(new)[1:] - 1, len(new) - 1)
-    return begin[new], end[last], np.maximum.reduceat(peak, np.flatnonzero(new))
+    starts = np.flatnonzero(new)
+    last = np.append(starts[1:] - 1, len(new) - 1)
+    return begin[new], end[last], np.add.reduceat(energy_j, starts), np.maximum.reduceat(peak, starts)
 
 
 def time_above_frac(series: Series, level: float) -> float:
     """Share of a series' span in which it is above a level, crossings interpolated."""
     above_s = 0.0
-    for first in range(0, len(series.value) - 1, _BLOCK):
-        value, time_s = series.value[first : first + _BLOCK + 1] - level, series.time_s[first : first + _BLOCK + 1]
-        before, after = value[:-1], value[1:]
-        rise = np.abs(after - before)
-        part = np.divide(np.maximum(np.maximum(before, after), 0.0), rise, out=np.zeros_like(rise), where=rise > 0)
-        share = np.where((before > 0) & (after > 0), 1.0, np.where((before <= 0) & (after <= 0), 0.0, part))
-        above_s += float((share * np.diff(time_s)).sum())
+    for some in series.blocks():
+        value, above, width_s = some.value, some.value > level, np.diff(some.time_s)
+        above_s += float(width_s[above[1:] & above[:-1]].sum())
+        crossed = np.flatnonzero(above[1:] != above[:-1])
+        before, after = value[crossed], value[crossed + 1]
+        share = (np.maximum(before, after) - level) / np.abs(after - before)
+        above_s += float((share * width_s[crossed]).sum())
     return above_s / series.span_s
 
 

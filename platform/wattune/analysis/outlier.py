@@ -75,8 +75,8 @@ def outliers(
     """How every device stands to its peers, the furthest first.
 
     Compared are the median compute time of a step (where marks tell compute from waiting), the mean SM clock, and the
-    mean power. Temperatures are not: behind its neighbours a device is up to 27 % hotter by design of the chassis, and
-    what that costs is what a study wants to see; if it costs clock, the clock shows it.
+    mean power. Temperatures are not: behind its neighbours a device is up to 27 % hotter by design of the chassis
+    (arXiv 2509.10371), and what that costs is what a study wants to see; if it costs clock, the clock shows it.
 
     Args:
         aligned: The trial.

@@ -7,10 +7,13 @@ periods) gives no metric.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from wattune.analysis.align import Aligned
-from wattune.analysis.energy import Powers, PowerTrace, enforced_limit_w
-from wattune.analysis.excursion import Excursions, excursions, time_above_frac
-from wattune.analysis.grid import CommonGrid, GridEnergy
+from wattune.analysis.energy import Powers, PowerTrace, enforced_limit_w, powers
+from wattune.analysis.excursion import WINDOW_S, ExcursionFinder, Excursions, time_above_frac
+from wattune.analysis.grid import LONGEST_S, EnergySum, GridEnergy, pieces, resolves, steps_of
+from wattune.analysis.series import Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class NodePower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous:
-    """All traces looked at on one grid."""
+    """All traces looked at on one grid; each over its own time in the window, sums where all of them are."""
 
     sensors: tuple[SensorPower, ...] = ()
     """In the order of the traces; empty where they are not usable."""
@@ -45,50 +48,69 @@ class Synchronous:
     cluster_peak_1s_w: float | None = None
 
 
-def synchronous(aligned: Aligned, powers: Powers, *, power_limit_w: float | None = None) -> Synchronous:
-    """Every figure that needs the traces together, in one pass over them.
+def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
+    """The power traces of a trial, and every figure that needs the samples themselves, in one pass over them.
 
-    Args:
-        aligned: The trial.
-        powers: Its power traces; nothing is said where they are not usable.
-        power_limit_w: A limit for one device to hold excursions against, instead of the enforced one.
+    Returns:
+        The traces, and what they show together: nothing where they are not usable.
     """
-    if not powers.usable:
-        return Synchronous()
-    sensors: list[SensorPower] = []
-    nodes: list[NodePower] = []
-    whole = node = grid = None
-    common = CommonGrid.of(powers.traces)
-    # Traces stand in order of nodes: the sum of one node is held at a time, and that of all where there are several.
-    for index, trace in enumerate(powers.traces):
-        del grid  # its memory goes before the next one's is taken
-        grid = common.energy(trace)
-        limit_w = enforced_limit_w(aligned, trace) if power_limit_w is None else power_limit_w * trace.share
-        sensors.append(_sensor(trace, grid, limit_w))
-        node = grid if node is None else _add(node, grid)
-        if index + 1 == len(powers.traces) or powers.traces[index + 1].node != trace.node:
-            mean_w = sum(one.mean_w for one in powers.traces if one.node == trace.node)
-            nodes.append(_node(node, mean_w))
-            whole, node = node if whole is None else _add(whole, node), None
-    return Synchronous(
-        sensors=tuple(sensors), nodes=tuple(nodes), cluster_peak_1s_w=None if whole is None else whole.peak_w(1.0)
-    )
+    look = _Look(aligned)
+    found = powers(aligned, look.add)
+    return found, look.found() if found.usable else Synchronous()
 
 
-def _add(total: GridEnergy, more: GridEnergy) -> GridEnergy:
-    """The sum; the first one's memory is used for it."""
-    energy_j = total.energy_j
-    energy_j += more.energy_j
-    return GridEnergy(energy_j, max(total.sensor_period_s, more.sensor_period_s), total.start_s)
+class _Look:
+    """Takes traces in order of nodes: the sum of a node is held, and that of all before it where there are several."""
 
+    def __init__(self, aligned: Aligned) -> None:
+        self._aligned = aligned
+        self._sensors: list[SensorPower] = []
+        self._nodes: list[NodePower] = []
+        self._of_node: list[PowerTrace] = []
+        self._node: EnergySum | None = None
+        self._whole: EnergySum | None = None
 
-def _sensor(trace: PowerTrace, grid: GridEnergy, limit_w: float | None) -> SensorPower:
-    return SensorPower(
-        peak_100ms_w=grid.peak_w(0.1),
-        peak_1s_w=grid.peak_w(1.0),
-        excursions=excursions(grid, limit_w) if limit_w else None,
-        above_limit_frac=time_above_frac(trace.series, limit_w) if limit_w and trace.resolves_20ms else None,
-    )
+    def add(self, trace: PowerTrace, series: Series) -> None:
+        """Looks at the next trace."""
+        if self._of_node and self._of_node[-1].node != trace.node:
+            self._end_node()
+        self._of_node.append(trace)
+        self._node = self._node or EnergySum(self._aligned.duration_s)
+        limit_w = enforced_limit_w(self._aligned, trace)
+        short, long = (resolves(window_s, trace.sensor_period_s) for window_s in (WINDOW_S, LONGEST_S))
+        finder = ExcursionFinder(limit_w) if short and limit_w else None
+        most_short_j = most_long_j = -np.inf
+        for piece in self._node.add(pieces(series), trace.sensor_period_s):
+            if finder is not None:
+                most_short_j = max(most_short_j, finder.add(piece))
+            elif short:
+                most_short_j = max(most_short_j, piece.most_j(steps_of(WINDOW_S)))
+            if long:
+                most_long_j = max(most_long_j, piece.most_j(steps_of(LONGEST_S)))
+        self._sensors.append(
+            SensorPower(
+                peak_100ms_w=most_short_j / WINDOW_S if most_short_j > -np.inf else None,
+                peak_1s_w=most_long_j / LONGEST_S if most_long_j > -np.inf else None,
+                excursions=finder.found if finder is not None and most_short_j > -np.inf else None,
+                above_limit_frac=time_above_frac(series, limit_w) if limit_w and trace.resolves_20ms else None,
+            )
+        )
+
+    def _end_node(self) -> None:
+        assert self._node is not None
+        self._nodes.append(_node(self._node.energy, sum(trace.mean_w for trace in self._of_node)))
+        self._whole = self._node if self._whole is None else self._whole.merge(self._node)
+        self._node, self._of_node = None, []
+
+    def found(self) -> Synchronous:
+        """What all of them show."""
+        self._end_node()
+        assert self._whole is not None
+        return Synchronous(
+            sensors=tuple(self._sensors),
+            nodes=tuple(self._nodes),
+            cluster_peak_1s_w=self._whole.energy.peak_w(LONGEST_S),
+        )
 
 
 def _node(grid: GridEnergy, mean_w: float) -> NodePower:
@@ -116,7 +138,7 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
     Args:
         aligned: The trial.
         powers: Its power traces.
-        together: What `synchronous` made of them.
+        together: What `powers_together` found beside them.
 
     Returns:
         What could be measured; nothing but limits unless every sensor covers the window.

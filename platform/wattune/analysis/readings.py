@@ -26,12 +26,16 @@ HOST: Final = "host"
 DEVICE_TIERS: Final = ("ring", "fast", "counter", "slow")
 
 KEPT_BYTES: Final = 128 * 2**20
-"""Readings kept at a time. An hour of eight GPUs takes some 80 MB."""
+"""Readings kept at a time. An hour of eight GPUs takes some 60 MB."""
+
+_LARGE_SHARE: Final = 8
+"""Into how many of this size what is kept goes at least; what is larger is read again when it is wanted again."""
 
 AHEAD_NS: Final = s_to_ns(0.1)
 """A sample said to be taken this much after it was read was not: its time is wrong, and it is left out."""
 
 _KEYS: Final = ("node", "device", "mono_ns", "wall_ns", "sensor_ns")
+_TIME: Final = "time_s"
 
 
 @runtime_checkable
@@ -46,8 +50,8 @@ class TierSource(Protocol):
     def devices(self) -> Sequence[Device]:
         """Every device there are rows of."""
 
-    def read(self, device: Device, columns: Sequence[str]) -> pa.Table:
-        """A device's rows, some columns, in the order they were written."""
+    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A device's rows, some columns, in the order they were written, some rows at a time."""
 
 
 Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
@@ -80,12 +84,13 @@ class TableSource:
         """Every device there are rows of."""
         return list(self._rows)
 
-    def read(self, device: Device, columns: Sequence[str]) -> pa.Table:
-        """A device's rows, some columns."""
+    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A device's rows, some columns, all at once."""
         rows, chosen = self._rows[device], self._table.select(list(columns))
         if isinstance(rows, slice):
-            return chosen.slice(rows.start, rows.stop - rows.start)
-        return chosen.take(pa.array(rows))
+            yield chosen.slice(rows.start, rows.stop - rows.start)
+        else:
+            yield chosen.take(pa.array(rows))
 
 
 def as_source(tier: "pa.Table | TierSource") -> TierSource:
@@ -108,6 +113,22 @@ class Readings:
     def series(self, name: str) -> Series | None:
         """One column as a series, None where it was not read at least twice."""
         return series(self.time_s, self.columns[name]) if name in self.columns else None
+
+    def complete(self, *names: str) -> "Readings | None":
+        """Some columns at the times all of them were read, in order, each time once; None without one of them."""
+        if any(name not in self.columns for name in names):
+            return None
+        chosen = {name: self.columns[name] for name in names}
+        good = np.isfinite(self.time_s)
+        for column in chosen.values():
+            good &= np.isfinite(column)
+        ordered = not np.any(self.time_s[1:] <= self.time_s[:-1])
+        if ordered and good.all():
+            return Readings(self.time_s, chosen)
+        rows = np.flatnonzero(good)
+        if not ordered:
+            rows = rows[np.unique(self.time_s[rows], return_index=True)[1]]
+        return Readings(self.time_s[rows], {name: column[rows] for name, column in chosen.items()})
 
     def inside(self, name: str, start_s: float, end_s: float) -> tuple[Floats, Floats]:
         """Times and finite values of one column read between two times, ordered by time."""
@@ -146,6 +167,8 @@ class Kept:
             self._found.move_to_end(key)
             return kept
         made = make()
+        if made.num_bytes > self._most_bytes // _LARGE_SHARE:
+            return made  # it would push out everything else, and be pushed out itself before it is asked for again
         self._found[key] = made
         self._bytes += made.num_bytes
         while self._bytes > self._most_bytes and len(self._found) > 1:
@@ -176,6 +199,8 @@ class Tier(Mapping[Device, Readings]):
     def __getitem__(self, device: Device) -> Readings:
         if device not in self._devices:
             raise KeyError(device)
+        if self._name == "ring":
+            return self._read(device)  # of its one column the series of power is made, and that is kept
         return self._kept.get((self._name, device), Readings, lambda: self._read(device))
 
     def __contains__(self, device: object) -> bool:
@@ -188,30 +213,55 @@ class Tier(Mapping[Device, Readings]):
         return len(self._devices)
 
     def _read(self, device: Device) -> Readings:
-        table = self._source.read(device, [name for name in self._columns if name not in ("node", "device")])
-        table = with_values(table, [name for name in _KEYS if name in table.column_names])
-        if "sensor_ns" in table.column_names:
-            table = _with_sensor_time(table)
-        # Integers until the origin is taken off: a float holds nanoseconds of a window, not those since 1970.
-        time_s = (integers(table, "mono_ns") + (self._anchors_ns.get(device[0], 0) - self._origin_ns)) / NS_PER_S
-        return Readings(time_s, _value_columns(table))
+        shift_ns = self._anchors_ns.get(device[0], 0) - self._origin_ns
+        wanted = [name for name in self._columns if name not in ("node", "device")]
+        # As floats a part's columns are all that is kept of it: what it was read from is gone before the next one.
+        parts = [_columns_of(part, shift_ns) for part in self._source.parts(device, wanted)]
+        if not parts:
+            return Readings(np.empty(0), {})
+        if len(parts) == 1:
+            whole = parts[0]
+        else:
+            whole = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+        return Readings(whole.pop(_TIME), whole)
 
 
-def _with_sensor_time(table: pa.Table) -> pa.Table:
-    """A device's ring with each sample at the time the driver took it, on the monotonic clock, each sample once.
+def _columns_of(table: pa.Table, shift_ns: int) -> dict[str, Floats]:
+    """A device's rows as floats, nulls as NaN; `_TIME` in seconds after a shift of the monotonic clock."""
+    table = with_values(table, [name for name in _KEYS if name in table.column_names])
+    rows: Ints | slice | None = None
+    # Integers until the origin is taken off: a float holds nanoseconds of a window, not those since 1970.
+    if "sensor_ns" in table.column_names:
+        time_ns, rows = _sensor_time(table)
+        time_ns += shift_ns
+    else:
+        time_ns = integers(table, "mono_ns") + shift_ns
+    columns = {_TIME: time_ns / NS_PER_S, **_value_columns(table)}
+    return columns if rows is None else {name: column[rows] for name, column in columns.items()}
+
+
+def _sensor_time(table: pa.Table) -> tuple[Ints, Ints | slice | None]:
+    """When the driver took each sample of a device's ring, on the monotonic clock, and which rows count.
 
     The driver stamps samples with wall time; the row's own pair of clock readings, made when the ring was drained,
-    tells what the monotonic clock said then. Two drains may hand out one sample twice.
+    tells what the monotonic clock said then. Two drains may hand out one sample twice: it counts once.
+
+    Returns:
+        Nanoseconds of every row, and the rows that count, None where all do.
     """
-    sensor_ns, wall_ns = integers(table, "sensor_ns"), integers(table, "wall_ns")
-    mono_ns = sensor_ns - (wall_ns - integers(table, "mono_ns"))
-    table = table.select([name for name in table.column_names if name not in _KEYS]).append_column(
-        "mono_ns", pa.array(mono_ns)
-    )
-    rows = np.flatnonzero(sensor_ns <= wall_ns + AHEAD_NS)
-    if np.any(np.diff(sensor_ns[rows]) <= 0):
-        rows = rows[np.unique(sensor_ns[rows], return_index=True)[1]]
-    return table if len(rows) == len(sensor_ns) else table.take(pa.array(rows))
+    sensor_ns = integers(table, "sensor_ns")
+    ahead_ns = sensor_ns - integers(table, "wall_ns")
+    rows: Ints | slice | None = None
+    if len(ahead_ns) and ahead_ns.max() > AHEAD_NS:
+        ahead = ahead_ns > AHEAD_NS
+        until = int(ahead.argmax())
+        rows = slice(until) if ahead[until:].all() else np.flatnonzero(~ahead)
+    counted_ns = sensor_ns if rows is None else sensor_ns[rows]
+    if np.any(counted_ns[1:] <= counted_ns[:-1]):
+        first = np.unique(counted_ns, return_index=True)[1]
+        rows = first if rows is None else np.arange(len(sensor_ns))[rows][first]
+    ahead_ns += integers(table, "mono_ns")
+    return ahead_ns, rows
 
 
 def _value_columns(table: pa.Table) -> dict[str, Floats]:
@@ -220,11 +270,14 @@ def _value_columns(table: pa.Table) -> dict[str, Floats]:
         name: _floats(table[name]) for name in table.column_names if name not in _KEYS and name != "event_reasons"
     }
     if "event_reasons" in table.column_names:
-        for cause, bits in THROTTLE_REASON_BITS.items():
-            active = pc.not_equal(
-                pc.bit_wise_and(table["event_reasons"].cast(pa.uint64()), pa.scalar(bits, pa.uint64())), 0
-            )
-            columns[cause_column(cause)] = _floats(active)
+        reasons = table["event_reasons"]
+        bits = reasons.cast(pa.uint64()).fill_null(0).to_numpy()
+        unknown = ~reasons.is_valid().to_numpy() if reasons.null_count else None
+        for cause, mask in THROTTLE_REASON_BITS.items():
+            active: Floats = ((bits & np.uint64(mask)) != 0).astype(np.float64)
+            if unknown is not None:
+                active[unknown] = np.nan
+            columns[cause_column(cause)] = active
     return columns
 
 
@@ -257,8 +310,6 @@ def integers(table: pa.Table, name: str) -> Ints:
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:
-    """A numeric or boolean column, nulls as NaN."""
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
+    """A numeric column, nulls as NaN."""
     values: Floats = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64, copy=False)
     return values

@@ -13,15 +13,25 @@ from wattune.analysis.series import Floats
 from wattune.catalog.hardware import DeviceSpec
 
 ABOVE_FRAC: Final = 0.5
-"""Share of the time looked at that has to be above the threshold: most of it."""
+"""Share of the time looked at that has to be above the threshold: most of it. Wattune's own choice."""
+
+OF_RATED_FRAC: Final = 0.8
+"""Share of a link's rated peak from which a reading counts as near it.
+
+Headers take the rest: of NVLink's 25 GB/s a link some 20 arrive as payload (github.com/NVIDIA/nccl-tests/issues/149),
+"roughly, the app-level bandwidth is 80% of the peak" (github.com/NVIDIA/nccl/issues/1054), both by NCCL's maintainer.
+The counters count payload. For PCIe and networks the catalog has no rated peak.
+"""
 
 OF_MEASURED_FRAC: Final = 0.9
-OF_RATED_FRAC: Final = 0.8
-"""Share of a peak from which a reading counts as near it. Of a rated peak less is reached, as protocol takes its part:
-some 80 % of an NVLink's rate arrives as payload; of a peak that was measured the same way, all."""
+"""The same of a peak that was measured: headers are in it. Wattune's own choice, a tenth for what runs differ by."""
 
 COUNTER_FRAC: Final = 0.8
-"""The same for units whose counter is a share of their peak already."""
+"""The same for units whose counter is a share of their peak already.
+
+From 80 % of a unit's throughput on, Nsight Compute's rule SpeedOfLight says that work has to move to another unit to
+get faster. Of memory, NVIDIA's DCGM guide (feature overview, profiling metrics) has 0.8 as the most that is reached.
+"""
 
 _LINKS: Final = {"nvlink": ("nvlink_tx_bytes", "nvlink_rx_bytes"), "pcie": ("pcie_tx_bytes", "pcie_rx_bytes")}
 _UNITS: Final = {"hbm": "dram_active_frac", "tensor": "tensor_active_frac"}
@@ -34,7 +44,7 @@ class Peak:
 
     bytes_per_s: float
     source: str
-    """`measured` by a calibration, or the catalog's source of its rated peak."""
+    """`measured` by a calibration, or who says what it is rated for."""
     measured: bool
 
 
@@ -55,11 +65,20 @@ class Saturation:
     peak: float | None
     """Bytes a second in one direction; None for units, whose counters are shares already."""
     peak_source: str
+    measured: bool
+    """Whether the peak was measured; a unit's counter measures its own."""
 
     @property
     def saturated(self) -> bool:
         """Whether the word is deserved."""
         return self.above_frac >= ABOVE_FRAC
+
+    @property
+    def claim(self) -> str:
+        """What is claimed where it is saturated, such as `nvlink (of rated peak)`: a rated peak is said to be one."""
+        if self.peak is None:
+            return self.what
+        return f"{self.what} (of {'measured' if self.measured else 'rated'} peak)"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -69,12 +88,18 @@ class Saturation:
 def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
     """The peak of every kind of link that has one: measured by every device's calibration, else rated.
 
-    A manifest has what a calibration measured under `link_peaks` of each device: bytes a second in one direction by
-    `nvlink`, `pcie`, and `nic` for the ports of its node; the least of all devices counts.
+    A manifest has what a calibration measured under `link_peaks` of each device, bytes a second in one direction: the
+    least of all devices counts. Else NVLink has its rated peak from the catalog, and a node's network the speed its
+    ports' links were agreed at (`nic_link_bytes_per_s` of the host in its manifest), the slowest node's.
     """
     peaks = {}
+    ports = [aligned.hosts.get(node, {}).get("nic_link_bytes_per_s") for node in {node for node, _ in aligned.devices}]
+    speeds = [float(speed) for speed in ports if speed]
+    if speeds and len(speeds) == len(ports):
+        source = "rated: what the links of the node's ports were agreed at"
+        peaks["nic"] = Peak(bytes_per_s=min(speeds), source=source, measured=False)
     if sensed is not None and sensed.link_bandwidth_bytes_per_s:
-        source = f"catalog: {sensed.source}"
+        source = f"rated: {sensed.source}"
         peaks["nvlink"] = Peak(bytes_per_s=sensed.link_bandwidth_bytes_per_s, source=source, measured=False)
     for what in ("nvlink", "pcie", "nic"):
         found = [aligned.known.get(device, {}).get("link_peaks", {}).get(what) for device in aligned.devices]
@@ -113,8 +138,7 @@ def saturation(
         within = _within("compute", ways, divided=divided)
         weighed = _weighed(shares, ways, within, COUNTER_FRAC)
         if weighed is not None:
-            source = "the counter is a share of the peak"
-            found.append(_made(what, within, weighed, COUNTER_FRAC, None, source))
+            found.append(_made(what, within, weighed, COUNTER_FRAC))
     return tuple(one for one in found if one is not None)
 
 
@@ -134,11 +158,11 @@ def _of_link(
     within = _within("communication", ways, divided=divided)
     shares = ((device, None if each is None else (each[0], each[1] / peak.bytes_per_s)) for device, each in rates)
     weighed = _weighed(shares, ways, within, threshold)
-    return None if weighed is None else _made(what, within, weighed, threshold, peak.bytes_per_s, peak.source)
+    return None if weighed is None else _made(what, within, weighed, threshold, peak)
 
 
 def _made(
-    what: str, within: str, weighed: tuple[float, float], threshold: float, peak: float | None, source: str
+    what: str, within: str, weighed: tuple[float, float], threshold: float, peak: Peak | None = None
 ) -> Saturation:
     return Saturation(
         what=what,
@@ -146,8 +170,9 @@ def _made(
         achieved_frac=weighed[0],
         above_frac=weighed[1],
         threshold_frac=threshold,
-        peak=peak,
-        peak_source=source,
+        peak=None if peak is None else peak.bytes_per_s,
+        peak_source="the counter is a share of the peak" if peak is None else peak.source,
+        measured=peak is None or peak.measured,
     )
 
 

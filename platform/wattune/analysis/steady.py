@@ -94,7 +94,7 @@ def settled_from_s(temperature: Series) -> float | None:
         return None
     width_s = min(S_PER_MIN, temperature.span_s / 2)
     start_s = np.linspace(temperature.time_s[0], temperature.time_s[-1] - 2 * width_s, _TEMPERATURE_BINS)
-    area = [temperature.cumulative(start_s + shift * width_s) for shift in (0, 1, 2)]
+    area = np.split(temperature.cumulative(np.concatenate([start_s + shift * width_s for shift in (0, 1, 2)])), 3)
     change_c = np.abs(area[2] - 2 * area[1] + area[0]) / width_s
     moving = np.flatnonzero(change_c > SETTLED_C_PER_MIN * width_s / S_PER_MIN)
     if not len(moving):

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from wattune.analysis.align import Aligned
 from wattune.analysis.decompose import decompose_metrics
-from wattune.analysis.energy import Powers, energy_metrics, integral_error_frac, powers
+from wattune.analysis.energy import Powers, PowerTrace, energy_metrics, integral_error_frac, powers
 from wattune.analysis.examine import Examined, examine
 from wattune.analysis.excursion import excursion_metrics
-from wattune.analysis.grid import GRID_S, SWING_BAND_HZ, CommonGrid
+from wattune.analysis.grid import SWING_BAND_HZ, EnergySum, pieces
 from wattune.analysis.intake import schema_problems
 from wattune.analysis.outlier import VARIES_FRAC
 from wattune.analysis.phases import step_energies_j
@@ -21,7 +20,7 @@ from wattune.analysis.power import power_metrics
 from wattune.analysis.quality import INVALID, Facts, judge
 from wattune.analysis.readings import HOST, Device, Tables
 from wattune.analysis.saturation import link_peaks
-from wattune.analysis.series import Floats
+from wattune.analysis.series import Floats, Series
 from wattune.analysis.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
 from wattune.analysis.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.throttle import throttle_metrics
@@ -59,9 +58,7 @@ def summarize(
     manifests: Mapping[str, Mapping[str, Any]],
     *,
     kernels: pa.Table | None = None,
-    measured_steps: Sequence[int] | None = None,
     memory_peak_bytes: Sequence[int] = (),
-    power_limit_w: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> Summary:
     """Every metric that can be told, and a verdict. Pure: the same input gives the same summary.
@@ -72,34 +69,18 @@ def summarize(
         tables: Telemetry by tier, all nodes together; a tier nobody recorded is not in it.
         manifests: What each node's sampler knew, by node.
         kernels: What ran in the profiled steps (`wattune.schema.KERNELS`): says where a step goes where marks cannot.
-        measured_steps: The steps to count; None counts every step from 0 on.
         memory_peak_bytes: Every rank's highest memory.
-        power_limit_w: A limit of one device to hold excursions against, instead of the enforced one.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no marks.
     """
     problems = schema_problems(tables, marks)
     if problems:
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
-    examined = examine(
-        spec,
-        marks,
-        tables,
-        manifests,
-        kernels=kernels,
-        measured_steps=measured_steps,
-        power_limit_w=power_limit_w,
-        window=window,
-    )
+    examined = examine(spec, marks, tables, manifests, kernels=kernels, window=window)
     if examined is None:
         return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
-    return summary_of(
-        examined,
-        manifests,
-        simulated=is_simulated(tables, manifests),
-        memory_peak_bytes=memory_peak_bytes,
-        power_limit_w=power_limit_w,
-    )
+    simulated = is_simulated(tables, manifests)
+    return summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory_peak_bytes)
 
 
 def summary_of(
@@ -108,7 +89,6 @@ def summary_of(
     *,
     simulated: bool,
     memory_peak_bytes: Sequence[int] = (),
-    power_limit_w: float | None = None,
 ) -> Summary:
     """Metrics and verdict of what was examined; see `summarize` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
@@ -140,7 +120,7 @@ def summary_of(
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),
-        **_power_tags(traces, metrics, power_limit_w),
+        **_power_tags(traces, metrics),
         **_found_tags(examined),
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
     }
@@ -182,23 +162,20 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
 
     Args:
         aligned: From `wattune.analysis.align.align`.
-        window_s: Length of a window, a multiple of `wattune.analysis.power.GRID_S`.
+        window_s: Length of a window, a multiple of `wattune.analysis.grid.GRID_S`.
 
     Returns:
         By node; nothing where a sensor does not cover the window.
     """
-    traces = powers(aligned)
-    if not traces.usable:
-        return {}
-    width = max(round(window_s / GRID_S), 1)
-    series: dict[str, tuple[Floats, Floats]] = {}
-    common = CommonGrid.of(traces.traces)
-    for trace in traces.traces:
-        grid = common.energy(trace)
-        watts: Floats = np.diff(grid.energy_j[::width]) / (width * GRID_S)
-        middles_s: Floats = grid.start_s + (np.arange(len(watts), dtype=np.float64) + 0.5) * (width * GRID_S)
-        series[trace.node] = middles_s, watts + series[trace.node][1] if trace.node in series else watts
-    return series
+    sums: dict[str, EnergySum] = {}
+
+    def add(trace: PowerTrace, series: Series) -> None:
+        node = sums.setdefault(trace.node, EnergySum(aligned.duration_s))
+        for _ in node.add(pieces(series), trace.sensor_period_s):
+            pass
+
+    usable = powers(aligned, add).usable
+    return {node: total.energy.means_w(window_s) for node, total in sums.items()} if usable else {}
 
 
 def _trust_metrics(examined: Examined) -> dict[str, float]:
@@ -244,9 +221,9 @@ def _found_tags(examined: Examined) -> dict[str, str]:
         tags["thermally_settled_from_s"] = f"{settled_s:.0f}"
     if examined.outliers and examined.outliers[0].deviation_frac > VARIES_FRAC:
         tags["outlier"] = str(examined.outliers[0])
-    saturated = [one.what for one in examined.saturation if one.saturated]
+    saturated = [one.claim for one in examined.saturation if one.saturated]
     if saturated:
-        tags["saturated"] = ",".join(saturated)
+        tags["saturated"] = ", ".join(saturated)
     return tags
 
 
@@ -319,12 +296,12 @@ def _num_other_processes(aligned: Aligned) -> int | None:
     return max(counts, default=None)
 
 
-def _power_tags(traces: Powers, metrics: Mapping[str, float], power_limit_w: float | None) -> dict[str, str]:
+def _power_tags(traces: Powers, metrics: Mapping[str, float]) -> dict[str, str]:
     tags = {}
     if traces.traces:
         tags["power_source"] = "+".join(sorted({"ring" if trace.from_ring else "fast" for trace in traces.traces}))
     if "excursion_count" in metrics or "over_limit_20ms_time_frac" in metrics:
-        tags["excursion_limit"] = "enforced" if power_limit_w is None else f"{power_limit_w:g} W"
+        tags["excursion_limit"] = "enforced"
     if "power_swing_rms_w" in metrics:
         high_hz = min(SWING_BAND_HZ[1], 0.5 / metrics["sensor_period_s"])
         tags["power_swing_band_hz"] = f"{SWING_BAND_HZ[0]:g}-{high_hz:g}"

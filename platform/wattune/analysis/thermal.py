@@ -39,16 +39,6 @@ def temperature(readings: Readings, window_s: float) -> Temperature | None:
     )
 
 
-def temperatures(aligned: Aligned) -> dict[Device, Temperature]:
-    """Every device's core temperature; empty unless every device has readings."""
-    found = {
-        device: one
-        for device, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False)
-        if (one := temperature(readings, aligned.duration_s)) is not None
-    }
-    return found if len(found) == len(aligned.devices) else {}
-
-
 def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dict[str, float]:
     """Temperatures of devices and memory; each metric only where every device has the reading.
 
@@ -58,7 +48,7 @@ def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dic
 
     Args:
         aligned: The trial.
-        core: Its `temperatures`.
+        core: Every device's `temperature`; empty unless it can be told of all.
     """
     metrics: dict[str, float] = {}
     if core:
@@ -73,11 +63,6 @@ def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dic
     if margin_c is not None:
         metrics["thermal_margin_min_c"] = float(margin_c.min())
     return metrics
-
-
-def mean_temperatures_c(aligned: Aligned) -> dict[Device, float]:
-    """Each device's time-weighted mean core temperature in the window; empty unless every device has readings."""
-    return {device: one.mean_c for device, one in temperatures(aligned).items()}
 
 
 def temperature_rise_c_per_min(core: Mapping[Device, Temperature]) -> float | None:

@@ -16,6 +16,9 @@ from wattune.units import NS_PER_S
 LOST_BELOW_FRAC: Final = 0.98
 """Of the device's maximum clock, below which clock counts as lost: clocks step by 15 MHz of 1,980 on H200."""
 
+_BLOCK: Final = 2**14
+"""Readings looked at together: few enough for a processor's cache."""
+
 COUNTER_STEP_S: Final = 0.1
 """By how much a throttle counter may be ahead of the time it is read at: it steps every 100 ms (measured on H200)."""
 
@@ -39,32 +42,35 @@ class Throttle:
 
 def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -> Throttle | None:
     """Throttling of one device, None where clock and reasons were not read together at least twice in the window."""
-    causes = {name: readings.columns.get(cause_column(name)) for name in THROTTLE_REASON_BITS}
-    clock_mhz = readings.columns.get("sm_clock_mhz")
-    if clock_mhz is None or any(active is None for active in causes.values()):
-        return None
-    deficit = 1.0 - clock_mhz / clock_max_mhz
-    lost = {name: (deficit > 1.0 - LOST_BELOW_FRAC) * active for name, active in causes.items() if active is not None}
-    either = np.maximum.reduce(list(lost.values()))
+    causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS}
     # A reading without clock or without reasons tells of neither, so that all shares are of the same time.
-    rows = np.flatnonzero(np.isfinite(deficit + either))
-    if np.any(np.diff(readings.time_s[rows]) <= 0):
-        rows = rows[np.unique(readings.time_s[rows], return_index=True)[1]]
-    weight_s = weights_s(readings.time_s[rows], 0.0, window_s)
-    whole_s = float(weight_s.sum())
+    known = readings.complete("sm_clock_mhz", *causes.values())
+    if known is None:
+        return None
+    clock_mhz, active = known.columns["sm_clock_mhz"], [known.columns[column] for column in causes.values()]
+    whole_s, deficit_s, lost_s = 0.0, 0.0, np.zeros((len(causes) + 1, 2))
+    for first in range(0, len(known.time_s) - 1, _BLOCK):
+        # The last reading of a block is the next one's first: each has the weight of its intervals in the block.
+        some = slice(first, first + _BLOCK + 1)
+        weight_s = weights_s(known.time_s[some], 0.0, window_s)
+        deficit = 1.0 - clock_mhz[some] / clock_max_mhz
+        below = deficit > 1.0 - LOST_BELOW_FRAC
+        each = [below * one[some] for one in active]
+        # Not a BLAS product: its threads spin for processors that training has.
+        value = np.stack([*each, np.maximum.reduce(each)])
+        weighed = np.stack([weight_s, weight_s * deficit])
+        lost_s += np.einsum("ct,wt->cw", value, weighed)
+        whole_s += float(weight_s.sum())
+        deficit_s += float(weighed[1].sum())
     if whole_s <= 0:
         return None
-
-    def share(value: Floats) -> float:
-        # Not a BLAS product: its threads spin for processors that training has.
-        return float(np.einsum("i,i->", weight_s, value[rows])) / whole_s
-
+    shares = lost_s / whole_s
     return Throttle(
-        by_cause_frac={cause: share(value) for cause, value in lost.items()},
-        loss_by_cause_frac={cause: share(value * deficit) for cause, value in lost.items()},
-        any_frac=share(either),
-        loss_frac=share(either * deficit),
-        deficit_frac=max(share(deficit), 0.0),
+        by_cause_frac=dict(zip(causes, shares[:-1, 0].tolist(), strict=True)),
+        loss_by_cause_frac=dict(zip(causes, shares[:-1, 1].tolist(), strict=True)),
+        any_frac=float(shares[-1, 0]),
+        loss_frac=float(shares[-1, 1]),
+        deficit_frac=max(deficit_s / whole_s, 0.0),
     )
 
 

@@ -21,7 +21,8 @@ _NIC = ("nic_tx_bytes", "nic_rx_bytes")
 def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]:
     """Use of units and links.
 
-    `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means. `nvlink_bytes_per_s`,
+    `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means; a reading is the mean
+    since the one before, so it counts for the time between the two that is in the window. `nvlink_bytes_per_s`,
     `pcie_bytes_per_s`: what a device sends and receives, mean over devices, by the counters' rise over their own span.
     `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `{nvlink,pcie,nic}_of_peak_frac`: over twice the
     peak of one direction, where there is one.
@@ -36,9 +37,8 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]
     rates: dict[str, list[float]] = {name: [] for name in _LINKS}
     for readings in counters or ():
         for name in _ACTIVE:
-            whole = readings.series(name)
-            inside = whole.clip(0.0, aligned.duration_s) if whole is not None else None
-            means[name] += [] if inside is None else [inside.mean()]
+            share = _mean_since(readings, name, aligned.duration_s)
+            means[name] += [] if share is None else [share]
         for name, columns in _LINKS.items():
             rate = _rate(readings, columns, aligned.duration_s)
             rates[name] += [] if rate is None else [rate]
@@ -74,6 +74,16 @@ def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) ->
     if used is not None and used.memory_bytes:
         metrics["memory_headroom_frac"] = 1.0 - peak / used.memory_bytes
     return metrics
+
+
+def _mean_since(readings: Readings, column: str, window_s: float) -> float | None:
+    """The mean over the window of a column whose values are means since the reading before, None where it has none."""
+    whole = readings.series(column)
+    if whole is None:
+        return None
+    width_s = np.diff(np.clip(whole.time_s, 0.0, window_s))
+    covered_s = float(width_s.sum())
+    return float(np.einsum("i,i->", width_s, whole.value[1:])) / covered_s if covered_s > 0 else None
 
 
 def _rate(readings: Readings, columns: Sequence[str], window_s: float) -> float | None:

@@ -146,8 +146,9 @@ class ClusterSpec:
 
     @property
     def label(self) -> str:
-        """Short text such as `1x4 h200_sxm`."""
-        return f"{self.num_nodes}x{self.devices_per_node} {self.device}"
+        """Short text such as `1x4 h200_sxm`, or `1x2 cpu simulating h200_sxm`."""
+        simulating = f" simulating {self.simulate_sensors_of}" if self.simulate_sensors_of else ""
+        return f"{self.num_nodes}x{self.devices_per_node} {self.device}{simulating}"
 
 
 _CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)", re.ASCII)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
 
+_WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
+"""Statuses of a first run after which a repeat tells something."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
@@ -84,6 +87,8 @@ class Agenda:
         self._strategy, self._run = strategy, run
         self._queues: dict[str, deque[tuple[int, Turn]]] = defaultdict(deque)
         self._num_queued = 0
+        self._worthwhile: dict[tuple[str, int], Hashable] = {}
+        self._num_worthwhile: Counter[Hashable] = Counter()
         self._stranded: list[Turn] = []
         self._asked: dict[str, TrialSpec] = {}
         self._rounds_queued = not strategy.learns
@@ -122,6 +127,21 @@ class Agenda:
         return sum(map(len, self._queues.values()))
 
     @property
+    def num_left(self) -> int:
+        """Turns that will run after those that run now, as far as it is known: repeats, anchors and finalists counted.
+
+        It costs the same however many they are: it is told with every trial.
+        """
+        run, measure = self._run, self._run.measure
+        counts = self._num_worthwhile.values()
+        num_anchors = sum(max(count - 1, 0) // measure.anchor_every for count in counts) if measure.anchor_every else 0
+        num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
+        num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
+        num_finalists = 0 if self._soaks_queued else measure.soak_finalists
+        waiting = sum(counts) + len(self._stranded)
+        return waiting + num_anchors + num_to_ask * measure.repeats + num_repeats + num_finalists
+
+    @property
     def stranded(self) -> tuple[Turn, ...]:
         """Turns whose nodes do not exist."""
         return tuple(self._stranded)
@@ -139,6 +159,9 @@ class Agenda:
         if result.status is TrialStatus.COMPLETED and result.repeat != self._run.measure.repeats:
             self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
             self._anchors.setdefault(workers_of(spec), spec)
+        if result.repeat == 0 and result.status not in _WORTH_REPEATING:
+            for repeat in range(1, self._run.measure.repeats):
+                self._left_line(result.trial_id, repeat)
         key = workers_of(spec), nodes
         self._since_anchor[key] = 0 if is_anchor else self._since_anchor[key] + 1
         self._running_anchors.discard((result.trial_id, result.repeat))
@@ -147,6 +170,7 @@ class Agenda:
         """Puts a turn in front of all others of its kind of device."""
         self._num_queued += 1
         self._queues[turn.spec.cluster.device].appendleft((-self._num_queued, turn))
+        self._in_line(turn)
 
     def reconsider(self) -> None:
         """Puts back in line what was stranded: nodes have come or gone."""
@@ -177,6 +201,7 @@ class Agenda:
             anchor = self._due_anchor(turn, ",".join(node.name for node in nodes))
             if anchor is None:
                 queue.popleft()
+                self._left_line(turn.trial_id, turn.repeat)
             return anchor or turn, nodes
         return None
 
@@ -265,6 +290,21 @@ class Agenda:
             if (turn.trial_id, turn.repeat) not in self.done:
                 self._queues[turn.spec.cluster.device].append((self._num_queued, turn))
                 self._num_queued += 1
+                if not self._is_needless(turn):
+                    self._in_line(turn)
+
+    def _in_line(self, turn: Turn) -> None:
+        """Counts a turn that is going to run."""
+        key, workers = (turn.trial_id, turn.repeat), workers_of(turn.spec)
+        if key not in self._worthwhile:
+            self._worthwhile[key] = workers
+            self._num_worthwhile[workers] += 1
+
+    def _left_line(self, trial_id: str, repeat: int) -> None:
+        """Counts a turn no longer: it runs now, or never will."""
+        workers = self._worthwhile.pop((trial_id, repeat), None)
+        if workers is not None:
+            self._num_worthwhile[workers] -= 1
 
     def _head(self, queue: deque[tuple[int, Turn]], slots: Slots) -> Turn | None:
         """The first turn that is worth running and whose nodes exist; what is in front of it leaves the line."""
@@ -274,6 +314,7 @@ class Agenda:
                 queue.popleft()
             elif not slots.exists(turn.spec.cluster):
                 self._stranded.append(queue.popleft()[1])
+                self._left_line(turn.trial_id, turn.repeat)
             else:
                 return turn
         return None
@@ -281,7 +322,7 @@ class Agenda:
     def _is_needless(self, turn: Turn) -> bool:
         """Whether a repeat would only confirm that its trial fails."""
         first = self.done.get((turn.trial_id, 0)) if turn.repeat else None
-        return first is not None and first.status not in (TrialStatus.COMPLETED, TrialStatus.INVALID)
+        return first is not None and first.status not in _WORTH_REPEATING
 
     def _due_anchor(self, turn: Turn, nodes: str) -> Turn | None:
         """The anchor's next repeat, where it is time for it on these nodes."""

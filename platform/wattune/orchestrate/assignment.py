@@ -67,6 +67,8 @@ class Assignment:
     """Processors the sampler of a node is bound to, by node; none where it shares them."""
     fresh: bool
     """Whether the workers must be new, and end with the trial."""
+    shows_marks: bool = False
+    """Whether every rank shows each second what it did last, for whoever watches a limit of simulated power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class Answer:
     outcomes: tuple[RankOutcome, ...] = ()
     """By rank; ranks that ended without a word are missing."""
     cause: RankOutcome | None = None
-    """The first failure, which names the trial's status."""
+    """The first failure, which names the trial's status: `completed` where only the profiled pass failed."""
     places: tuple[Place, ...] = ()
     failure: str = ""
     """Why the group failed, where it did."""

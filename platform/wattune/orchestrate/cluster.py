@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -149,28 +150,38 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     """
     target = address or os.environ.get("RAY_ADDRESS")
     hygiene.apply(hygiene.JOB_SETTINGS)
+    if ray.is_initialized():  # a script that connected by itself keeps its connection
+        yield _inventory(ours=False)
+        return
     try:
-        if ray.is_initialized():  # a script that connected by itself keeps its connection
-            yield _inventory(ours=False)
-            return
-        if target is None:
-            _start_local()
-        else:
-            _join(target)
-    except (OSError, RuntimeError) as error:
-        where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
-        raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
-    try:
+        _reach(target)
         yield _inventory(ours=target is None)
     finally:
         ray.shutdown()
+
+
+def _reach(target: str | None) -> None:
+    """Connects to the cluster at an address, or starts one.
+
+    Raises:
+        EngineError: It cannot be reached or started.
+    """
+    try:
+        with _callers_signals():
+            if target is None:
+                _start_local()
+            else:
+                _join(target)
+    except (OSError, RuntimeError) as error:
+        where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
+        raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
 
 
 def _start_local() -> None:
     # Workers of a local cluster inherit the environment; this is how they import what this process imported.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with hygiene.local_cluster(), _quiet_interrupt():
+    with hygiene.local_cluster():
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -196,20 +207,34 @@ def _join(address: str) -> None:
 
 
 @contextmanager
-def _quiet_interrupt() -> Iterator[None]:
-    """Keeps a Ctrl-C during start-up for after it: Ray leaves processes behind when its start is interrupted."""
-    pending: list[int] = []
-    try:
-        previous = signal.signal(signal.SIGINT, lambda number, _frame: pending.append(number))
-    except ValueError:  # not the main thread: signals do not arrive here
+def _callers_signals() -> Iterator[None]:
+    """Keeps a Ctrl-C or SIGTERM that comes while Ray starts for after it, and the caller's handlers in force.
+
+    Ray leaves processes behind when its start is interrupted. For SIGTERM it sets a handler of its own, which ends the
+    process on the spot: no study would be brought in order, as `ray job stop` and Slurm want it. Where the caller has
+    none, Ray's stays: it ends what Ray started.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
         yield
         return
+    pending: list[int] = []
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
+    # Not public; nothing public keeps Ray 2.60 from setting it.
+    set_rays = ray._private.utils.set_sigterm_handler
+    for number in callers:
+        signal.signal(number, lambda number, _frame: pending.append(number))
+    if signal.SIGTERM in callers:
+        ray._private.utils.set_sigterm_handler = lambda _handler: None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-        if pending:
-            raise KeyboardInterrupt
+        ray._private.utils.set_sigterm_handler = set_rays
+        # Set anew in any case: Ray's C++ part has put one in front that prints stacks.
+        for number, handler in callers.items():
+            signal.signal(number, handler)
+        for came in dict.fromkeys(pending):
+            signal.raise_signal(came)
 
 
 def _package_folder() -> Path:

@@ -77,8 +77,10 @@ class TrialEvent:
     role: Role = "trial"
     nodes: tuple[str, ...] = ()
     """Names of the nodes it runs on."""
+    num_left: int | None = None
+    """Trials expected after those that run now, repeats, anchors and finalists counted; None where nobody counted."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
-    """Of a trial that started: asks its workers how far they are; may take a moment, None where nobody knows."""
+    """Of a trial that started: asks its workers how far they are; may take a moment, None where nobody answers."""
 
 
 Event = Preview | Placement | TrialEvent

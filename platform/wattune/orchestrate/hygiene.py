@@ -26,7 +26,7 @@ ANSWER_WITHIN_S: Final = 60.0
 """Longest a node may take to say how it is set."""
 
 JOB_SETTINGS: Final = {
-    # An unsatisfiable placement group is retried for ever by default; see `run_trial`.
+    # A placement group that cannot be satisfied, as when a node has just left, is retried for ever by default.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from wattune.analysis.summary import summarize
 from wattune.orchestrate.assignment import Answer
-from wattune.study import TrialFolder
+from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 
@@ -23,7 +23,7 @@ def status_of(spec: TrialSpec, answer: Answer) -> tuple[TrialStatus, str]:
     silent = sorted(set(range(spec.cluster.world_size)) - {one.rank for one in answer.outcomes})
     lost = f"rank {', '.join(map(str, silent))} ended without a word" if silent and answer.outcomes else ""
     cause = answer.cause
-    if cause is not None:
+    if cause is not None and cause.status is not TrialStatus.COMPLETED:
         # Ranks that were ended because of another one's failure have nothing to add to it.
         said = "" if cause.status in (TrialStatus.TIMED_OUT, TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY) else lost
         return cause.status, "; ".join(filter(None, (said, cause.reason)))
@@ -64,7 +64,7 @@ def judge(
         summary = summarize(
             spec,
             marks,
-            folder.telemetry(),
+            folder.stored(),
             folder.manifests(),
             kernels=folder.kernels(),
             memory_peak_bytes=[outcome.memory_peak_bytes for outcome in outcomes],
@@ -77,16 +77,21 @@ def judge(
         "device": spec.cluster.device,
         "simulated": str(spec.cluster.simulate_sensors_of is not None).lower(),
     }
+    if built := [
+        outcome for outcome in outcomes if outcome.build_time_s
+    ]:  # a rank that was stopped knows nothing of it
+        tags["warmup_steps"] = str(built[0].num_warmup_steps)
+        tags["steady"] = str(all(outcome.steady for outcome in built)).lower()
+        tags["build_time_s"] = f"{max(outcome.build_time_s for outcome in built):.3f}"
     if outcomes:
-        tags["warmup_steps"] = str(outcomes[0].num_warmup_steps)
-        tags["steady"] = str(all(outcome.steady for outcome in outcomes)).lower()
-        tags["build_time_s"] = f"{max(outcome.build_time_s for outcome in outcomes):.3f}"
         fullest = max(outcomes, key=lambda outcome: outcome.memory_peak_bytes)
         if fullest.memory_peak_bytes:
             tags["memory_peak_rank"] = str(fullest.rank)
         if reserved_bytes := max(outcome.memory_reserved_peak_bytes for outcome in outcomes):
             tags["memory_reserved_peak_bytes"] = str(reserved_bytes)
         tags |= outcomes[0].facts
+        if unprofiled := [outcome for outcome in outcomes if "profile" in outcome.facts]:  # the first is the cause
+            tags["profile"] = min(unprofiled, key=lambda outcome: outcome.end_mono_ns).facts["profile"]
     return TrialResult(
         trial_id=spec.trial_id,
         repeat=repeat,
@@ -107,7 +112,7 @@ def against_limits(
     """What hard limits and quality make of a trial that ran to its end."""
     limit_w, peak_w = limits.get("node_device_power_w"), metrics.get("node_device_power_peak_1s_w")
     if limit_w is not None and peak_w is not None and peak_w > limit_w:
-        return TrialStatus.ABORTED, f"node power reached {peak_w:.0f} W over 1 s, the hard limit is {limit_w:.0f} W"
+        return TrialStatus.ABORTED, f"node power reached {peak_w:.6g} W over 1 s, the hard limit is {limit_w:.6g} W"
     if quality == "invalid":
         return TrialStatus.INVALID, f"measurement quality: {', '.join(reasons)}"
     return TrialStatus.COMPLETED, ""

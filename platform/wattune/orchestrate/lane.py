@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import pyarrow as pa
+
 from wattune.errors import WattuneError
 from wattune.orchestrate.assignment import Answer, Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
 from wattune.orchestrate.lane_group import Group, LaneError, Run, Trial, assign_ranks, without_work
@@ -29,6 +31,10 @@ OVERTIME_S: Final = 60.0
 """How much longer than `measure.timeout_s` a trial may take whose own watchdogs do not answer."""
 END_S: Final = 60.0
 """How long a group may take to end."""
+LEAVE_S: Final = 3.0
+"""How long ranks have to leave a trial that was interrupted: whoever stops a study may kill what takes longer."""
+QUIT_S: Final = 5.0
+"""How long a group may take to end when its study was stopped; ended by force it takes as long again at most."""
 MOST_LOSSES: Final = 4
 """Groups lost in a row, without one trial that all ranks answered, after which waiting is given up."""
 
@@ -81,8 +87,8 @@ class Lane:
                 outcomes=tuple(trial.outcomes[rank] for rank in sorted(trial.outcomes)),
                 cause=trial.cause,
                 places=tuple(trial.places[rank] for rank in sorted(trial.places)),
-                failure="" if trial.answered else self._closed or group.lost or "",
-                interrupted=self._interrupts and not trial.answered,
+                failure="" if trial.answered and not trial.interrupted else self._closed or group.lost or "",
+                interrupted=trial.interrupted,
                 stacks=trial.stacks,
                 group_start_s=start_s,
                 restart_s=restart_s,
@@ -110,10 +116,10 @@ class Lane:
             return None
         return trial.assignment.name, trial.part, trial.step, trial.num_steps
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs or waits here."""
-        return not self._turn.locked()
+    def marks(self, name: str) -> dict[int, pa.Table]:
+        """What the ranks of a trial that runs showed of their last seconds, by rank."""
+        trial = self._running(name)
+        return dict(trial.marks) if trial is not None else {}
 
     async def make_room(self) -> None:
         """Ends the workers once the trial that runs is done; the next trial here starts new ones."""
@@ -130,7 +136,7 @@ class Lane:
         """
         self._closed, self._interrupts = reason, interrupts
         self._poke()
-        await self._end_run()
+        await self._end_run(QUIT_S if interrupts else None)
 
     # ---- what workers say
 
@@ -194,7 +200,8 @@ class Lane:
         trial.outcomes.setdefault(outcome.rank, outcome)
         if where is not None:
             trial.places[outcome.rank] = where
-        if outcome.status is not TrialStatus.COMPLETED and trial.cause is None:
+        stands = trial.cause is None or trial.cause.status is TrialStatus.COMPLETED  # so far only a profile has failed
+        if outcome.status is not TrialStatus.COMPLETED and stands:
             trial.cause = outcome
         elif trial.cause is not None and (trial.cause.rank, trial.cause.status) == (outcome.rank, outcome.status):
             trial.cause = outcome  # the same failure, in more words now that there is time for them
@@ -233,10 +240,19 @@ class Lane:
         if trial is not None:
             trial.part, trial.step, trial.num_steps = part, step, num_steps
 
-    def lost(self, run: int, reason: str) -> None:
-        """Ray Train says that workers failed; it starts new ones by itself."""
-        if self._run is not None and self._run.number == run and self._group is not None:
+    def show(self, group_number: int, number: int, rank: int, marks: pa.Table) -> None:
+        """A rank shows what it did in its last seconds."""
+        trial = self._trial(group_number, number)
+        if trial is not None:
+            trial.marks[rank] = marks
+
+    def lost(self, run: int, reason: str) -> bool:
+        """Ray Train says that workers failed; says whether it may start new ones by itself."""
+        if self._run is None or self._run.number != run:
+            return False
+        if self._group is not None:
             self._lose(self._group, reason)
+        return True
 
     # ---- inside
 
@@ -346,16 +362,18 @@ class Lane:
                 self._lose(self._group, why)
             self._poke()
 
-    async def _end_run(self) -> None:
+    async def _end_run(self, patience_s: float | None = None) -> None:
+        """Ends the workers: they are told, and after `patience_s` (half of `END_S`) killed."""
         run, group = self._run, self._group
+        patience_s = END_S / 2 if patience_s is None else patience_s
         if run is None:
             return
         run.ending = True
         self._poke()
-        if not await self._until(lambda: run.over is not None, END_S / 2):
+        if not await self._until(lambda: run.over is not None, patience_s):
             for seat in group.seats.values() if group is not None else ():
                 self._kill(seat)
-            await self._until(lambda: run.over is not None, END_S / 2)
+            await self._until(lambda: run.over is not None, patience_s)
         self._run = self._group = None
         self._poke()
 
@@ -381,8 +399,13 @@ class Lane:
             )
             trial.cause = RankOutcome(rank=-1, status=TrialStatus.TIMED_OUT, reason=reason, end_mono_ns=0)
             trial.keeps_group = False
+        trial.interrupted = self._interrupts and not trial.answered
         cause = trial.cause
-        if cause is not None and not over():
+        if trial.interrupted and group.lost is None:
+            trial.halt = Halt("free", self._closed or "")
+            self._poke()
+            await self._until(lambda: trial.answered or group.lost is not None, LEAVE_S)
+        elif cause is not None and not over():
             if cause.status is TrialStatus.TIMED_OUT:
                 trial.halt = Halt("dump", cause.reason)
                 self._poke()
@@ -402,11 +425,10 @@ class Lane:
             problem = await self._problem(group, trial)
             if problem is not None:
                 self._kill_group(group, problem)
+        lost = group.lost or ""
         if fresh:
-            lost = group.lost
             await self._end_run()
-            return lost or ""
-        return group.lost or ""
+        return lost
 
     async def _problem(self, group: Group, trial: Trial) -> str | None:
         """Why a group must not run another trial."""
@@ -416,11 +438,8 @@ class Lane:
             return trial.cause.reason
         if not await self._until(lambda: group.idle or group.lost is not None, SETTLE_S):
             return f"a worker did not clean up within {SETTLE_S:.0f} s"
-        found = [report.problem for report in group.reports.values() if report is not None and report.problem]
-        if found:
-            return found[0]
-        if trial.cause is None or group.lost is not None:
-            return None
+        if group.problem is not None or trial.cause is None or group.lost is not None:
+            return group.problem
         # The ranks left in disorder: whether they still find each other is tried, not hoped.
         group.num_trials += 1
         assert trial.assignment is not None
@@ -438,5 +457,4 @@ class Lane:
 
         answered = await self._until(lambda: tried() or group.lost is not None, SETTLE_S)
         group.trial.closed = True
-        found = [report.problem for report in group.reports.values() if report is not None and report.problem]
-        return (found[0] if found else None) if answered else "the ranks did not find each other again"
+        return group.problem if answered else "the ranks did not find each other again"

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+
 from wattune.errors import EngineError
 from wattune.orchestrate.assignment import Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
 from wattune.plan.placement import place
@@ -24,12 +26,16 @@ class Trial:
     outcomes: dict[int, RankOutcome] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
+    marks: dict[int, pa.Table] = field(default_factory=dict)
+    """What each rank showed of its last seconds, by rank."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
     """Whether the workers can be used again after `cause`."""
     notified: bool = False
     """Whether `cause` came from a rank that the others may be waiting for."""
     halt: Halt | None = None
+    interrupted: bool = False
+    """Whether the study ended before every rank had brought its outcome."""
     part: str = "start"
     step: int = 0
     num_steps: int | None = None
@@ -68,6 +74,12 @@ class Group:
     def idle(self) -> bool:
         """Whether all its workers wait for a trial."""
         return self.complete and len(self.reports) == self.key.world_size
+
+    @property
+    def problem(self) -> str | None:
+        """Why one of the workers that wait must not run another trial."""
+        found = (report.problem for report in self.reports.values() if report is not None)
+        return next(filter(None, found), None)
 
 
 @dataclass(slots=True)

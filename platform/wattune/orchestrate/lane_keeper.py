@@ -1,13 +1,19 @@
 """The actor that holds every lane of a study: the mailbox between drivers and workers, and the owner of Train runs."""
 
 import asyncio
+import contextlib
+import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
+from uuid import uuid4
 
+import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -19,8 +25,16 @@ from wattune.orchestrate.lane_worker import COLLECTIVE_TIMEOUT_S, serve
 from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.workers.loop import RankOutcome
 
+_log = logging.getLogger(__name__)
+
 MOST_CALLS: Final = 100_000
 """Calls that may wait at once: two a worker, one a driver."""
+
+LOST_S: Final = 30.0
+"""Longest the controller of a Train run waits for an answer when workers failed."""
+
+RELEASE_S: Final = 10.0
+"""Longest the end of a study waits for a node's sampler; its lease ends it then."""
 
 _NVIDIA_ENVIRONMENT: Final = {
     # Communicators are aborted by us, when the lane says so: torch asks for 0 then (`_abort_process_group`). A hang is
@@ -30,11 +44,17 @@ _NVIDIA_ENVIRONMENT: Final = {
 
 
 class LaneKeeper:
-    """Lanes by name. Every method is a call of Ray; what they mean is said in `Lane`."""
+    """Lanes by name. Every method is a call of Ray; what they mean is said in `Lane`.
+
+    Workers of a lane that is gone, with a node or with the process that was this actor before, are told that they are
+    not wanted; what they say is heard by nobody.
+    """
 
     def __init__(self) -> None:
         """Holds no lane yet."""
         self._lanes: dict[str, Lane] = {}
+        self._born = uuid4().hex
+        """Part of every lane's name: after a restart of this actor nobody takes a new lane for an old one."""
         self._telemetry: dict[tuple[str, tuple[str, ...]], ActorHandle] = {}
         self._self: ActorHandle = ray.get_runtime_context().current_actor
 
@@ -67,6 +87,10 @@ class LaneKeeper:
         found = [progress for lane in self._lanes.values() if (progress := lane.progress()) is not None]
         return {name: rest for name, *rest in found}  # type: ignore[misc]
 
+    async def marks(self, name: str) -> dict[int, pa.Table]:
+        """See `Lane.marks`."""
+        return next((found for lane in self._lanes.values() if (found := lane.marks(name))), {})
+
     async def forget_nodes(self, nodes: tuple[str, ...]) -> None:
         """Ends the lanes on nodes that are gone."""
         gone = [name for name, lane in self._lanes.items() if set(lane.nodes) & set(nodes)]
@@ -75,8 +99,11 @@ class LaneKeeper:
         await asyncio.gather(*(lane.close("a node of the lane is gone") for lane in lanes))
 
     async def close(self) -> None:
-        """Ends every lane."""
-        await asyncio.gather(*(lane.close("the study was stopped", interrupts=True) for lane in self._lanes.values()))
+        """Ends every lane, and every sampler that still runs."""
+        await asyncio.gather(
+            *(lane.close("the study was stopped", interrupts=True) for lane in self._lanes.values()),
+            *map(_release, self._telemetry.values()),
+        )
 
     async def join(self, lane: str, run: int, seat: Seat) -> int:
         """See `Lane.join`."""
@@ -88,19 +115,23 @@ class LaneKeeper:
 
     async def failing(self, lane: str, group: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
         """See `Lane.failing`."""
-        self._lanes[lane].failing(group, number, outcome, keeps_group=keeps_group)
+        if lane in self._lanes:
+            self._lanes[lane].failing(group, number, outcome, keeps_group=keeps_group)
 
     async def deliver(self, lane: str, group: int, number: int, outcome: RankOutcome, place: Place | None) -> None:
         """See `Lane.deliver`."""
-        self._lanes[lane].deliver(group, number, outcome, place)
+        if lane in self._lanes:
+            self._lanes[lane].deliver(group, number, outcome, place)
 
     async def hung(self, lane: str, group: int, number: int, outcome: RankOutcome, stacks: str) -> None:
         """See `Lane.hung`."""
-        self._lanes[lane].hung(group, number, outcome, stacks)
+        if lane in self._lanes:
+            self._lanes[lane].hung(group, number, outcome, stacks)
 
     async def told_stacks(self, lane: str, group: int, number: int, rank: int, stacks: str) -> None:
         """See `Lane.told_stacks`."""
-        self._lanes[lane].told_stacks(group, number, rank, stacks)
+        if lane in self._lanes:
+            self._lanes[lane].told_stacks(group, number, rank, stacks)
 
     async def halt(self, lane: str, group: int, number: int) -> Halt | None:
         """See `Lane.halt`."""
@@ -111,17 +142,28 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].tell(group, number, part, step, num_steps)
 
-    async def lost(self, lane: str, run: int, reason: str) -> None:
-        """See `Lane.lost`."""
+    async def show(self, lane: str, group: int, number: int, rank: int, marks: pa.Table) -> None:
+        """See `Lane.show`."""
         if lane in self._lanes:
-            self._lanes[lane].lost(run, reason)
+            self._lanes[lane].show(group, number, rank, marks)
+
+    async def lost(self, lane: str, run: int, reason: str) -> bool:
+        """See `Lane.lost`."""
+        return lane in self._lanes and self._lanes[lane].lost(run, reason)
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
-        name = "+".join(nodes)
+        name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
             launcher = _Launcher(self._self, name)
             self._lanes[name] = Lane(nodes, launcher.launch, _kill)
         return self._lanes[name]
+
+
+async def _release(actor: ActorHandle) -> None:
+    # A node that is gone or silent has nothing to release, or its sampler ends with its lease.
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(RELEASE_S):
+            await actor.release.remote()
 
 
 def _kill(seat: Seat) -> None:
@@ -136,7 +178,17 @@ class _Losses(UserCallback):  # type: ignore[misc]
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
         seat, first = min(worker_exceptions.items())
-        ray.get(self._keeper.lost.remote(self._lane, self._run, f"worker {seat} of the group: {cause(first)}"))
+        reason = f"worker {seat} of the group: {cause(first)}"
+        try:
+            wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason), timeout=LOST_S)
+        except RayError as error:
+            _log.warning("the process that holds the lanes did not answer: %s", error)
+            wanted = False
+        if not wanted:
+            # The process that held this lane is gone, and Ray is about to end this one. Until then Train would start
+            # other workers, in a placement group that nobody ever removes: the next trial would wait for its place
+            # forever (seen with Ray 2.60: `PlacementGroupCleaner` has cleaned up and gone by then).
+            os._exit(1)
 
 
 class _Launcher:

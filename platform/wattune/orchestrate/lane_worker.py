@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import gc
+import logging
 import os
 import tempfile
 import threading
@@ -19,15 +20,19 @@ from ray.train import get_context
 from ray.train.torch import get_device
 
 from wattune.catalog.hardware import device
+from wattune.clock import ClockAnchor
 from wattune.errors import EngineError, WattuneError
-from wattune.orchestrate.assignment import Place, RankAssignment, Report, Seat
+from wattune.orchestrate.assignment import Halt, Place, RankAssignment, Report, Seat
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.workers.engine import Ranks, load_engine
 from wattune.workers.groups import abort_groups, join_groups, leave_groups, meet, take_store
 from wattune.workers.leftovers import clean_up, leak, leftovers
 from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
+from wattune.workers.phases import marks_table
 from wattune.workers.torch_device import device_uuid
 from wattune.workers.watch import WatchedEngine
+
+_log = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_S: Final = 180
 """Longest a collective may wait for a rank; the default of half an hour is longer than most trials."""
@@ -109,7 +114,7 @@ class _Worker:
         try:
             place = self._place(assigned)
             _leave_to_sampler(assignment.sampler_cpus.get(place.node, ()))
-            engine = watch.over(load_engine(spec.engine))
+            engine = watch.over(load_engine(spec.engine), place)
             ranks = Ranks(
                 rank=assigned.rank,
                 world_size=assigned.world_size,
@@ -197,12 +202,16 @@ class _Watch:
         self._part_began_at = 0
         self._begun_s = time.monotonic()
         self._halted: str | None = None
+        self._shows_marks = assigned.assignment.shows_marks
+        self._place: Place | None = None
+        self._anchor = ClockAnchor.now()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._look_after, daemon=True, name="watch").start()
 
-    def over(self, engine: Any) -> WatchedEngine:
-        """The engine with its watch."""
+    def over(self, engine: Any, place: Place) -> WatchedEngine:
+        """The engine with its watch; its marks are said to be of that place."""
+        self._place = place
         self._engine = WatchedEngine(engine, self._failing)
         if self._halted is not None:
             self._engine.stop(self._halted)
@@ -223,8 +232,12 @@ class _Watch:
     def close_engine(self) -> None:
         """Closes the engine after an error; the measuring loop does it otherwise."""
         if self._engine is not None:
-            with contextlib.suppress(Exception):  # its groups may be gone already
+            try:
                 self._engine.close()
+            except (
+                Exception
+            ):  # the trial has failed already, and its groups may be gone; what is left is looked for next
+                _log.warning("the engine of a trial that failed could not be closed", exc_info=True)
 
     def close(self) -> None:
         """Ends the watch."""
@@ -242,6 +255,8 @@ class _Watch:
     def _tell_failing(self, error: BaseException) -> None:
         keeps_group = is_out_of_memory(error) or isinstance(error, WattuneError)
         outcome = failed(self._rank, error)
+        if self._part[0] == "profile":  # what was measured before stands
+            outcome = replace(outcome, status=TrialStatus.COMPLETED)
         ray.get(self._keeper.failing.remote(*self._key, outcome, keeps_group=keeps_group))
 
     def _look_after(self) -> None:
@@ -262,6 +277,15 @@ class _Watch:
                 (part, total), engine = self._part, self._engine
                 done = max(engine.num_steps - self._part_began_at, 0) if engine is not None else 0
                 self._keeper.tell.remote(*self._key, part, done, total)
+            if self._shows_marks:
+                self._show_marks()
+
+    def _show_marks(self) -> None:
+        engine, place = self._engine, self._place
+        steps = engine.recent_marks() if engine is not None else []
+        if steps and place is not None:
+            marks = marks_table(steps, node=place.node, device=place.device, rank=place.rank, anchor=self._anchor)
+            self._keeper.show.remote(*self._key, place.rank, marks)
 
     def _hung(self) -> str | None:
         if time.monotonic() - self._begun_s > self._measure.timeout_s:
@@ -270,7 +294,7 @@ class _Watch:
         stall = engine.stall(self._measure.stall_s) if engine is not None else None
         return stall and f"rank {self._rank}: {stall}"
 
-    def _obey(self, halt: Any) -> None:
+    def _obey(self, halt: Halt | None) -> None:
         if halt is None:
             return
         if halt.kind == "dump":

@@ -2,9 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
+import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from wattune.errors import TelemetryError
 from wattune.orchestrate.assignment import Answer, Assignment
 from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lane_keeper import MOST_CALLS, LaneKeeper
 
 _LOOK_S: Final = 1.0
@@ -20,17 +21,6 @@ _LOOK_S: Final = 1.0
 _QUICK_S: Final = 2.0
 _SETTLE_S: Final = 120.0
 _CLOSE_S: Final = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a running trial is."""
-
-    part: str
-    """`start`, `build`, `warmup` or `measure`."""
-    step: int = 0
-    """Steps done in that part."""
-    num_steps: int | None = None
 
 
 class Lanes:
@@ -75,8 +65,7 @@ class Lanes:
         try:
             while not ray.wait([pending], timeout=_LOOK_S)[0]:
                 reason = over_limit()
-                if reason is not None:
-                    self.stop_trial(assignment.name, reason)
+                if reason is not None and self.stop_trial(assignment.name, reason):
                     break
             answer: Answer = ray.get(pending)
         except RayActorError as error:
@@ -112,13 +101,21 @@ class Lanes:
             return False
         return stopped
 
-    def progress(self) -> Mapping[str, Progress]:
+    def marks(self, name: str) -> Mapping[int, pa.Table]:
+        """What the ranks of a running trial did last, by rank, where its assignment has them show it."""
+        try:
+            found: dict[int, pa.Table] = ray.get(self._keeper.marks.remote(name), timeout=_QUICK_S)
+        except (RayActorError, GetTimeoutError):
+            return {}
+        return found
+
+    def progress(self) -> Mapping[str, TrialProgress]:
         """How far each running trial is, by its folder's name; empty where nobody answers in time."""
         try:
             found: dict[str, tuple[str, int, int | None]] = ray.get(self._keeper.progress.remote(), timeout=_QUICK_S)
-        except (RayActorError, GetTimeoutError):
+        except (RayError, ConnectionError):  # it is busy, or the study ends
             return {}
-        return {name: Progress(*rest) for name, rest in found.items()}
+        return {name: TrialProgress(part=part, done=step, total=total) for name, (part, step, total) in found.items()}
 
     def forget_nodes(self, nodes: Sequence[str]) -> None:
         """Ends the lanes on nodes that are gone, by Ray's ids."""

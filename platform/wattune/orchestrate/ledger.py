@@ -16,7 +16,7 @@ from wattune.orchestrate.agenda import Agenda, StudyRun, Ticket, Turn
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.schedule import Slots
 from wattune.search.strategy import Strategy
-from wattune.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ LOOK_EVERY_S: Final = 1.0
 
 DIED_TAG: Final = "died"
 """Tag of a result whose run did not end by itself, in contrast to one that a person stopped."""
+
+STOPPED: Final = "stopped by the user; the same command runs it again"
+"""Reason of what ran at a Ctrl-C, a SIGTERM or `ray job stop`: the last word of a study that is killed right after."""
+
+NO_ESTIMATE_TAG: Final = "no_estimate"
+"""Tag of a result: why no estimate was held against the hard limits before it ran."""
 
 LIMIT_METRICS: Final = {"node_device_power_w": "node_device_power_peak_1s_w"}
 """The metric each hard limit bounds."""
@@ -182,8 +188,8 @@ class Ledger:
             while self._ending is None:
                 found = self._agenda.pop(self._opened, self._affords)
                 if found is not None:
-                    ticket = self._ticket(*found)
-                    if not self._rejected(ticket):
+                    ticket, estimate = self._estimated(self._ticket(*found))
+                    if not self._rejected(ticket, estimate):
                         self._begin(tune_id, ticket, progress)
                         return ticket
                 elif self._ending is not None or not self._agenda.refill(self._opened, idle=not self._in_flight):
@@ -225,7 +231,9 @@ class Ledger:
             self._ending = "interrupted"
             for ticket in self._in_flight.values():
                 arrived = self._folder(ticket.turn).result()
-                stopped = arrived or self._write(ticket, TrialStatus.INTERRUPTED, "stopped by the user")
+                stopped = arrived or self._write(ticket, TrialStatus.INTERRUPTED, STOPPED)
+                if not stopped.status.is_final:
+                    self._agenda.again(ticket.turn)  # by whoever continues the study: it counts as left
                 self._conclude(ticket, stopped)
             self._in_flight.clear()
 
@@ -259,15 +267,19 @@ class Ledger:
         tags |= {"attempt": str(num_attempts + 1)} if num_attempts else {}
         return Ticket(turn=turn, nodes=nodes, tags=tags)
 
-    def _rejected(self, ticket: Ticket) -> bool:
-        """Whether a trial is estimated above a hard limit; it is then stored as rejected, and nothing runs."""
+    def _estimated(self, ticket: Ticket) -> tuple[Ticket, Mapping[str, float]]:
+        """What hard limits are held against. What cannot be estimated runs and says so; its limits are watched then."""
         if self._run.estimate is None or not self._run.limits:
-            return False
+            return ticket, {}
         try:
-            estimate = self._run.estimate(ticket.turn.spec)
-        except Exception:  # what cannot be estimated runs: its limits are watched while it does
-            _log.exception("trial %s cannot be estimated", ticket.turn.trial_id)
-            return False
+            return ticket, self._run.estimate(ticket.turn.spec)
+        except Exception as error:  # an estimate is made of models of the user's own, too
+            _log.warning("trial %s cannot be estimated", ticket.turn.trial_id, exc_info=True)
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return replace(ticket, tags={**ticket.tags, NO_ESTIMATE_TAG: why}), {}
+
+    def _rejected(self, ticket: Ticket, estimate: Mapping[str, float]) -> bool:
+        """Whether a trial is estimated above a hard limit; it is then stored as rejected, and nothing runs."""
         for limit, bound in self._run.limits.items():
             metric = LIMIT_METRICS[limit]
             if estimate.get(metric, -math.inf) > bound:
@@ -279,10 +291,10 @@ class Ledger:
 
     def _begin(self, tune_id: str, ticket: Ticket, progress: AskProgress | None) -> None:
         folder = self._folder(ticket.turn)
+        self._in_flight[tune_id] = ticket  # first: a Ctrl-C between any two of these lines marks it
         if folder.result() is not None:
             folder.set_aside()
         folder.write_spec(ticket.turn.spec)  # from now on the folder says that it runs
-        self._in_flight[tune_id] = ticket
         if self._run.budget is not None:
             self._run.budget.spend()
         self._tell("started", ticket, None, progress(ticket) if progress is not None else None)
@@ -336,6 +348,7 @@ class Ledger:
                 role=turn.role,
                 nodes=ticket.node_names,
                 progress=progress,
+                num_left=self._agenda.num_left,
             )
         )
 

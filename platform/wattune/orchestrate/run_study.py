@@ -22,12 +22,12 @@ from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate.agenda import StudyRun, Ticket
 from wattune.orchestrate.cluster import Cluster, Node, alive_nodes
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes import Lanes, Progress
+from wattune.orchestrate.lanes import Lanes
 from wattune.orchestrate.ledger import Ending, Ledger
-from wattune.orchestrate.run_trial import TrialRequest, run_trial
+from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.schedule import wait_until_cool
 from wattune.orchestrate.trial_telemetry import sensor_backends
-from wattune.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialStatus
 
 _log = logging.getLogger(__name__)
@@ -167,7 +167,8 @@ def _note_failure(work: _Work, error: Exception) -> None:
     request, now_ns = work.request, time.time_ns()
     folder = TrialFolder(request.folder)
     folder.write_error("".join(traceback.format_exception(error)))
-    folder.write_result(
+    conclude(
+        folder,
         TrialResult(
             trial_id=request.spec.trial_id,
             repeat=request.repeat,
@@ -176,7 +177,7 @@ def _note_failure(work: _Work, error: Exception) -> None:
             tags=dict(request.tags),
             start_wall_ns=now_ns,
             end_wall_ns=now_ns,
-        )
+        ),
     )
 
 
@@ -203,7 +204,7 @@ class _Dispatcher:
     def __init__(self, study: StudyFolder, run: StudyRun, cluster: Cluster, lanes: Lanes) -> None:
         self._study, self._run, self._cluster, self._lanes = study, run, cluster, lanes
         self._asked_s = -_ASK_S
-        self._progress: Mapping[str, Progress] = {}
+        self._progress: Mapping[str, TrialProgress] = {}
 
     def work(self, ticket: Ticket) -> _Work:
         """A turn as Tune hands it to the trainable, on its nodes alone."""
@@ -228,10 +229,7 @@ class _Dispatcher:
             if time.monotonic() - self._asked_s >= _ASK_S:  # one answer tells of all trials
                 self._progress = self._lanes.progress()
                 self._asked_s = time.monotonic()
-            known = self._progress.get(name)
-            if known is None:
-                return None
-            return TrialProgress(part=known.part, done=known.step, total=known.num_steps)
+            return self._progress.get(name)
 
         return ask
 

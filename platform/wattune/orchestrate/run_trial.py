@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +15,14 @@ from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.judge import judge
 from wattune.orchestrate.lane_keeper import cause
 from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.limits import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
-from wattune.storage import with_calibrations
-from wattune.study import TrialFolder
+from wattune.storage.files import with_calibrations
+from wattune.storage.study import TrialFolder
 from wattune.telemetry.simulated import simulate
-from wattune.trial import Measure, TrialResult, TrialSpec
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.workers.engine import check_libraries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,21 +71,24 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
         recorded: Sequence[NodeTelemetry] = ()
-        used, assignment = cluster, None
+        used, assignment, limit, telemetry, answer = cluster, None, None, None, Answer()
         try:
             resources = cluster.resources_per_rank(spec.cluster)
             used = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
+            if any(node.node_id == cluster.driver_node_id for node in used.nodes):
+                check_libraries(spec)  # before workers start; on other nodes they say it themselves
             with sampling(request.key, spec, used, workers) as telemetry:
                 assignment = _assignment(request, used, resources, telemetry)
-                answer = workers.run(assignment, _over_limit(request, telemetry))
+                limit = _limit(request, telemetry, workers)
+                answer = workers.run(assignment, limit)
                 telemetry.places = answer.places
             recorded = telemetry.recorded
             if telemetry.lost:
                 answer = replace(answer, failure="; ".join(filter(None, (answer.failure, *telemetry.lost))))
         except (EngineError, TelemetryError) as error:
-            answer = Answer(failure=cause(error))
+            answer = Answer(failure=cause(error), interrupted=answer.interrupted)
         marks = _write_measurements(request, folder, answer, recorded)
-        tags |= _lane_tags(used, answer)
+        tags |= _lane_tags(used, answer) | (limit.tags if limit is not None else {})
         result = judge(
             spec,
             request.repeat,
@@ -96,10 +101,20 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
         )
         if assignment is not None and (lost := workers.settle(assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
-        folder.write_result(replace(result, end_wall_ns=time.time_ns()))
-        if recorded:
-            forget(request.key, spec, used, workers)
+        conclude(folder, replace(result, end_wall_ns=time.time_ns()))
+        if telemetry is not None:
+            forget(request.key, telemetry)
     return result
+
+
+def conclude(folder: TrialFolder, result: TrialResult) -> None:
+    """Writes what came of a trial, unless its study was stopped meanwhile and it did not complete all the same.
+
+    A result that is there already is the ledger's: it marks what runs before anything is taken away from it, so a
+    failure after that is the stop's. As a failure it would be final, and the trial would not be run again.
+    """
+    if result.status is TrialStatus.COMPLETED or folder.result() is None:
+        folder.write_result(result)
 
 
 def _assignment(
@@ -115,25 +130,19 @@ def _assignment(
         device_names={node: sensed.device_names for node, sensed in telemetry.sensed.items()},
         sampler_cpus={node: sensed.cpus for node, sensed in telemetry.sensed.items()},
         fresh=request.isolation == "fresh",
+        shows_marks=NODE_POWER in request.limits and request.spec.cluster.simulate_sensors_of is not None,
     )
 
 
-def _over_limit(request: TrialRequest, telemetry: TrialTelemetry) -> Callable[[], str | None]:
-    """Looks whether a hard limit is broken at this moment; simulated sensors show nothing before the trial is over."""
-    limit_w = request.limits.get("node_device_power_w")
+def _limit(request: TrialRequest, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLimit:
+    """What watches the trial's hard limit."""
+    spec = request.spec
 
-    def look() -> str | None:
-        if limit_w is None or request.spec.cluster.simulate_sensors_of:
-            return None
-        for node, power_w in telemetry.node_power_w().items():
-            if power_w > limit_w:
-                return (
-                    f"stopped while running: power of node {node} was {power_w:.0f} W over 1 s, the hard limit is "
-                    f"{limit_w:.0f} W"
-                )
-        return None
+    def simulated() -> Mapping[str, float]:
+        return simulated_power_w(spec, lanes.marks(request.folder.name), seed=request.seed)
 
-    return look
+    look = simulated if spec.cluster.simulate_sensors_of else telemetry.node_power_w
+    return PowerLimit(request.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
 
 
 def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
@@ -157,7 +166,7 @@ def _write_measurements(
         folder.write_ranks([place.to_json() for place in answer.places])
     folder.write_stacks(answer.stacks)
     kernels = [outcome.kernels for outcome in answer.outcomes if outcome.kernels is not None]
-    if kernels:
+    if len(kernels) == spec.cluster.world_size:  # who waited for whom is told from all ranks only
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
     if marks is not None:
         folder.write_marks(marks)

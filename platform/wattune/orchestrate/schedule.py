@@ -199,11 +199,6 @@ class Budget:
         """Counts one trial."""
         self._trials -= 1
 
-    @property
-    def max_trials(self) -> float:
-        """Trials that may still start."""
-        return self._trials
-
 
 class Pace:
     """How long trials took so far, and so how long the next ones will."""

@@ -1,5 +1,6 @@
 """One actor per node: keeps that node's sampler process alive during a trial and brings its tables home."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,9 +16,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from wattune.analysis.summary import summarize
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.cluster import NAMESPACE, Node
+from wattune.orchestrate.limits import node_power_peak_w
 from wattune.telemetry.backend import OTHER_PROCESSES
 from wattune.telemetry.facts import measured_facts
 from wattune.telemetry.sampler import SamplerProcess
@@ -171,9 +172,8 @@ class TelemetryActor:
         end_ns = _power_known_until_ns(tables)
         if end_ns is None:
             return None
-        manifests = {self._node: SamplerProcess(self._spool / key).manifest()}
-        window = (end_ns - s_to_ns(POWER_WINDOW_S), end_ns)
-        return summarize(None, None, tables, manifests, window=window).metrics.get("node_device_power_peak_1s_w")
+        manifest = SamplerProcess(self._spool / key).manifest()
+        return node_power_peak_w(tables, self._node, manifest, (end_ns - s_to_ns(POWER_WINDOW_S), end_ns))
 
     def temperatures_c(self) -> dict[str, float]:
         """The latest temperature of every device that has one, by the device's name.
@@ -203,8 +203,19 @@ class TelemetryActor:
         """Removes a trial's spool once its telemetry is in the study folder."""
         shutil.rmtree(self._spool / key, ignore_errors=True)
 
+    def release(self) -> None:
+        """Ends a sampler that runs and removes what it recorded: the study ends, and its trial is run again."""
+        with self._lock:
+            sampler, self._sampler = self._sampler, None
+            if sampler is not None:
+                sampler.stop(STOP_TIMEOUT_S)
+                shutil.rmtree(sampler.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a trial's driver is still bringing something home
+            self._spool.rmdir()
+
     def _keep_lease(self) -> None:
-        while not threading.Event().wait(RENEW_INTERVAL_S):
+        while True:
+            time.sleep(RENEW_INTERVAL_S)
             with self._lock:
                 if self._sampler is not None:
                     self._sampler.renew()

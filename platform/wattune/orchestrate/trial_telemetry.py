@@ -1,5 +1,6 @@
 """Telemetry of one trial: a sampler on each of its nodes while it runs, and what they recorded, brought home."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,8 @@ from wattune.orchestrate.telemetry_actor import (
 )
 from wattune.trial import TrialSpec
 
+_log = logging.getLogger(__name__)
+
 START_S: Final = 90.0
 """Longest a node may take to start its sampler, its actor's own start included."""
 STOP_S: Final = 60.0
@@ -43,6 +46,8 @@ class TrialTelemetry:
     """By node."""
     node_power_w: Callable[[], dict[str, float]]
     """Looks at every node: the highest 1 s mean of its device power in the last seconds, where it is read."""
+    actors: Sequence[ActorHandle] = ()
+    """What samples each node."""
     places: Sequence[Place] = ()
     """Where the ranks ran; to be set before it is over."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
@@ -81,7 +86,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     except TelemetryError:
         _stop(key, actors)
         raise
-    telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors))
+    telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors), actors=tuple(actors.values()))
     try:
         yield telemetry
     finally:
@@ -96,10 +101,10 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
             telemetry.recorded.append(replace(part, manifest=known))
 
 
-def forget(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> None:
+def forget(key: str, telemetry: TrialTelemetry) -> None:
     """Removes a trial's files from its nodes once they are in the study folder; a node that is gone has none."""
-    actors = lanes.telemetry_actors(cluster.nodes, sensor_backends(spec))
-    ray.wait([actor.forget.remote(key) for actor in actors], num_returns=len(actors), timeout=STOP_S)
+    asked = [actor.forget.remote(key) for actor in telemetry.actors]
+    ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
 
 
 def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
@@ -129,7 +134,8 @@ def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
     for node, pending in [(node, actor.node_power_w.remote(key)) for node, actor in actors.items()]:
         try:
             power_w = _answer(node, pending, LOOK_S)
-        except TelemetryError:
+        except (TelemetryError, RayError) as error:  # the trial goes on; its result says how many looks saw nothing
+            _log.warning("the power of node %s cannot be looked at: %s", node.name, error)
             continue
         if power_w is not None:
             found[node.name] = power_w

@@ -80,12 +80,18 @@ class Exclusion:
     setting: Mapping[str, Container[Any]]
     """Axis to values; the combination is met where every axis has one of its values."""
     why: str
-    unless_transformer_engine: bool = False
-    """Whether TransformerEngine on the cluster lifts it."""
+    transformer_engine: bool | None = None
+    """Met only where the cluster has TransformerEngine, or has it not; in either case where it is None."""
+    mode: str = ""
+    """The mode of work it is met in; any where it is empty."""
+    of_experts: bool = False
+    """Whether it is met by models with experts only."""
 
     def met_by(self, configuration: Configuration) -> bool:
         """Whether a configuration is such a combination."""
-        if self.unless_transformer_engine and configuration.cluster.transformer_engine:
+        if self.transformer_engine not in (None, configuration.cluster.transformer_engine):
+            return False
+        if self.mode not in ("", configuration.workload.mode) or (self.of_experts and not configuration.model.is_moe):
             return False
         plan = configuration.plan
         return all(getattr(plan, axis) in values for axis, values in self.setting.items())
@@ -102,6 +108,8 @@ class Fold:
     why: str
     needs_replicas: bool = False
     """Whether it applies only where some weight is held by more than one rank."""
+    needs_training: bool = False
+    """Whether it applies only where something is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +125,8 @@ class Capabilities:
     """What one engine can run."""
 
     name: str
-    built: bool = False
-    """Whether wattune has an adapter for it."""
     vendors: tuple[str, ...]
     """Vendors of the devices it runs on, as `DeviceSpec.vendor`."""
-    modes: tuple[str, ...] = ("pretrain",)
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     etp_is_tp: bool = True
     """Whether experts can only be split by the same tensor parallel degree as the rest."""
@@ -135,6 +140,10 @@ class Capabilities:
     """Whether experts with biases can be split by tensor parallelism."""
     splits_ends: bool = True
     """Whether tensor parallel also splits the vocabulary (embedding, logits) and the sequence between the layers."""
+    splits_adapters: bool = True
+    """Whether tensor parallel splits adapters by their rank."""
+    interleaves_prompts: bool = False
+    """Whether stages of several chunks can run forward only."""
     exclusions: tuple[Exclusion, ...] = ()
     folds: tuple["Fold", ...] = ()
     """Settings that act as others there, applied in this order after those that hold for every engine."""
@@ -152,9 +161,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     for engine in (
         Capabilities(
             name="torch",
-            built=True,
             vendors=("nvidia", "amd", "cpu"),
-            modes=MODES,
             fills_pipeline=True,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             exclusions=(
@@ -168,21 +175,33 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         ),
         Capabilities(
             name="megatron",
-            built=True,
             vendors=("nvidia", "amd"),
             etp_is_tp=False,
+            splits_adapters=False,
+            interleaves_prompts=True,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             splits_expert_bias=False,
             exclusions=(
                 Exclusion(
                     setting={"cp": ABOVE_1},
                     why="only TransformerEngine's attention takes split sequences",
-                    unless_transformer_engine=True,
+                    transformer_engine=False,
                 ),
                 Exclusion(
                     setting={"overlap": ("tp",)},
                     why="the overlapped collectives are TransformerEngine's",
-                    unless_transformer_engine=True,
+                    transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"cp": ABOVE_1},
+                    why="of a prompt only the last token is judged, and one rank has it",
+                    mode="prefill",
+                ),
+                Exclusion(
+                    setting={},
+                    why="adapters stand beside its own linear layers, and TransformerEngine's hold a norm too",
+                    mode="lora",
+                    transformer_engine=True,
                 ),
                 Exclusion(
                     setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
@@ -194,14 +213,26 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         ),
         Capabilities(
             name="deepspeed",
-            built=True,
             vendors=("nvidia", "amd", "cpu"),
             etp_is_tp=False,
             expert_row_bytes=16,  # torch._grouped_mm: "strides should be multiple of 16 bytes"
             experts=ExpertLimits(why="its AutoEP layer is made for Mixtral's"),
             splits_ends=False,
+            splits_adapters=False,
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="it has no context parallel attention"),
+                Exclusion(
+                    setting={"pp": ABOVE_1, "dtype": ("bf16",)},
+                    why="the optimizer of its bf16 pipeline wants experts to train",
+                    mode="lora",
+                    of_experts=True,
+                ),
+                Exclusion(
+                    setting={"sharding": ("zero1", "zero2")},
+                    why="these stages want experts to train",
+                    mode="lora",
+                    of_experts=True,
+                ),
                 Exclusion(setting={"vpp": ABOVE_1}, why="its pipeline schedule has one chunk a stage"),
                 Exclusion(setting={"pp": ABOVE_1, "tp": ABOVE_1}, why="automatic tensor parallel needs pp=1"),
                 Exclusion(
@@ -220,6 +251,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     to="zero1",
                     why="its bf16 pipeline always shards the optimizer",
                     needs_replicas=True,
+                    needs_training=True,
                 ),
                 Fold(
                     setting={"pp": ABOVE_1, "overlap": _OVERLAPS_DP},
@@ -247,21 +279,14 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
 """Every engine by name. Editing a limit is editing one line here."""
 
 
-def built_engines() -> tuple[str, ...]:
-    """Names of the engines wattune can run."""
-    return tuple(engine.name for engine in CAPABILITIES.values() if engine.built)
-
-
-def built_engine(name: str) -> Capabilities:
-    """What a built engine can do.
+def capabilities(name: str) -> Capabilities:
+    """What an engine can do.
 
     Raises:
-        PlanError: There is no such engine, or it is not built yet.
+        PlanError: There is no engine of that name.
     """
     if name not in CAPABILITIES:
         raise PlanError(f'unknown engine "{name}"; {closest(name, CAPABILITIES)}')
-    if not CAPABILITIES[name].built:
-        raise PlanError(f"engine {name} is not built yet; built: {', '.join(built_engines())}")
     return CAPABILITIES[name]
 
 
@@ -293,14 +318,14 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         folds["overlap"] = "grad", "no parameters to gather at sharding=none"
     elif plan.overlap == "tp" and plan.tp == 1:
         folds["overlap"] = "none", "nothing to overlap at tp=1"
-    if configuration.workload.mode == "prefill":
+    trains = configuration.workload.mode != "prefill"
+    if not trains:
         folds |= _without_training(plan, folds)
 
     for fold in CAPABILITIES[configuration.engine].folds:
         now = replace(plan, **{axis: to for axis, (to, _) in folds.items()})
-        if all(getattr(now, axis) in values for axis, values in fold.setting.items()) and (
-            replicated or not fold.needs_replicas
-        ):
+        met = all(getattr(now, axis) in values for axis, values in fold.setting.items())
+        if met and (replicated or not fold.needs_replicas) and (trains or not fold.needs_training):
             folds[fold.axis] = fold.to, fold.why
 
     if not folds:

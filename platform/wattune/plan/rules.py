@@ -51,14 +51,6 @@ def world_size(c: Configuration) -> str | None:
     )
 
 
-def workload_mode(c: Configuration) -> str | None:
-    """The engine does this kind of work."""
-    modes = CAPABILITIES[c.engine].modes
-    if c.workload.mode in modes:
-        return None
-    return f"engine {c.engine} does not run mode={c.workload.mode}; use mode in {_listed(modes)}"
-
-
 def adapters(c: Configuration) -> str | None:
     """Adapters stand beside layers the model has, and tensor parallel ranks share their rank evenly."""
     lora = c.workload.lora
@@ -68,16 +60,19 @@ def adapters(c: Configuration) -> str | None:
         return f"lora targets {_listed(wrong)} are inside experts of {c.model.name}, which take none; use q, k, v or o"
     if "gate" in lora.targets and c.model.activation != "swiglu":
         return f"lora target gate is none of {c.model.name}, whose activation is {c.model.activation}; leave it out"
-    if lora.rank % c.plan.tp:
+    if lora.rank % c.plan.tp and CAPABILITIES[c.engine].splits_adapters:
         return f"tp={c.plan.tp} does not divide lora.rank={lora.rank}; use a rank that is a multiple of tp"
     return None
 
 
 def forward_only(c: Configuration) -> str | None:
     """Where nothing is trained, stages run one after another, without interleaving."""
-    if c.workload.mode != "prefill" or c.plan.vpp == 1:
+    if c.workload.mode != "prefill" or c.plan.vpp == 1 or CAPABILITIES[c.engine].interleaves_prompts:
         return None
-    return f"vpp={c.plan.vpp} orders forward and backward passes, and mode=prefill has no backward ones; use vpp=1"
+    return (
+        f"vpp={c.plan.vpp} orders forward and backward passes in engine {c.engine}, and mode=prefill has no backward "
+        "ones; use vpp=1"
+    )
 
 
 def engine_device(c: Configuration) -> str | None:
@@ -101,14 +96,19 @@ def engine_combination(c: Configuration) -> str | None:
     """The engine can combine these settings."""
     for exclusion in CAPABILITIES[c.engine].exclusions:
         if exclusion.met_by(c):
-            setting = " with ".join(f"{axis}={getattr(c.plan, axis)}" for axis in exclusion.setting)
+            parts = [f"{axis}={getattr(c.plan, axis)}" for axis in exclusion.setting]
+            parts += [f"mode={exclusion.mode}"] if exclusion.mode else []
+            parts += [f"the experts of {c.model.name}"] if exclusion.of_experts else []
+            parts += ["transformer_engine"] if exclusion.transformer_engine else []
+            setting = " with ".join(parts)
             remedies = [
                 f"{axis} in {_listed([name for name in AXES[axis].choices if name not in values])}"
                 if AXES[axis].kind == "choice"
                 else f"{axis}=1"
                 for axis, values in exclusion.setting.items()
             ]
-            remedies += ["a cluster with transformer_engine"] if exclusion.unless_transformer_engine else []
+            if exclusion.transformer_engine is not None:
+                remedies.append(f"a cluster with{'out' if exclusion.transformer_engine else ''} transformer_engine")
             return f"engine {c.engine} cannot run {setting}: {exclusion.why}; use {' or '.join(remedies)}"
     return None
 
@@ -319,7 +319,6 @@ def rank_order(c: Configuration) -> str | None:
 
 RULES: Final[tuple[Rule, ...]] = (
     world_size,
-    workload_mode,
     adapters,
     engine_device,
     dtype,

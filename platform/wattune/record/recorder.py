@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from wattune import __version__
-from wattune.errors import PlanError, TelemetryError
+from wattune.errors import PlanError
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
-from wattune.storage import with_calibrations
-from wattune.study import RecordingFolder
+from wattune.storage.files import with_calibrations
+from wattune.storage.study import RecordingFolder
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 
@@ -107,7 +107,7 @@ def record(
             folder.write_facts(facts)
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
             sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
-        except TelemetryError:
+        except BaseException:  # a full disk too: nothing was recorded, so nothing stays
             shutil.rmtree(folder.path)
             raise
         try:

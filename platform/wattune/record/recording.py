@@ -1,6 +1,5 @@
 """A recording read back: its tables, its window, and the figures of every device and of the whole."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,8 @@ from wattune.analysis.energy import powers, total_energy_j
 from wattune.analysis.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
-from wattune.storage import with_calibrations
-from wattune.study import RecordingFolder
+from wattune.storage.files import with_calibrations
+from wattune.storage.study import RecordingFolder
 from wattune.telemetry.facts import measured_facts
 from wattune.telemetry.store import read_manifest, read_tables
 from wattune.units import ns_to_s, s_to_ns
@@ -155,8 +154,8 @@ def command_window(
 
 def _last_mono_ns(tables: Tables) -> int:
     sources = (as_source(table) for table in tables.values())
-    each = (pc.max(one.read(device, ["mono_ns"])["mono_ns"]).as_py() or 0 for one in sources for device in one.devices)
-    return max(each, default=0)
+    parts = (part for one in sources for device in one.devices for part in one.parts(device, ["mono_ns"]))
+    return max((pc.max(part["mono_ns"]).as_py() or 0 for part in parts), default=0)
 
 
 def device_metrics(measured: Measured, device: Device) -> dict[str, float]:
@@ -201,11 +200,6 @@ class Recording:
             devices={device: device_metrics(measured, device) for device in measured.devices},
             host=measured.host_means(),
         )
-
-    @property
-    def command_line(self) -> str:
-        """The command as one would type it."""
-        return shlex.join(self.command)
 
     @property
     def simulated(self) -> bool:

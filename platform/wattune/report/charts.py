@@ -7,11 +7,11 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from wattune.comparison import Comparison, Waterfall
-from wattune.evidence import Evidence
-from wattune.judgement import RankedTrial, Verdict
 from wattune.objective import Constraint
-from wattune.ranking import Ranking, pareto_front
+from wattune.ranking.comparison import Comparison, Waterfall
+from wattune.ranking.evidence import Evidence
+from wattune.ranking.judgement import RankedTrial, Verdict
+from wattune.ranking.order import Ranking, pareto_front
 from wattune.report.figure import DASHED, Chart, axis_title, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
 from wattune.schema import METRICS
@@ -242,10 +242,24 @@ def waterfall(comparison: Comparison) -> Chart | None:
     figure.update_xaxes(tickangle=-35, automargin=True)
     caption = (
         f"A is {comparison.a.label}, B is {comparison.b.label}. {comparison.conclusion}. Parts that grow from A to B "
-        "rise, parts that shrink fall; they add up exactly. The axes do not begin at 0."
+        f"rise, parts that shrink fall; they add up exactly. The axes do not begin at 0. {_shares(drawn)}"
     )
     simulated = comparison.a.simulated or comparison.b.simulated
     return Chart(title="What makes the difference", caption=caption, figure=figure, simulated=simulated, height=460)
+
+
+def _shares(falls: Sequence[tuple[Waterfall, str]]) -> str:
+    """Which part of each change is whose, in words."""
+    said = []
+    for fall, name in falls:
+        shares = {part.name.replace("_", " "): fall.share_frac(part) for part in fall.parts if part.change}
+        known = {part: share for part, share in shares.items() if share is not None}
+        if known:
+            listed = ", ".join(f"{part} {100 * share:+.0f} %".replace("-", "−") for part, share in known.items())
+            said.append(f"Of the change in {name}: {listed}.")
+        elif shares:
+            said.append(f"In {name} the parts' changes cancel out: no part is a share of what is left.")
+    return " ".join(said)
 
 
 def _across(ranking: Ranking) -> str | None:
@@ -308,8 +322,7 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     parts += [plain(text) for text in (row.study, row.spec.model.name, row.spec.cluster.label) if text]
     for name in (metric, across):
         if found := row.interval(name):
-            off = f" ±{100 * found.half_width_frac:.2g} %" if found.high > found.low else ""
-            parts.append(f"{name}: {format_quantity(name, found.value)}{off}")
+            parts.append(f"{name}: {found.shown(name)}")
     parts.append(f"{row.quality or 'not judged'}{', simulated' if row.simulated else ''}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)

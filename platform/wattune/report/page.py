@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import yaml
 
-from wattune.comparison import Comparison
-from wattune.evidence import Evidence
-from wattune.judgement import Margin, RankedTrial, Verdict, is_simulated
-from wattune.ranking import Ranking
+from wattune.ranking.comparison import Comparison
+from wattune.ranking.evidence import Evidence
+from wattune.ranking.judgement import Margin, RankedTrial, Verdict, is_simulated
+from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
 from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
@@ -139,8 +139,8 @@ def render_comparison(comparison: Comparison) -> str:
             '<ul class="chips"><li>A: {}</li><li>B: {}</li></ul></header>\n',
             a.label,
             b.label,
-            a.name,
-            b.name,
+            a.known_as,
+            b.known_as,
         ),
         section("In a sentence", fill('<p class="label">{}.</p>', comparison.conclusion)),
         _warnings(comparison.warnings),
@@ -201,10 +201,7 @@ def _saturation(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
 
 def _range(metric: str, found: Interval | None) -> str:
     """A figure and what it may be off by."""
-    if found is None:
-        return "–"
-    off = f" ± {100 * found.half_width_frac:.2g} %" if found.high > found.low else ""
-    return format_quantity(metric, found.value) + off
+    return "–" if found is None else found.shown(metric)
 
 
 def _slack(margin: Margin) -> str:
@@ -342,7 +339,7 @@ def _counts(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
 def _tables(ranking: Ranking) -> list[Html]:
     """One table for each verdict there are trials of."""
     metric, bounds = ranking.objective.metric, [*map(str, ranking.constraints)]
-    varying = _varying(ranking)
+    varying = ranking.varying
     columns = ["configuration", *varying, metric, *bounds, "quality"]
     numeric = ["rank", metric, *bounds]
 
@@ -350,7 +347,7 @@ def _tables(ranking: Ranking) -> list[Html]:
         margins = {margin.constraint: _margin(margin) for margin in row.margins}
         return [
             fill("<strong>{}</strong><small>{}</small>", row.label, row.trial_id),
-            *(read(row) for read in varying.values()),
+            *(row.setting[name] for name in varying),
             fill("{}<small>{}</small>", _range(metric, row.objective), _repeats(row)),
             *(margins.get(bound, "–") for bound in bounds),
             _quality(row),
@@ -399,17 +396,6 @@ def _margin(margin: Margin) -> Html:
     return fill("{}<small>{}</small>", shown, _slack(margin))
 
 
-def _varying(ranking: Ranking) -> dict[str, Callable[[RankedTrial], str]]:
-    """The columns beside the plan that tell this study's trials apart."""
-    readers: dict[str, Callable[[RankedTrial], str]] = {
-        "study": lambda row: row.study,
-        "model": lambda row: row.spec.model.name,
-        "cluster": lambda row: row.spec.cluster.label,
-        "engine": lambda row: row.spec.engine,
-    }
-    return {name: read for name, read in readers.items() if len({read(row) for row in ranking.trials}) > 1}
-
-
 def _failures(ranking: Ranking) -> Html:
     groups: dict[TrialStatus, list[tuple[RankedTrial, TrialResult]]] = {}
     for row in ranking.failed:
@@ -451,7 +437,7 @@ def _method(ranking: Ranking, document: Mapping[str, Any]) -> Html:
     methods = Counter(row.objective.method for row in measured if row.objective)
     known = ", ".join(f"{_BASES[name]} ({count})" for name, count in methods.items() if name in _BASES)
     widths = [row.objective.half_width_frac for row in measured if row.objective and row.objective.method != "none"]
-    spread = f"to ± {100 * max(widths):.2g} % or better, by {known}" if widths else "not known"
+    spread = f"to ±{100 * max(widths):.2g} % or better, by {known}" if widths else "not known"
     if "none" in methods and widths:
         spread += f"; of {methods['none']} trials scatter is not known"
     reasons = Counter(reason for result in counted for reason in result.quality_reasons).most_common()

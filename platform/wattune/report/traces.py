@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from wattune.evidence import Evidence
-from wattune.judgement import RankedTrial, Verdict
 from wattune.objective import Constraint
-from wattune.ranking import Ranking
+from wattune.ranking.evidence import Evidence
+from wattune.ranking.judgement import RankedTrial, Verdict
+from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 

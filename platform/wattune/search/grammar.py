@@ -6,6 +6,7 @@ one reading finds them all; `wattune.search.problems` puts them in words.
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,10 +16,10 @@ from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, mod
 from wattune.errors import WattuneError, closest
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
-from wattune.plan.engines import MODES, built_engine
+from wattune.plan.engines import MODES, capabilities
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
-from wattune.study import check_study_name
+from wattune.storage.study import check_study_name
 from wattune.trial import (
     FIRST_ANCHOR_REPEAT,
     LORA_TARGETS,
@@ -229,7 +230,14 @@ class TokensEntry(_Entry):
     """`workload.tokens`: a file to take tokens from."""
 
     path: Annotated[str, Field(min_length=1)]
-    dtype: Annotated[str, _one_of(TOKEN_DTYPES)] = _TOKENS.dtype
+    dtype: Annotated[str, _one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
+
+    def problem(self, seq_len: int) -> str | None:
+        """Why the file cannot be used, where it can be seen from here; its nodes may be other machines."""
+        seen = FilePath(self.path)
+        if not (seen.is_absolute() and seen.is_file()):  # a relative path starts in the workers' folder
+            return None
+        return TokenFile(path=self.path, dtype=self.dtype).problem(seq_len)
 
 
 class LoraEntry(_Entry):
@@ -256,6 +264,8 @@ class WorkloadEntry(_Entry):
             raise refuse([(("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"')])
         if self.mode != "lora" and self.lora is not None:
             raise refuse([(("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora")])
+        if self.tokens is not None and (problem := self.tokens.problem(self.seq_len)):
+            raise refuse([(("tokens",), problem)])
         return self
 
     def resolve(self) -> Workload:
@@ -324,7 +334,7 @@ class SpaceFile(_Entry):
         list[ClusterEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)
     ]
     engine: Annotated[
-        list[Annotated[str, _named_by(built_engine)]],
+        list[Annotated[str, _named_by(capabilities)]],
         Field(min_length=1),
         BeforeValidator(_one_or_more),
         AfterValidator(_distinct),

@@ -44,6 +44,8 @@ class DeviceInfo:
     """Devices that share one power reading share this name."""
     power_from_energy_counter: bool | None = None
     """True where the power series is the energy counter's own rise: the two cannot check each other."""
+    nic_link_bytes_per_s: float | None = None
+    """Of a host: what its network ports that are up carry together in one direction, by their links' rated speed."""
 
     def to_json(self) -> dict[str, str | int | float]:
         """Plain data for the manifest; what is unknown is not in it."""

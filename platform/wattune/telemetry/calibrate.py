@@ -51,6 +51,9 @@ FRESH_FRAC: Final = 0.8
 GRID_S: Final = 0.005
 """Step by which windows slide over the ring, as in `analysis/power`."""
 
+LEAST_COUNTS: Final = 10
+"""Readings of a counter that a link's rate is taken from, at least: between two of them it may have begun or ended."""
+
 BOOTSTRAPS: Final = 10_000
 CONFIDENCE_FRAC: Final = 0.95
 
@@ -226,6 +229,32 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
         num_pairs=len(whole),
         num_steps=sum(len(off) + len(on) for off, on in whole),
     )
+
+
+def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], marks: pa.Table) -> float | None:
+    """What a link carries at most in one direction, by the sensor's own counters while a load without pause ran.
+
+    Args:
+        tables: Telemetry by tier.
+        device: Which device of it.
+        columns: Cumulative columns of the `counter` tier, one a direction.
+        marks: The load's.
+
+    Returns:
+        Bytes a second of the busier direction, from the first to the last reading inside the load; None where a counter
+        was not read, fell, or did not move: it does not count this link.
+    """
+    first_ns = origin_ns(marks)
+    end_s = (int(pc.max(marks["end_mono_ns"]).as_py()) - first_ns) / NS_PER_S
+    rates = []
+    for column in columns:
+        time_s, value = _readings(tables, device, "counter", column, first_ns)
+        inside = (time_s >= 0) & (time_s <= end_s)
+        if inside.sum() < LEAST_COUNTS or np.any(np.diff(value[inside]) < 0):
+            return None
+        rates.append(float(np.ptp(value[inside]) / np.ptp(time_s[inside])))
+    fastest = max(rates, default=0.0)
+    return fastest if fastest > 0 else None
 
 
 def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: str, first_ns: int) -> Readings:

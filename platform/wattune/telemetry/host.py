@@ -161,6 +161,37 @@ def _port_counters(sysfs: Path, direction: str) -> list[tuple[Path, int]]:
     return counters
 
 
+def _ports_bytes_per_s(sysfs: Path) -> float | None:
+    """What the ports of `_port_counters` that are up carry in one direction, by the speed their links were agreed at.
+
+    A port that is network interface and RDMA port at once (RoCE) is one link: it counts once.
+
+    Returns:
+        Bytes a second; None where no port is up, or one does not say its speed, as virtual ones do not.
+    """
+    links: dict[tuple[Path, int], float] = {}
+    for counter, _ in _port_counters(sysfs, "tx"):
+        port = counter.parent.parent
+        try:
+            if "infiniband" in counter.parts:
+                # "4: ACTIVE", and "400 Gb/sec (4X NDR)" (ABI/stable/sysfs-class-infiniband).
+                link = (port.parent.parent / "device").resolve(), int(port.name)
+                is_up = (port / "state").read_text().split(":")[-1].strip() == "ACTIVE"
+                bits_per_s = float((port / "rate").read_text().split()[0]) * 1e9 if is_up else 0.0
+            else:
+                # Megabits a second, -1 where unknown; ports of one adapter from 0 on (ABI/testing/sysfs-class-net).
+                number = port / "dev_port"
+                link = (port / "device").resolve(), (_read_int(number) if number.exists() else 0) + 1
+                is_up = (port / "operstate").read_text().strip() == "up"
+                bits_per_s = _read_int(port / "speed") * 1e6 if is_up else 0.0
+        except (OSError, ValueError, IndexError):
+            return None
+        if bits_per_s < 0:
+            return None
+        links[link] = max(links.get(link, 0.0), bits_per_s / 8)
+    return sum(links.values()) or None
+
+
 def _sum_bytes(counters: Sequence[tuple[Path, int]]) -> int:
     return sum(_read_int(path) * scale for path, scale in counters)
 
@@ -222,7 +253,7 @@ class HostBackend:
             machine_id: The file that identifies the machine (machine-id(5)).
             clock_ns: The monotonic clock that times energy differences.
         """
-        self._procfs, self._machine_id = procfs, machine_id
+        self._procfs, self._sysfs, self._machine_id = procfs, sysfs, machine_id
         self._readers: dict[str, Callable[[], float | int | None]] = {}
         self._capabilities: dict[str, str] = {}
         self._offer("cpu_busy_frac", lambda: _CpuBusy(procfs / "stat").read_frac)
@@ -287,8 +318,15 @@ class HostBackend:
                 uuid=self._uuid(),
                 driver=self._text(self._procfs / "sys/kernel/osrelease"),
                 power_domain=HOST,
+                nic_link_bytes_per_s=self._ports_bytes_per_s(),
             )
         ]
+
+    def _ports_bytes_per_s(self) -> float | None:
+        try:
+            return _ports_bytes_per_s(self._sysfs)
+        except OSError:
+            return None  # the counters' own capability says why
 
     @staticmethod
     def _text(path: Path) -> str | None:

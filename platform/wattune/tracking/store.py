@@ -6,6 +6,7 @@ would pay. Only the explicit client is used, no thread's current run, so a store
 A server that is gone costs one short wait and a `TrackingError`; for the next minute every call fails at once.
 """
 
+import fcntl
 import logging
 import os
 import shlex
@@ -32,6 +33,11 @@ _ENVIRONMENT: Final = {
 }
 """MLflow's settings, read from the environment at import and at every request; what the user has set stands."""
 
+_SERVER: Final = ("http://", "https://")
+_SQLITE: Final = "sqlite:///"
+_LOCAL_UI: Final = "http://127.0.0.1:5000"
+"""Where `mlflow ui` listens by default."""
+
 _MAX_METRICS: Final = 1000  # of one log_batch; this and the next: mlflow/utils/validation.py, 3.17.2
 _MAX_PARAMS_AND_TAGS: Final = 100
 _PAGE: Final = 1000
@@ -39,14 +45,24 @@ _PAGE: Final = 1000
 
 def default_uri(storage: Path) -> str:
     """The store used where none is named: one sqlite file in the storage folder."""
-    return f"sqlite:///{storage.expanduser().absolute() / 'mlflow.db'}"
+    return f"{_SQLITE}{storage.expanduser().absolute() / 'mlflow.db'}"
 
 
 def ui_command(uri: str) -> str:
-    """What to type to see a store's studies in a browser."""
-    if uri.startswith(("http://", "https://")):
-        return f"python -m webbrowser {shlex.quote(uri)}"
+    """What to type to have a store's studies served at `ui_url`; empty where a server does so already."""
+    if uri.startswith(_SERVER):
+        return ""
     return f"MLFLOW_DISABLE_TELEMETRY=true mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+def ui_url(uri: str, page: str = "") -> str:
+    """The address of a page of MLflow's UI: on the store's own server, else where `ui_command` serves.
+
+    Args:
+        uri: The store.
+        page: What follows the server's address, such as `Tracker.page`.
+    """
+    return f"{(uri if uri.startswith(_SERVER) else _LOCAL_UI).rstrip('/')}/{page}"
 
 
 class Store:
@@ -102,7 +118,43 @@ def _make_client(uri: str) -> Any:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
+    database = _sqlite_file(uri)
+    if database is not None and not _is_filled(database):
+        _make_database(database)
     return MlflowClient(tracking_uri=uri)
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    """The file of an sqlite store, None of any other store."""
+    name = uri.removeprefix(_SQLITE).partition("?")[0]
+    return Path(name).absolute() if uri.startswith(_SQLITE) and name != ":memory:" else None
+
+
+def _is_filled(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _make_database(path: Path) -> None:
+    """Makes a store's file where there is none, under another name until it is whole.
+
+    MLflow makes its tables by dozens of migrations, which are no transaction on sqlite: a process killed among them
+    would leave a file that no later one can open.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_filled(path):
+            return
+        # Not public; the version of MLflow is pinned to one minor release.
+        from mlflow.store.db.utils import _safe_initialize_tables, create_sqlalchemy_engine_with_retry
+
+        begun = path.with_name(f".{path.name}.new")
+        for left in (begun, begun.with_name(f"{begun.name}-journal")):
+            left.unlink(missing_ok=True)
+        engine = create_sqlalchemy_engine_with_retry(f"{_SQLITE}{begun}")
+        _safe_initialize_tables(engine)
+        engine.dispose()
+        begun.replace(path)
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -126,9 +178,8 @@ def _one_line(error: BaseException) -> str:
 
 def artifacts_beside(uri: str) -> str | None:
     """A folder beside an sqlite file: MLflow's own choice would be one in the current directory."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
+    database = _sqlite_file(uri)
+    return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
 def check_alive(experiment: Any, uri: str) -> None:

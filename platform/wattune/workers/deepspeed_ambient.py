@@ -91,9 +91,15 @@ def muted() -> Iterator[None]:
 
 
 def initialise_engine(model: nn.Module, config: Mapping[str, Any], device: torch.device) -> Any:
-    """`deepspeed.initialize` that prints nothing and leaves the random state of the process as it was."""
+    """`deepspeed.initialize` that prints nothing and leaves the random state of the process as it was.
+
+    Its optimizers take every parameter they are given for a trained one, so they are given no frozen ones.
+    """
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)  # looked up when it is cut
     with muted(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        engine, *_ = deepspeed.initialize(model=model, config=dict(config), dist_init_required=False)
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=trained, config=dict(config), dist_init_required=False
+        )
     return engine
 
 

@@ -14,10 +14,11 @@ LARGEST_BUCKET: Final = 500_000_000
 LARGEST_PREFETCH: Final = 50_000_000
 """Numbers ZeRO-3 gathers ahead: DeepSpeed's default."""
 
-COLUMNS: Final = r".*attention\.[qkv]\.weight$", r".*ffn\.(gate|up)\.weight$"
-ROWS: Final = r".*attention\.o\.weight$", r".*ffn\.down\.weight$"
-"""The linear layers automatic tensor parallel splits, by output and by input; it knows no model but Hugging Face's.
-Embedding, norms and head stay whole on every rank, as in DeepSpeed's own preset for Llama."""
+COLUMNS: Final = r".*(attention\.[qkv]|ffn\.(gate|up))(\.base|\.lora_b)?\.weight$"
+ROWS: Final = r".*(attention\.o|ffn\.down)(\.base|\.lora_a)?\.weight$"
+"""The linear layers automatic tensor parallel splits, by output and by input; it knows no model but Hugging Face's. Of
+adapters the half that meets what is split is split with it. Embedding, norms and head stay whole on every rank, as in
+DeepSpeed's own preset for Llama."""
 
 
 def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
@@ -37,16 +38,6 @@ def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
         "gradient_accumulation_steps": num_micro_batches(
             plan, spec.cluster.world_size, spec.workload.global_batch_size
         ),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "torch_adam": True,  # DeepSpeed's own is compiled on first use
-                "fused": True,
-                "lr": LEARNING_RATE,
-                "betas": list(BETAS),
-                "weight_decay": WEIGHT_DECAY,
-            },
-        },
         # Without ZeRO the norm DeepSpeed clips by is another one where there are experts: see `deepspeed_norm`.
         "gradient_clipping": 0.0 if clips_outside(spec) else CLIP_NORM,
         "bf16": {"enabled": bf16},
@@ -55,10 +46,21 @@ def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
         "steps_per_print": None,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the device in every micro-batch
     }
+    if spec.workload.mode != "prefill":
+        config["optimizer"] = {
+            "type": "AdamW",
+            "params": {
+                "torch_adam": True,  # DeepSpeed's own is compiled on first use
+                "fused": True,
+                "lr": LEARNING_RATE,
+                "betas": list(BETAS),
+                "weight_decay": WEIGHT_DECAY,
+            },
+        }
     if bf16 and stage > 0:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if plan.tp > 1:
-        specs = [{"patterns": list(patterns), "partition_type": kind} for kind, patterns in _SPLITS.items()]
+        specs = [{"patterns": [pattern], "partition_type": kind} for kind, pattern in _SPLITS.items()]
         config["tensor_parallel"] = {
             "autotp_size": plan.tp,
             "partition_config": {"use_default_specs": False, "layer_specs": specs},
@@ -105,5 +107,7 @@ def _zero(spec: TrialSpec, stage: int, num_parameters: int) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": min(LARGEST_PREFETCH, num_parameters) if plan.overlap == "grad_param" else 0,
             # Norms and biases stay whole, all matrices are sharded, at any width.
             "stage3_param_persistence_threshold": max(model.hidden_size, model.ffn_hidden_size),
+            # It would replace `torch.nn.functional.linear` for all that this process runs from then on.
+            "memory_efficient_linear": False,
         }
     return zero

@@ -3,28 +3,28 @@
 import gc
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from wattune.errors import EngineError
-from wattune.plan.parallel import coordinates, num_micro_batches
-from wattune.plan.rules import violations
+from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.deepspeed_ambient import Session, initialise_engine
 from wattune.workers.deepspeed_config import clips_outside, configuration
 from wattune.workers.deepspeed_model import Stages, compiler_of, whole_model
 from wattune.workers.deepspeed_norm import clip
 from wattune.workers.deepspeed_pipeline import PipelineSteps
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepMarks
 from wattune.workers.torch_compiler import Compiler, begin_variant
-from wattune.workers.torch_data import Batches, samples_of
+from wattune.workers.torch_data import Batches
+from wattune.workers.torch_device import claim
 from wattune.workers.torch_recorder import recorder_for, with_idle
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
@@ -43,31 +43,11 @@ class DeepSpeedEngine:
         Raises:
             EngineError: The specification is one this engine cannot run.
         """
-        for violation in violations(spec):
-            raise EngineError(f"{violation.rule}: {violation.reason}")
-        if ranks.world_size != spec.cluster.world_size:
-            raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
-        device = torch.device(ranks.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        device = claim(spec, ranks)
         self._session = Session(device, ranks.local_rank)
         compiler = self._compiler or compiler_of(spec, device)
         begin_variant(("deepspeed", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
         self._running = _Running(spec, ranks, device, seed, compiler)
-
-    def step(self) -> StepMarks:
-        """Runs one optimizer step over one global batch; waits for the device once, at its end."""
-        assert self._running is not None, "build comes first"
-        return self._running.step()
-
-    def memory_peak_bytes(self) -> int:
-        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
-        assert self._running is not None, "build comes first"
-        return self._running.recorder.memory_peak_bytes()
-
-    def facts(self) -> dict[str, str]:
-        """What compiled the layers."""
-        return {} if self._running is None else {"compiler": str(self._running.compiler)}
 
     def close(self) -> None:
         """Gives back memory, the process groups `build` made, and what DeepSpeed keeps in its modules."""
@@ -88,7 +68,6 @@ class _Running:
 
     def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
         plan, workload = spec.plan, spec.workload
-        here = coordinates(ranks.rank, plan, ranks.world_size)
         config = configuration(spec, spec.model.num_parameters)
         model: nn.Module
         if plan.pp > 1:
@@ -96,20 +75,13 @@ class _Running:
         else:
             model = whole_model(spec, device, seed, config, compiler)
         self.engine = initialise_engine(model, config, device)
+        self.engine.train(workload.mode != "prefill")
         del model
         self.recorder = recorder_for(device)
-        self.compiler = compiler
+        self.facts = {"compiler": str(compiler)}
         self._spec, self._world_size = spec, ranks.world_size
         self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
-        self._batches = Batches(
-            seed=seed,
-            vocab_size=spec.model.vocab_size,
-            seq_len=workload.seq_len,
-            replica_batch_size=self._num_micro_batches * plan.micro_batch_size,
-            replica=here.dp,
-            device=device,
-            samples=samples_of(spec),
-        )
+        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._pipeline = PipelineSteps(self.engine, spec, self.recorder) if plan.pp > 1 else None
         self._step = 0
         self._next = self._batches.at(0)
@@ -118,7 +90,7 @@ class _Running:
         """See `DeepSpeedEngine.step`."""
         batches = self._micro_batches()
         with self.recorder.phase("step"):
-            loss, norm = self._train(batches) if self._pipeline is None else self._pipeline.run(batches)
+            loss, norm = self._prompt(batches) if self._spec.workload.mode == "prefill" else self._train(batches)
         self._step += 1
         self._next = self._batches.at(self._step)
         marks = self.recorder.take()
@@ -131,8 +103,24 @@ class _Running:
         tokens, targets = (whole.chunk(self._num_micro_batches) for whole in self._next)
         return zip(tokens, targets, strict=True)
 
+    @torch.no_grad()
+    def _prompt(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
+        """Forward only."""
+        if self._pipeline is not None:
+            return self._pipeline.prompt(batches), 0.0
+        losses = []
+        for index, (tokens, targets) in enumerate(batches):
+            with self.recorder.phase("forward", micro_batch=index):
+                losses.append(self.engine(tokens, targets))
+        mean = torch.stack(losses).float().mean() / self._world_size
+        with self.recorder.phase("wait") if self._world_size > 1 else nullcontext():
+            dist.all_reduce(mean)
+        return mean, 0.0
+
     def _train(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Any]:
-        """Forward, backward and update without a pipeline."""
+        """Forward, backward and update."""
+        if self._pipeline is not None:
+            return self._pipeline.run(batches)
         engine, phase = self.engine, self.recorder.phase
         engine.enable_backward_allreduce = False  # so that its wait is not marked as computing
         losses = []
@@ -164,5 +152,6 @@ class _Running:
         engine.destroy()
         modules, parameters = list(engine.module.modules()), list(engine.module.parameters())
         for thing in (engine.optimizer, engine, *modules, *parameters):
-            vars(thing).clear()
+            if thing is not None:  # without training there is no optimizer
+                vars(thing).clear()
         del self.engine, self._pipeline

@@ -16,10 +16,9 @@ from wattune.trial import TrialSpec
 from wattune.workers.deepspeed_ambient import muted
 from wattune.workers.torch_compiler import EAGER, Compiler, compiler_for
 from wattune.workers.torch_experts import ExpertShard
-from wattune.workers.torch_model import Decoder, Embedding, Head, Layer, Rotation
+from wattune.workers.torch_lora import adapt, adapt_layer, freeze
+from wattune.workers.torch_model import DTYPES, Decoder, Embedding, Head, Layer, Rotation
 from wattune.workers.torch_weights import initialise
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Trained(nn.Module):
@@ -37,15 +36,25 @@ class Trained(nn.Module):
 
         DeepSpeed itself divides by micro-batches and replicas.
         """
-        return cast(Tensor, self.decoder(tokens, targets)) / targets.numel()
+        assert self.decoder.head is not None
+        return cast(Tensor, self.decoder(tokens, targets)) / _num_losses(self.decoder.head, targets)
+
+
+def _num_losses(head: Head, targets: Tensor) -> int:
+    """How many tokens of int64 [micro_batch_size, seq_len] a head judges."""
+    return targets.shape[0] if head.last_only else targets.numel()
 
 
 def compiler_of(spec: TrialSpec, device: torch.device) -> Compiler:
     """What compiles layers: as in the torch engine, where DeepSpeed leaves them whole graphs.
 
     Automatic tensor parallel puts collectives into layers, ZeRO-3 hooks into those that `whole_model` cannot make one.
+    Pipelines whose ends share a table are right eagerly; compiled on GPUs the gradient's norm was wrong by half
+    (benchmarks/results/engine_cases.md, torch 2.11), maybe for a reason that is gone since: not tried again.
     """
-    return EAGER if spec.plan.tp > 1 or (_shards_weights(spec) and spec.model.is_moe) else compiler_for(device)
+    plan, model = spec.plan, spec.model
+    cut = plan.tp > 1 or (_shards_weights(spec) and model.is_moe) or (plan.pp > 1 and model.tied_embeddings)
+    return EAGER if cut else compiler_for(device)
 
 
 def whole_model(
@@ -62,6 +71,10 @@ def whole_model(
         decoder = Decoder(
             model, range(model.num_layers), rotation=turned, recompute=plan.recompute, experts=ExpertShard()
         )
+        if spec.workload.lora is not None:
+            adapt(decoder, spec.workload.lora)
+    assert decoder.head is not None
+    decoder.head.last_only = spec.workload.mode == "prefill"
     parts: list[tuple[str, nn.Module | None]] = [("embedding", decoder.embedding)]
     parts += [(f"layers.{index}", layer) for index, layer in decoder.layers.items()]
     parts += [("head", decoder.head)]
@@ -73,13 +86,24 @@ def whole_model(
         if shards:
             deepspeed.zero.Init(module=part, config_dict_or_path=config, dtype=DTYPES[plan.dtype])
     if model.tied_embeddings:
-        assert decoder.embedding is not None and decoder.head is not None
+        assert decoder.embedding is not None
         decoder.head.output.weight = decoder.embedding.tokens.weight
     decoder.compile_with(compiler, with_loss=True)
     if _shards_weights(spec) and uncut:
         # One unit a layer, as in the torch engine: one gathering instead of one for every matrix, and no hooks within.
         deepspeed.utils.set_z3_leaf_modules(decoder, [Layer, Head])
+        if spec.workload.mode == "lora":
+            decoder.layers["0"].register_forward_pre_hook(_with_gradient)
     return Trained(decoder, model)
+
+
+def _with_gradient(_layer: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Asks for the gradient of what a frozen embedding gives, although nobody needs it.
+
+    ZeRO-3 frees the weights of a unit when the gradient of its input is known (a full backward hook); where no input
+    has one torch calls such hooks before the backward pass.
+    """
+    inputs[0].requires_grad_(torch.is_grad_enabled())
 
 
 def _shards_weights(spec: TrialSpec) -> bool:
@@ -97,6 +121,7 @@ def _fill(part: nn.Module, name: str, spec: TrialSpec, device: torch.device, see
     """Allocates and draws a part; the values are those of the torch engine, rounded to the training data type."""
     part.to_empty(device=device)
     initialise(part, name, spec.model, seed)
+    freeze(part, spec.workload.mode)
     return part.to(DTYPES[spec.plan.dtype])
 
 
@@ -116,6 +141,8 @@ class Stages(PipelineModule):  # type: ignore[misc]
         for part in self.modules():
             if isinstance(part, Layer | Head):
                 part.compiler = compiler
+            if isinstance(part, Head):
+                part.last_only = spec.workload.mode == "prefill"
 
     def expect(self, targets: Tensor | None) -> None:
         """Tells the last stage which tokens its next micro-batch should give, where it computes the loss itself."""
@@ -146,7 +173,8 @@ def _layers(spec: TrialSpec, device: torch.device, seed: int) -> list[LayerSpec]
     first = [_TiedTokens(None, *whole)]
     if model.positions == "learned":
         first.append(_Part("embedding", Positions, (model,), *whole))
-    return [*first, *layers, _Part("head", FinalNorm, (model,), *whole), _TiedTokens(_logits, *whole)]
+    logits = _last_logits if spec.workload.mode == "prefill" else _logits
+    return [*first, *layers, _Part("head", FinalNorm, (model,), *whole), _TiedTokens(logits, *whole)]
 
 
 class LastPart(nn.Module):
@@ -166,11 +194,12 @@ class LastPart(nn.Module):
         """Mean loss of a micro-batch [batch, sequence, hidden]."""
         targets, self.targets = self.targets, None
         assert targets is not None, "expect comes first"
-        return cast(Tensor, self.head(x, targets)) / targets.numel()
+        return cast(Tensor, self.head(x, targets)) / _num_losses(self.head, targets)
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    """Mean loss of the positions there are logits of: all, or after a prompt the last one."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets[:, -logits.shape[1] :].flatten())
 
 
 class Positions(nn.Module):
@@ -204,6 +233,10 @@ def _logits(tokens: nn.Embedding, x: Tensor) -> Tensor:
     return F.linear(x, tokens.weight)
 
 
+def _last_logits(tokens: nn.Embedding, x: Tensor) -> Tensor:
+    return F.linear(x[:, -1:], tokens.weight)
+
+
 class _Part(LayerSpec):  # type: ignore[misc]
     """A layer of the pipeline, not yet allocated."""
 
@@ -222,6 +255,9 @@ class _Part(LayerSpec):  # type: ignore[misc]
     def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002 - as in LayerSpec
         with torch.device("meta"):
             part: nn.Module = self.typename(*self.module_args)
+            lora = self._whole[0].workload.lora
+            if lora is not None and isinstance(part, Layer):
+                adapt_layer(part, lora)
         return _fill(part, self._name, *self._whole)
 
 

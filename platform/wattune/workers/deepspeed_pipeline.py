@@ -17,7 +17,7 @@ Instruction = Callable[..., None]
 
 
 class PipelineSteps:
-    """Runs `PipelineEngine.train_batch` with the instructions of its schedule inside phases."""
+    """Runs `PipelineEngine.train_batch` or `eval_batch` with the instructions of its schedule inside phases."""
 
     def __init__(self, engine: Any, spec: TrialSpec, recorder: Recorder) -> None:
         """Takes the engine over: it runs the instructions below from now on."""
@@ -45,6 +45,23 @@ class PipelineSteps:
         assert self._loss is not None
         return self._loss, self._norm
 
+    def prompt(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+        """Every micro-batch forward; the loss."""
+        self._count["forward"] = 0
+        engine = self._engine
+        mine = batches if engine.is_first_stage() or engine.is_last_stage() else None
+        losses = engine.eval_batch(mine, reduce_output=None, bcast_loss=False)
+        with self._recorder.phase("wait"):
+            return self._summed(torch.stack(losses).sum() if losses else None)
+
+    def _summed(self, total: Tensor | None) -> Tensor:
+        """The mean loss of the global batch, of the losses of this rank's micro-batches where it has any."""
+        engine = self._engine
+        mine = torch.zeros((), device=engine.device) if total is None else total.detach().float().reshape(())
+        loss: Tensor = mine / (engine.micro_batches * engine.dp_world_size)
+        dist.all_reduce(loss)
+        return loss
+
     def _numbered(self, phase: str, instruction: Instruction) -> Instruction:
         def run(engine: Any, **arguments: Any) -> None:
             number = self._count[phase]
@@ -58,10 +75,7 @@ class PipelineSteps:
         def run(engine: Any, **arguments: Any) -> None:
             with self._recorder.phase("wait"):
                 instruction(engine, **arguments)
-                total = engine.total_loss
-                mine = torch.zeros((), device=engine.device) if total is None else total.detach().float().reshape(())
-                self._loss = mine / (engine.micro_batches * engine.dp_world_size)
-                dist.all_reduce(self._loss)
+                self._loss = self._summed(engine.total_loss)
 
         return run
 

@@ -1,6 +1,8 @@
 """What an engine is, and which there are. An engine trains; it neither warms up, measures nor judges."""
 
 import importlib
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -34,10 +36,7 @@ class StepMarks:
 
 
 class Engine(Protocol):
-    """One specification made ready to train on this rank. All ranks call the same methods in the same order.
-
-    An engine may also have `facts() -> Mapping[str, str]`: what it decided that no axis says, for the result's tags.
-    """
+    """One specification made ready to train on this rank. All ranks call the same methods in the same order."""
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Builds model, optimizer and data from one seed.
@@ -55,9 +54,59 @@ class Engine(Protocol):
         """Highest memory this rank's device held since `build`: allocated by torch on GPUs, resident set on CPUs."""
         ...
 
+    def facts(self) -> Mapping[str, str]:
+        """What it decided that no axis says, such as what compiled its layers: tags of the result."""
+        ...
+
     def close(self) -> None:
         """Gives back memory and process groups; may be called twice, and after a failed `build`."""
         ...
+
+
+class Peak(Protocol):
+    """What counts memory."""
+
+    def memory_peak_bytes(self) -> int:
+        """See `Engine.memory_peak_bytes`."""
+        ...
+
+
+class Running(Protocol):
+    """One specification built, on this rank."""
+
+    @property
+    def recorder(self) -> Peak:
+        """What counts its memory."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """See `Engine.facts`."""
+        ...
+
+    def step(self) -> StepMarks:
+        """See `Engine.step`."""
+        ...
+
+
+class Answering:
+    """What an engine answers from what its `build` has made."""
+
+    _running: Running | None = None
+
+    def step(self) -> StepMarks:
+        """Runs one optimizer step over one global batch; waits for the device once, at its end."""
+        assert self._running is not None, "build comes first"
+        return self._running.step()
+
+    def memory_peak_bytes(self) -> int:
+        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
+        assert self._running is not None, "build comes first"
+        return self._running.recorder.memory_peak_bytes()
+
+    def facts(self) -> Mapping[str, str]:
+        """What this engine decided that no axis says."""
+        return {} if self._running is None else self._running.facts
 
 
 ENGINES: Final[dict[str, str]] = {
@@ -66,6 +115,28 @@ ENGINES: Final[dict[str, str]] = {
     "megatron": "wattune.workers.megatron_engine:MegatronEngine",
 }
 """Engine name to `module:Class`; loaded on first use, so that naming an engine imports no vendor library."""
+
+
+def check_libraries(spec: TrialSpec) -> None:
+    """Looks for what a specification needs to be installed on this node, without loading any of it.
+
+    Raises:
+        EngineError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
+    """
+    if spec.engine in ("deepspeed", "megatron") and importlib.util.find_spec(spec.engine) is None:
+        raise EngineError(_not_installed(spec.engine, spec.engine))
+    if not spec.cluster.transformer_engine or spec.engine != "megatron":
+        return
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise EngineError(
+            f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
+            "install it on every node, or set transformer_engine: false"
+        )
+
+
+def _not_installed(engine: str, library: str | None) -> str:
+    extra = f" (wattune[{engine}])" if engine in ENGINES and engine != "torch" else ""
+    return f'engine "{engine}" needs {library}, which is not installed; install it{extra} on every node'
 
 
 def load_engine(name: str) -> Engine:
@@ -78,13 +149,10 @@ def load_engine(name: str) -> Engine:
         EngineError: There is none, or its library is not installed.
     """
     if name not in ENGINES and ":" not in name:
-        raise EngineError(f'engine "{name}" is not built; {closest(name, ENGINES)}')
+        raise EngineError(f'unknown engine "{name}"; {closest(name, ENGINES)}')
     module_name, _, class_name = ENGINES.get(name, name).partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        extra = f" (wattune[{name}])" if name in ENGINES and name != "torch" else ""
-        raise EngineError(
-            f'engine "{name}" needs {error.name}, which is not installed; install it{extra} on every node'
-        ) from error
+        raise EngineError(_not_installed(name, error.name)) from error
     return cast(Engine, getattr(module, class_name)())

@@ -1,17 +1,20 @@
-"""Loads whose times are known, to calibrate sensors with: square waves of matrix products, and products without pause.
+"""Loads of known times, to calibrate sensors with: square waves of products, and products or copies without pause.
 
     python -m wattune.workers.loads marks.parquet --node n0 --name gpu0 --device cuda:0 --wave 0.5 20 --wave 4 3
     python -m wattune.workers.loads marks.parquet --node n0 --name gpu0 --device cuda:0 --steady 60
+    python -m wattune.workers.loads marks.parquet --node n0 --name gpu0 --device cuda:0 --copies 10
 
 A process of its own, so that no other thread of Python delays an edge. It says `ready` on standard output once warm,
 and leaves a table of `wattune.schema.MARKS` behind. Every stretch of work is one `step`: in a wave the time from the
-first product queued to the last one finished, the device idle in between; when steady, a fixed number of products.
+first product queued to the last one finished, the device idle in between; when steady, a fixed number of products or
+copies.
 """
 
 import argparse
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Final
 import torch
 
 from wattune.clock import ClockAnchor
-from wattune.storage import write_table
+from wattune.storage.files import write_table
 from wattune.units import ns_to_s, s_to_ns
 from wattune.workers.phases import Mark, marks_table
 
@@ -37,8 +40,12 @@ GPU_SIZE: Final = 8192
 CPU_SIZE: Final = 512
 """Rows and columns of fp32 products on a CPU: some milliseconds on one thread."""
 
+COPY_BYTES: Final = 2**28
+"""Bytes of one copy in each direction: 5 ms at the 55 GB/s of a PCIe 5 link of 16 lanes, so that starting it costs
+nothing beside it."""
+
 QUEUED: Final = 2
-"""Products queued ahead: enough to leave the GPU no gap, few enough to end on time."""
+"""Products or copies queued ahead: enough to leave the GPU no gap, few enough to end on time."""
 
 STEP_S: Final = 0.03
 """Length that steady steps are made for."""
@@ -49,46 +56,40 @@ WARM_S: Final = 1.0
 _STOPPED: Final = 128 + signal.SIGTERM
 
 
-class MatrixProducts:
-    """Square matrix products on one device, one after another."""
+class Work(ABC):
+    """Equal pieces of work on one device, one after another."""
 
     def __init__(self, device: str) -> None:
-        """Makes the factors; a fixed seed, since power depends on the numbers multiplied.
-
-        Args:
-            device: `cpu`, or `cuda:` and an index.
-        """
+        """Takes the device: `cpu`, or `cuda:` and an index."""
         self._cuda = device != "cpu"
-        size, dtype = (GPU_SIZE, torch.bfloat16) if self._cuda else (CPU_SIZE, torch.float32)
-        generator = torch.Generator(device).manual_seed(0)
-        self._left, self._right = (
-            torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2)
-        )
-        self._product = torch.empty_like(self._left)
         self._queued: deque[torch.cuda.Event] = deque()
 
+    @abstractmethod
+    def _start(self) -> None:
+        """Queues one piece on the current stream, or does it on a CPU."""
+
     def run(self, count: int) -> None:
-        """Multiplies so many times and waits for the last one."""
+        """Does so many pieces and waits for the last one."""
         for _ in range(count):
-            self._multiply()
+            self._queue()
         self._wait(0)
 
     def run_until(self, deadline_ns: int) -> int:
-        """Multiplies until a monotonic time, at least once, and waits for the last one.
+        """Works until a monotonic time, one piece at least, and waits for the last one.
 
         Returns:
-            How many products it was.
+            How many pieces it was.
         """
         count = 0
         while not count or time.monotonic_ns() < deadline_ns:
-            self._multiply()
+            self._queue()
             self._wait(QUEUED)
             count += 1
         self._wait(0)
         return count
 
-    def _multiply(self) -> None:
-        torch.matmul(self._left, self._right, out=self._product)
+    def _queue(self) -> None:
+        self._start()
         if self._cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
@@ -99,11 +100,55 @@ class MatrixProducts:
             self._queued.popleft().synchronize()
 
 
-def square_wave(products: MatrixProducts, period_s: float, num_periods: int) -> list[Mark]:
+class MatrixProducts(Work):
+    """Square matrix products."""
+
+    def __init__(self, device: str) -> None:
+        """Makes the factors; a fixed seed, since power depends on the numbers multiplied."""
+        super().__init__(device)
+        size, dtype = (GPU_SIZE, torch.bfloat16) if self._cuda else (CPU_SIZE, torch.float32)
+        generator = torch.Generator(device).manual_seed(0)
+        self._left, self._right = (
+            torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2)
+        )
+        self._product = torch.empty_like(self._left)
+
+    def _start(self) -> None:
+        torch.matmul(self._left, self._right, out=self._product)
+
+
+class HostCopies(Work):
+    """Copies between pinned memory and the device, both ways at once: all that the link between them carries."""
+
+    def __init__(self, device: str) -> None:
+        """Takes the memory; on a CPU, both ends are the host's."""
+        super().__init__(device)
+        kind = torch.uint8
+        self._pairs = []
+        for to_device in (True, False):
+            here = torch.zeros(COPY_BYTES, dtype=kind, pin_memory=self._cuda)
+            there = torch.zeros(COPY_BYTES, dtype=kind, device=device)
+            self._pairs.append((there, here) if to_device else (here, there))
+        streams = len(self._pairs) if self._cuda else 0
+        self._streams = [torch.cuda.Stream(device) for _ in range(streams)]  # type: ignore[no-untyped-call]
+
+    def _start(self) -> None:
+        if not self._cuda:
+            for target, source in self._pairs:
+                target.copy_(source)
+            return
+        # A stream for each direction: one stream's copies run after one another, whatever their direction.
+        for stream, (target, source) in zip(self._streams, self._pairs, strict=True):
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def square_wave(work: Work, period_s: float, num_periods: int) -> list[Mark]:
     """Works the first half of each period and rests the second, on absolute deadlines, so that no error adds up.
 
     Args:
-        products: The work.
+        work: What to do, warm.
         period_s: Length of a period.
         num_periods: How many.
 
@@ -116,25 +161,25 @@ def square_wave(products: MatrixProducts, period_s: float, num_periods: int) -> 
         due_ns = first_ns + index * period_ns
         _sleep_until(due_ns)
         start_ns = time.monotonic_ns()
-        products.run_until(due_ns + round(DUTY_FRAC * period_ns))
+        work.run_until(due_ns + round(DUTY_FRAC * period_ns))
         marks.append(Mark("step", start_ns, time.monotonic_ns()))
     _sleep_until(first_ns + num_periods * period_ns)
     return marks
 
 
-def steady(products: MatrixProducts, duration_s: float) -> list[Mark]:
-    """Works without pause in steps of a fixed number of products, about `STEP_S` long.
+def steady(work: Work, duration_s: float) -> list[Mark]:
+    """Works without pause in steps of a fixed number of pieces, about `STEP_S` long.
 
     Args:
-        products: The work, warm.
+        work: What to do, warm.
         duration_s: How long; the last step ends after it.
     """
     start_ns = time.monotonic_ns()
-    count = products.run_until(start_ns + s_to_ns(10 * STEP_S))
+    count = work.run_until(start_ns + s_to_ns(10 * STEP_S))
     per_step = max(1, round(count * STEP_S / ns_to_s(time.monotonic_ns() - start_ns)))
     deadline_ns, marks = time.monotonic_ns() + s_to_ns(duration_s), []
     while (now_ns := time.monotonic_ns()) < deadline_ns:
-        products.run(per_step)
+        work.run(per_step)
         marks.append(Mark("step", now_ns, time.monotonic_ns()))
     return marks
 
@@ -161,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument("--wave", action="append", nargs=2, type=float, metavar=("PERIOD_S", "PERIODS"))
     load.add_argument("--steady", type=float, metavar="SECONDS")
+    load.add_argument("--copies", type=float, metavar="SECONDS")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _stop)
     if given.device == "cpu":
@@ -168,16 +214,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif not torch.cuda.is_available():
         parser.error(f"--device {given.device}: this torch ({torch.__version__}) sees no GPU")
     anchor = ClockAnchor.now()
-    products = MatrixProducts(given.device)
-    products.run_until(time.monotonic_ns() + s_to_ns(WARM_S))
+    work = HostCopies(given.device) if given.copies is not None else MatrixProducts(given.device)
+    work.run_until(time.monotonic_ns() + s_to_ns(WARM_S))
     print("ready", flush=True)  # noqa: T201 - whoever started this waits for it
     if given.wave is None:
-        marks = steady(products, given.steady)
+        marks = steady(work, given.steady if given.copies is None else given.copies)
     else:
         marks = []
         time.sleep(REST_S)
         for period_s, num_periods in given.wave:
-            marks += square_wave(products, period_s, int(num_periods))
+            marks += square_wave(work, period_s, int(num_periods))
             time.sleep(REST_S)
     steps = [(number, [mark]) for number, mark in enumerate(marks)]
     write_table(given.marks, marks_table(steps, node=given.node, device=given.name, rank=0, anchor=anchor))

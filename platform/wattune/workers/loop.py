@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,8 +32,8 @@ MOST_WARMUP_ROUNDS: Final = 4
 """Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside measured
-steps."""
+"""Told on every rank what begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside
+measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class OutOfMemory:
 
     rank: int
     phase: str
-    """`build`, or the innermost phase of the step."""
+    """The innermost phase of the step; outside of steps `build` or `profile`."""
     message: str
     """The first line of what the allocator said."""
     requested_bytes: int | None = None
@@ -50,12 +51,12 @@ class OutOfMemory:
     """What the device held then; None on processors."""
 
     @classmethod
-    def of(cls, error: BaseException, ranks: Ranks) -> "OutOfMemory":
-        """Reads an error for which `is_out_of_memory` holds."""
+    def of(cls, error: BaseException, ranks: Ranks, *, outside: str = "build") -> "OutOfMemory":
+        """Reads an error for which `is_out_of_memory` holds; `outside` is where it was raised if in no phase."""
         found = _REQUESTED.search(str(error))
         return cls(
             rank=ranks.rank,
-            phase=failed_phase(error) or "build",
+            phase=failed_phase(error) or outside,
             message=_first_line(error),
             requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
             memory=device_memory(ranks.device),
@@ -130,16 +131,17 @@ def measure_trial(
         node: The rank's node, by the name its telemetry uses.
         device: The rank's device on that node, by the name its telemetry uses.
         seed: Seed of weights and data, the same on every rank.
-        progress: Called on rank 0 between the parts of the trial.
+        progress: Called between the parts of the trial.
 
     Returns:
-        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept. Other ranks
-        may then wait in a collective for this one: whoever runs the group frees them.
+        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept. Whatever goes
+        wrong in the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait
+        in a collective for this one: whoever runs the group frees them.
 
     Raises:
         Exception: Anything else the engine raised; the worker's runner reports it and ends the group.
     """
-    report = progress if progress is not None and ranks.rank == 0 else _silent
+    report = progress if progress is not None else _silent
     anchor = ClockAnchor.now()
     steps: list[tuple[int, StepMarks]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
@@ -160,7 +162,7 @@ def measure_trial(
             done += missing
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
-        facts = dict(getattr(engine, "facts", dict)())
+        facts = dict(engine.facts())
         if profile_steps := _profile_steps(measure, ranks):
             report("profile", 0, profile_steps)
             kernels, problem = _profile(engine, spec, ranks, profile_steps)
@@ -217,11 +219,15 @@ def _profile_steps(measure: Measure, ranks: Ranks) -> int:
 
 def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> tuple[pa.Table | None, str]:
     """What ran in further steps, or why that cannot be told: what was measured is not lost over it."""
-    spans, trace = profiled_steps(engine.step, num_steps, on_gpu=ranks.device != "cpu")
     try:
+        spans, trace = profiled_steps(engine.step, num_steps, on_gpu=ranks.device != "cpu")
         table = kernels_table(trace(), spans, rank=ranks.rank, devices_per_node=spec.cluster.devices_per_node)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return None, f"the profiler's trace could not be read: {error!r}"
+    except Exception as error:  # whatever it is: the pass only explains what was measured before it
+        problem = f"rank {ranks.rank}: {type(error).__name__}: {_first_line(error)}"
+        if is_out_of_memory(error):
+            problem = f"out of memory, {OutOfMemory.of(error, ranks, outside='profile')}"
+        traceback.clear_frames(error.__traceback__)  # they hold the activations of a step
+        return None, f"missing, since the profiled pass failed: {problem}"
     return table, ""
 
 

@@ -2,14 +2,12 @@
 
 from typing import Any, Final
 
-import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
+from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workers.torch_model import NORM_EPSILON
+from wattune.workers.torch_model import DTYPES, NORM_EPSILON
 from wattune.workers.torch_optimizer import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
-
-DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 _NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 
@@ -48,12 +46,7 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         "params_dtype": DTYPES[plan.dtype],
         "pipeline_dtype": DTYPES[plan.dtype],
         "perform_initialization": False,  # `megatron_weights` fills them
-        "tensor_model_parallel_size": plan.tp,
-        "pipeline_model_parallel_size": plan.pp,
-        "virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else None,
-        "context_parallel_size": plan.cp,
-        "expert_model_parallel_size": plan.ep,
-        "expert_tensor_parallel_size": plan.etp,
+        **_degrees(plan),
         "sequence_parallel": plan.tp > 1,
         "pipeline_model_parallel_layout": layout(spec),
         "deallocate_pipeline_outputs": plan.pp > 1,
@@ -142,7 +135,11 @@ def optimizer(spec: TrialSpec) -> dict[str, Any]:
 
 def model_parallel(spec: TrialSpec) -> dict[str, Any]:
     """Arguments of `parallel_state.initialize_model_parallel`; its default order of ranks is `plan.parallel`'s."""
-    plan = spec.plan
+    return {**_degrees(spec.plan), "create_gloo_process_groups": False}
+
+
+def _degrees(plan: Plan) -> dict[str, int | None]:
+    """How many ways everything is cut, by the names that Megatron's model and its process groups share."""
     return {
         "tensor_model_parallel_size": plan.tp,
         "pipeline_model_parallel_size": plan.pp,
@@ -150,5 +147,4 @@ def model_parallel(spec: TrialSpec) -> dict[str, Any]:
         "context_parallel_size": plan.cp,
         "expert_model_parallel_size": plan.ep,
         "expert_tensor_parallel_size": plan.etp,
-        "create_gloo_process_groups": False,
     }

@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,23 +21,22 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-from wattune.errors import EngineError
-from wattune.plan.parallel import coordinates, num_micro_batches
-from wattune.plan.rules import violations
+from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers import megatron_config
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepMarks, check_libraries
 from wattune.workers.megatron_layers import chunk, finish
 from wattune.workers.megatron_marks import Marks
 from wattune.workers.megatron_runtime import Session, fuse_updates
 from wattune.workers.megatron_weights import initialise
 from wattune.workers.torch_compiler import Compiler, begin_variant, compiler_for
-from wattune.workers.torch_data import Batches, samples_of
-from wattune.workers.torch_model import Rotation
+from wattune.workers.torch_data import Batches
+from wattune.workers.torch_device import claim
+from wattune.workers.torch_model import DTYPES, Rotation
 from wattune.workers.torch_recorder import recorder_for, with_idle
 
 
-class MegatronEngine:
+class MegatronEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
@@ -55,32 +55,13 @@ class MegatronEngine:
         Raises:
             EngineError: The specification is one this engine cannot run.
         """
-        for violation in violations(spec):
-            raise EngineError(f"{violation.rule}: {violation.reason}")
-        if ranks.world_size != spec.cluster.world_size:
-            raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
-        device = torch.device(ranks.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        device = claim(spec, ranks)
+        check_libraries(spec)
         self._session = Session()
         self._session.open(spec)
         compiler = self._compiler or compiler_for(device)
         begin_variant(("megatron", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
         self._running = _Running(spec, ranks, self._session, device, seed, compiler)
-
-    def step(self) -> StepMarks:
-        """Runs one optimizer step over one global batch; Megatron waits for the device to read the gradient's norm."""
-        assert self._running is not None, "build comes first"
-        return self._running.step()
-
-    def memory_peak_bytes(self) -> int:
-        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
-        assert self._running is not None, "build comes first"
-        return self._running.recorder.memory_peak_bytes()
-
-    def facts(self) -> dict[str, str]:
-        """What this engine decided that no axis says."""
-        return {} if self._running is None else self._running.facts
 
     def close(self) -> None:
         """Gives back memory, the process groups `build` made, and what Megatron keeps in its modules."""
@@ -110,28 +91,23 @@ class _Running:
         self.recorder = recorder_for(device)
         self._micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         self._replicas = ranks.world_size // plan.pp
+        self._trains = workload.mode != "prefill"
         positions = torch.arange(workload.seq_len, device=device).expand(plan.micro_batch_size, -1)
         self._positions = own_part(positions, plan.cp, parallel_state.get_context_parallel_rank())
         with warnings.catch_warnings(action="ignore"):  # Megatron warns of what is missing and of what it prefers
             self._config = TransformerConfig(**megatron_config.transformer(spec))
             self._chunks = self._models(session, device, seed, compiler)
-            self._optimizer = get_megatron_optimizer(
-                OptimizerConfig(**megatron_config.optimizer(spec)),
-                self._chunks,
-                config_overrides={},  # Megatron's own leave norms and biases out of weight decay
-                use_gloo_process_groups=False,
-            )
-        fuse_updates(self._optimizer)
+            if self._trains:
+                self._chunks = self._replicated(self._chunks)
+                self._optimizer = get_megatron_optimizer(
+                    OptimizerConfig(**megatron_config.optimizer(spec)),
+                    self._chunks,
+                    config_overrides={},  # Megatron's own leave norms and biases out of weight decay
+                    use_gloo_process_groups=False,
+                )
+                fuse_updates(self._optimizer)
         self._marks = self._hook(self._config)
-        self._batches = Batches(
-            seed=seed,
-            vocab_size=spec.model.vocab_size,
-            seq_len=workload.seq_len,
-            replica_batch_size=self._micro_batches * plan.micro_batch_size,
-            replica=coordinates(ranks.rank, plan, ranks.world_size).dp,
-            device=device,
-            samples=samples_of(spec),
-        )
+        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._run = get_forward_backward_func()
         self._step = 0
         self._next = self._batches.at(0)
@@ -141,7 +117,7 @@ class _Running:
     def step(self) -> StepMarks:
         """See `MegatronEngine.step`."""
         with self._marks.step():
-            loss, grad_norm = self._train()
+            loss, grad_norm = self._train() if self._trains else self._prompt()
         self._step += 1
         self._next = self._batches.at(self._step)
         marks = self.recorder.take()
@@ -154,7 +130,7 @@ class _Running:
 
         Hooks of gradients and graphs of the last step refer to it where Python's collector does not look.
         """
-        for part in self._chunks:
+        for part in self._chunks if self._trains else ():
             for group in (*part.bucket_groups, *part.expert_parallel_bucket_groups):
                 if group.param_gather_handle is not None:
                     group.param_gather_handle.wait()
@@ -163,11 +139,23 @@ class _Running:
                 vars(module.token_dispatcher).clear()
             vars(module).clear()
 
+    @torch.no_grad()
+    def _prompt(self) -> tuple[Tensor, float]:
+        return self._pass(forward_only=True), 0.0
+
     def _train(self) -> tuple[Tensor, Any]:
-        plan, workload = self._spec.plan, self._spec.workload
         for part in self._chunks:
             part.zero_grad_buffer()
         self._optimizer.zero_grad()
+        loss = self._pass(forward_only=False)
+        with self.recorder.phase("optimizer"):
+            done, grad_norm, _ = self._optimizer.step()
+        assert done, "only scaled losses make Megatron skip an update"
+        return loss, grad_norm
+
+    def _pass(self, *, forward_only: bool) -> Tensor:
+        """All micro-batches through this rank's chunks; the mean loss of the global batch."""
+        plan, workload = self._spec.plan, self._spec.workload
         several = len(self._chunks) > 1
         iterators = [self._inputs() for _ in self._chunks]
         losses = self._run(
@@ -177,20 +165,17 @@ class _Running:
             num_microbatches=self._micro_batches,
             seq_length=workload.seq_len,
             micro_batch_size=plan.micro_batch_size,
-            forward_only=False,
+            forward_only=forward_only,
         )
         with self._after_micro_batches():
             mine = torch.stack(losses).sum() if losses else torch.zeros((), device=self._positions.device)
             # Every tensor and context parallel rank of the last stage knows the loss of its replica, or its part of it.
             loss = mine / (self._micro_batches * self._replicas)
             dist.all_reduce(loss)
-        with self.recorder.phase("optimizer"):
-            done, grad_norm, _ = self._optimizer.step()
-        assert done, "only scaled losses make Megatron skip an update"
-        return loss, grad_norm
+        return loss
 
     def _models(self, session: Session, device: torch.device, seed: int, compiler: Compiler) -> list[Any]:
-        """This rank's chunks, initialised and made data parallel."""
+        """This rank's chunks, initialised."""
         spec, plan = self._spec, self._spec.plan
         numbers = list(range(plan.vpp)) if plan.vpp > 1 else [None]
         first, last = parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage
@@ -198,14 +183,18 @@ class _Running:
         for number in numbers:
             ends = {"ignore_virtual": number is None, "vp_stage": number}
             part = chunk(spec, self._config, number, first=first(**ends), last=last(**ends)).to(device)
-            initialise(part, spec.model, session.holder(), seed)
-            parts.append(part.to(megatron_config.DTYPES[plan.dtype]))
+            initialise(part, spec.model, session.holder(), seed, spec.workload.lora)
+            parts.append(part.to(DTYPES[plan.dtype]))
         rotation = None
         if spec.model.positions == "rope" and not megatron_config.uses_transformer_engine(spec):
-            dtype = megatron_config.DTYPES[plan.dtype]
+            dtype = DTYPES[plan.dtype]
             rotation = Rotation.table(spec.model, spec.workload.seq_len, device, dtype)
         finish(parts, rotation, compiler)
-        options = DistributedDataParallelConfig(**megatron_config.data_parallel(spec))
+        return [part.train(self._trains) for part in parts]
+
+    def _replicated(self, parts: list[Any]) -> list[Any]:
+        """Chunks made data parallel."""
+        options = DistributedDataParallelConfig(**megatron_config.data_parallel(self._spec))
         return [
             # The first chunk reduces on the way; the others' gradients come in one piece, earlier than they are needed.
             DistributedDataParallel(self._config, options, part, disable_bucketing=index > 0)
@@ -226,8 +215,10 @@ class _Running:
             config.no_sync_func = waits if len(waits) > 1 else waits[0]
         return marks
 
-    def _after_micro_batches(self) -> Any:
-        return self.recorder.phase("wait" if self._world_size > 1 else "optimizer")
+    def _after_micro_batches(self) -> AbstractContextManager[None]:
+        if self._world_size > 1:
+            return self.recorder.phase("wait")
+        return self.recorder.phase("optimizer") if self._trains else nullcontext()
 
     def _inputs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Micro-batches of tokens and targets, or of the parts of them that this context parallel rank attends from."""
@@ -238,6 +229,8 @@ class _Running:
     def _forward(self, inputs: Iterator[tuple[Tensor, Tensor]], model: nn.Module) -> tuple[Tensor, "LossFunction"]:
         """What Megatron calls for one micro-batch and chunk."""
         tokens, targets = next(inputs)
+        if not self._trains:
+            targets = targets[:, -1:]  # the one token after each prompt
         return model(tokens, self._positions, None, labels=targets), _summed_loss
 
 

@@ -32,6 +32,7 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.workers.megatron_config import uses_transformer_engine
+from wattune.workers.megatron_lora import adapt
 from wattune.workers.torch_compiler import EAGER, Compiler
 from wattune.workers.torch_model import Rotation
 
@@ -188,7 +189,7 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
         EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
     """
     model, engine = spec.model, uses_transformer_engine(spec)
-    layer, norm = _engine_layer(spec, config) if engine else _local_layer(spec, config)
+    layer, norm = layer_specs(spec, config)
     count = get_num_layers_to_build(config, vp_stage=number)
     rope = engine and model.positions == "rope"
     built = GPTModel(
@@ -210,7 +211,20 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
         if isinstance(module, _CUT) and module.weight is not None:
             # 0.16.1 says so where it initialises; without it the norm of the gradient counts one rank's piece only.
             module.weight.tensor_model_parallel = True
+    if spec.workload.lora is not None:
+        adapt(built, model, spec.workload.lora, config)
+    if last and spec.workload.mode == "prefill":
+        _judge_last_token(built.output_layer)
     return cast(nn.Module, built)
+
+
+def _judge_last_token(head: nn.Module) -> None:
+    """Has a head give logits at the last position only, of [S, B, H] those of the sequence's last token.
+
+    Of a sequence that tensor parallelism has cut every rank gives its last position, and the last of them is kept.
+    """
+    head.register_forward_pre_hook(lambda _, inputs: (inputs[0][-1:], *inputs[1:]))
+    head.register_forward_hook(lambda _, __, outputs: (outputs[0][-1:], *outputs[1:]))
 
 
 _CUT: Final = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
@@ -224,6 +238,15 @@ def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compile
             module.compiler = compiler
         if isinstance(module, Attention):
             module.rotation = rotation
+
+
+def layer_specs(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+    """What a layer is made of, and the final norm: all TransformerEngine's, or Megatron's and ours.
+
+    Raises:
+        EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
+    """
+    return _engine_layer(spec, config) if uses_transformer_engine(spec) else _local_layer(spec, config)
 
 
 def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:

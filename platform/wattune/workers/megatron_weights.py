@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
+from wattune.trial import Lora
 from wattune.workers.torch_weights import draw
 
 
@@ -35,7 +36,7 @@ class Holder:
 
 
 @torch.no_grad()
-def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int) -> None:
+def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lora: Lora | None = None) -> None:
     """Fills a GPT model of Megatron's.
 
     Args:
@@ -43,15 +44,37 @@ def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int) ->
         model: The whole model.
         holder: This rank's part of every parameter.
         seed: With a parameter's full name it decides its value.
+        lora: Adapters in it.
     """
     numbers = {index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}  # type: ignore[union-attr, arg-type]
-    for name, parameter in chunk.named_parameters():
-        found = _LAYER.match(name)
-        place, part = (f"layers.{numbers[int(found[1])]}", found[2]) if found else ("", name)
-        parameter.copy_(weight(place, part, model, holder, _Draw(seed, parameter.device)))
+    for full_name, parameter in chunk.named_parameters():
+        found = _LAYER.match(full_name)
+        place, part = (f"layers.{numbers[int(found[1])]}", found[2]) if found else ("", full_name)
+        whole = _Draw(seed, parameter.device)
+        if lora is not None and (adapts := _ADAPTER.match(part)) is not None:
+            block, half, name = adapts.groups()
+            value = adapter(place, block, half, name, model, lora, holder, whole)
+        else:
+            value = weight(place, part.replace(".base.", "."), model, holder, whole)
+        parameter.copy_(value)
 
 
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+_ADAPTER: Final = re.compile(r"(self_attention|mlp)\.linear_\w+\.lora_([ab])_(\w+)$")
+
+
+def adapter(
+    place: str, block: str, half: str, name: str, model: ModelSpec, lora: Lora, holder: Holder, whole: "Whole"
+) -> Tensor:
+    """One half of an adapter; see `wattune.workers.megatron_lora` for which rank holds what."""
+    hidden, inner, kv = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
+    outputs = {"q": hidden, "k": kv, "v": kv, "o": hidden, "gate": inner, "up": inner, "down": hidden}[name]
+    shape = (outputs, lora.rank) if half == "b" else (lora.rank, inner if name == "down" else hidden)
+    owner = {"self_attention": "attention", "mlp": "ffn"}[block]
+    value = whole(f"{place}.{owner}.{name}.lora_{half}.weight", *shape)
+    dim = {"a": 1, "b": 0}[half]
+    is_cut = (half == "a") == (name in ("o", "down"))
+    return value.chunk(holder.tp, dim)[holder.tp_rank] if is_cut else value
 
 
 @dataclass(frozen=True, slots=True)

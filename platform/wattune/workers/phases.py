@@ -26,10 +26,15 @@ class Mark:
 _NOTE: Final = "in phase "
 
 
-def note_phase(error: BaseException, phase: str) -> None:
-    """Keeps with an error the phase it was raised in; the innermost of several stays."""
-    if failed_phase(error) is None:
-        error.add_note(f"{_NOTE}{phase}")
+@contextmanager
+def noting(phase: str) -> Iterator[None]:
+    """Keeps with an error that leaves the enclosed work the phase it was raised in; the innermost of several stays."""
+    try:
+        yield
+    except BaseException as error:  # raised on to whoever handles it, an interrupt too
+        if failed_phase(error) is None:
+            error.add_note(f"{_NOTE}{phase}")
+        raise
 
 
 def failed_phase(error: BaseException) -> str | None:
@@ -51,10 +56,8 @@ class PhaseRecorder:
         assert name in PHASES, name
         start_ns = time.monotonic_ns()
         try:
-            yield
-        except BaseException as error:
-            note_phase(error, name)
-            raise
+            with noting(name):
+                yield
         finally:
             self.marks.append(Mark(name, start_ns, time.monotonic_ns(), micro_batch, chunk))
 

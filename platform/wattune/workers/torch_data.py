@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from wattune.errors import EngineError
+from wattune.plan.parallel import coordinates
 from wattune.trial import TOKEN_DTYPES, TrialSpec
+from wattune.workers.engine import Ranks
 
 
 def stable_seed(*parts: object) -> int:
@@ -40,18 +42,10 @@ class FileSamples:
         self._samples_per_step = workload.global_batch_size
         if file.dtype not in TOKEN_DTYPES:
             raise EngineError(f"workload.tokens.dtype: got {file.dtype}; use one of: {', '.join(TOKEN_DTYPES)}")
-        item = np.dtype(file.dtype).itemsize
         try:
-            size = self._path.stat().st_size
-            if size % item:
-                raise EngineError(
-                    f"{self._path} has {size} bytes, no multiple of the {item} of {file.dtype}; name its data type"
-                )
-            if size // item <= self._seq_len:
-                raise EngineError(
-                    f"{self._path} has {size // item} tokens of {file.dtype}; a sequence of seq_len={self._seq_len} "
-                    f"needs {self._seq_len + 1}"
-                )
+            problem = file.problem(workload.seq_len)
+            if problem is not None:
+                raise EngineError(f"workload.tokens: {problem}")
             self._tokens = np.memmap(self._path, dtype=file.dtype, mode="r")
         except OSError as error:
             raise EngineError(
@@ -82,11 +76,6 @@ class FileSamples:
         return torch.from_numpy(tokens)
 
 
-def samples_of(spec: TrialSpec) -> FileSamples | None:
-    """Where a specification's tokens come from: its file, or None for those drawn from the seed."""
-    return None if spec.workload.tokens is None else FileSamples(spec)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
     """The samples of one data-parallel replica."""
@@ -101,6 +90,24 @@ class Batches:
     device: torch.device
     samples: FileSamples | None = None
     """A file's sequences; None draws them."""
+
+    @classmethod
+    def of(cls, spec: TrialSpec, ranks: Ranks, *, seed: int, device: torch.device) -> "Batches":
+        """The samples of one rank's replica.
+
+        Raises:
+            EngineError: Tokens are taken from a file that cannot be used; see `FileSamples`.
+        """
+        plan, workload = spec.plan, spec.workload
+        return cls(
+            seed=seed,
+            vocab_size=spec.model.vocab_size,
+            seq_len=workload.seq_len,
+            replica_batch_size=workload.global_batch_size // plan.dp(ranks.world_size),
+            replica=coordinates(ranks.rank, plan, ranks.world_size).dp,
+            device=device,
+            samples=None if workload.tokens is None else FileSamples(spec),
+        )
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The inputs and the targets, each shifted by one token from the other.

@@ -1,8 +1,29 @@
-"""Which device a rank really drives."""
+"""Which device a rank drives, and what torch holds of it."""
 
 from dataclasses import dataclass
 
 import torch
+
+from wattune.errors import EngineError
+from wattune.plan.rules import violations
+from wattune.trial import TrialSpec
+from wattune.workers.engine import Ranks
+
+
+def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
+    """Makes a rank's device torch's current one, once nothing speaks against running the specification there.
+
+    Raises:
+        EngineError: The specification breaks a rule, or the ranks are not those of its cluster.
+    """
+    for violation in violations(spec):
+        raise EngineError(f"{violation.rule}: {violation.reason}")
+    if ranks.world_size != spec.cluster.world_size:
+        raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
+    device = torch.device(ranks.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

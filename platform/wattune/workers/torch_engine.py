@@ -13,25 +13,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from wattune.errors import EngineError
 from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
-from wattune.plan.rules import violations
 from wattune.trial import TrialSpec
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepMarks
 from wattune.workers.torch_compiler import Compiler, begin_variant, compiler_for
-from wattune.workers.torch_data import Batches, samples_of
+from wattune.workers.torch_data import Batches
+from wattune.workers.torch_device import claim
 from wattune.workers.torch_lora import adapt
 from wattune.workers.torch_mesh import Meshes
-from wattune.workers.torch_model import Decoder, Rotation
+from wattune.workers.torch_model import DTYPES, Decoder, Rotation
 from wattune.workers.torch_optimizer import ShardedAdamW
 from wattune.workers.torch_parallel import materialise
 from wattune.workers.torch_pipeline import Chunk, Pipeline, Stage
 from wattune.workers.torch_recorder import recorder_for, with_idle
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-
-class TorchEngine:
+class TorchEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
@@ -50,13 +47,7 @@ class TorchEngine:
         Raises:
             EngineError: The specification is one this engine cannot run.
         """
-        for violation in violations(spec):
-            raise EngineError(f"{violation.rule}: {violation.reason}")
-        if ranks.world_size != spec.cluster.world_size:
-            raise EngineError(f"{spec.cluster.label} has {spec.cluster.world_size} ranks; got {ranks.world_size}")
-        device = torch.device(ranks.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        device = claim(spec, ranks)
         self._meshes = Meshes.create(
             spec.plan,
             world_size=ranks.world_size,
@@ -69,20 +60,6 @@ class TorchEngine:
         own = self._meshes.generation if spec.plan.tp > 1 else None
         begin_variant((spec.model, spec.cluster, spec.workload, spec.plan, device, compiler, own))
         self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
-
-    def step(self) -> StepMarks:
-        """Runs one optimizer step over one global batch; waits for the device once, at its end."""
-        assert self._running is not None, "build comes first"
-        return self._running.step()
-
-    def memory_peak_bytes(self) -> int:
-        """Highest memory held since `build`: allocated by torch on GPUs; resident at the end of a phase on CPUs."""
-        assert self._running is not None, "build comes first"
-        return self._running.recorder.memory_peak_bytes()
-
-    def facts(self) -> dict[str, str]:
-        """What this engine decided that no axis says."""
-        return {} if self._running is None else {"compiler": str(self._running.compiler)}
 
     def close(self) -> None:
         """Gives back memory and the process groups `build` made."""
@@ -103,7 +80,7 @@ class _Running:
     ) -> None:
         plan, workload = spec.plan, spec.workload
         here = coordinates(ranks.rank, plan, ranks.world_size)
-        self.compiler = compiler
+        self.facts = {"compiler": str(compiler)}
         self._trains = workload.mode != "prefill"
         self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
         self._group = meshes.dense("pp").get_group()
@@ -136,15 +113,7 @@ class _Running:
             stages, plan, num_micro_batches=micro_batches, recorder=self.recorder, trains=self._trains
         )
         self._optimizer = ShardedAdamW((p for decoder in decoders for p in decoder.parameters()), self._tied)
-        self._batches = Batches(
-            seed=seed,
-            vocab_size=spec.model.vocab_size,
-            seq_len=workload.seq_len,
-            replica_batch_size=micro_batches * plan.micro_batch_size,
-            replica=here.dp,
-            device=device,
-            samples=samples_of(spec),
-        )
+        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._step = 0
         self._next = self._batches.at(0)
         # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.

@@ -6,7 +6,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from wattune.trial import Lora
-from wattune.workers.torch_model import Decoder
+from wattune.workers.torch_model import Decoder, Layer
 
 
 class AdaptedLinear(nn.Module):
@@ -32,16 +32,22 @@ class AdaptedLinear(nn.Module):
 def adapt(decoder: Decoder, lora: Lora) -> None:
     """Puts adapters beside the linear layers a specification names, in every decoder layer."""
     for layer in decoder.layers.values():
-        for block in (layer.attention, layer.ffn):
-            for name in lora.targets:
-                base = getattr(block, name, None)
-                if isinstance(base, nn.Linear):
-                    setattr(block, name, AdaptedLinear(base, lora.rank))
+        assert isinstance(layer, Layer)
+        adapt_layer(layer, lora)
 
 
-def freeze(decoder: Decoder, mode: str) -> None:
-    """Leaves trainable what a mode of work trains: everything, the adapters, or nothing."""
-    for name, parameter in decoder.named_parameters():
+def adapt_layer(layer: Layer, lora: Lora) -> None:
+    """As `adapt`, in one decoder layer."""
+    for block in (layer.attention, layer.ffn):
+        for name in lora.targets:
+            base = getattr(block, name, None)
+            if isinstance(base, nn.Linear):
+                setattr(block, name, AdaptedLinear(base, lora.rank))
+
+
+def freeze(part: nn.Module, mode: str) -> None:
+    """Leaves trainable what a mode of work trains of a part of the model: everything, the adapters, or nothing."""
+    for name, parameter in part.named_parameters():
         parameter.requires_grad_(mode == "pretrain" or (mode == "lora" and ".lora_" in name))
 
 

@@ -6,7 +6,7 @@ only the shapes they see differ. Activations between layers are [batch, sequence
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -17,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from wattune.catalog.models import ModelSpec
 from wattune.workers.torch_compiler import EAGER, Compiler
 from wattune.workers.torch_experts import ExpertShard, MixtureOfExperts
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""torch's types by a plan's `dtype`."""
 
 NORM_EPSILON = 1e-5
 """Added to the variance: Llama 3's and Mixtral's `rms_norm_eps`, GPT-2's `layer_norm_epsilon`."""

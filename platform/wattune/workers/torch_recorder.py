@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from wattune.schema import PHASES
-from wattune.workers.phases import Mark, PhaseRecorder, note_phase
+from wattune.workers.phases import Mark, PhaseRecorder, noting
 
 
 class HostRecorder(PhaseRecorder):
@@ -60,10 +60,8 @@ class CudaRecorder(PhaseRecorder):
         if name == "step":
             self._tie_ns, self._tie = time.monotonic_ns(), start
         try:
-            yield
-        except BaseException as error:
-            note_phase(error, name)
-            raise
+            with noting(name):
+                yield
         finally:
             end.record()
             self._spans.append((name, start, end, micro_batch, chunk))

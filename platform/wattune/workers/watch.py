@@ -6,13 +6,15 @@ in a collective, never could.
 
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
-from wattune.units import ns_to_s
+from wattune.units import ns_to_s, s_to_ns
 from wattune.workers.engine import Engine, Ranks, StepMarks
+from wattune.workers.phases import Mark
 
 STALL_STEPS: Final = 10
 """A trial hangs when it waits for a step longer than so many of its recent steps took, and than `measure.stall_s`."""
@@ -22,13 +24,16 @@ FIRST_STEP_STALLS: Final = 10
 
 _RECENT_STEPS: Final = 20
 
+SHOWN_S: Final = 4.0
+"""How far back the marks go that a running trial can show: its last step, and every other that ended since then."""
+
 
 class TrialStoppedError(EngineError):
     """A trial that was ordered to stop, at the beginning of its next step."""
 
 
 class WatchedEngine:
-    """An engine with a counter. It is the engine in everything else, what only that engine has included."""
+    """An engine with a counter, and the engine in everything else."""
 
     def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
         """Watches an engine from before its build.
@@ -40,6 +45,7 @@ class WatchedEngine:
         """
         self._engine, self._on_failure = engine, on_failure
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self._shown: deque[tuple[int, int, StepMarks]] = deque()
         self._waiting_since_ns: int | None = None
         self._stop_reason: str | None = None
         self.num_steps = 0
@@ -48,11 +54,8 @@ class WatchedEngine:
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """See `Engine.build`."""
-        try:
+        with self._telling():
             self._engine.build(spec, ranks, seed=seed)
-        except BaseException as error:
-            self._on_failure(error)
-            raise
         self._waiting_since_ns = time.monotonic_ns()
 
     def step(self) -> StepMarks:
@@ -62,21 +65,25 @@ class WatchedEngine:
             TrialStoppedError: `stop` was called.
         """
         start_ns = time.monotonic_ns()
-        try:
+        with self._telling():
             if self._stop_reason is not None:
                 raise TrialStoppedError(self._stop_reason)
             result = self._engine.step()
-        except BaseException as error:
-            self._on_failure(error)
-            raise
         self._waiting_since_ns = end_ns = time.monotonic_ns()
         self._recent_ns.append(end_ns - start_ns)
+        self._shown.append((end_ns, self.num_steps, result))
+        while self._shown[0][0] < end_ns - s_to_ns(SHOWN_S):
+            self._shown.popleft()
         self.num_steps += 1
         return result
 
     def memory_peak_bytes(self) -> int:
         """See `Engine.memory_peak_bytes`."""
         return self._engine.memory_peak_bytes()
+
+    def facts(self) -> Mapping[str, str]:
+        """See `Engine.facts`."""
+        return self._engine.facts()
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -86,18 +93,21 @@ class WatchedEngine:
             before()
         self._engine.close()
 
-    def __getattr__(self, name: str) -> Any:
-        """What only this engine has."""
-        return getattr(self._engine, name)
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # told, and raised on: a rank that is interrupted keeps others waiting too
+            self._on_failure(error)
+            raise
 
     def stop(self, reason: str) -> None:
         """Has the next step raise; may be called from any thread."""
         self._stop_reason = reason
 
-    @property
-    def stop_reason(self) -> str | None:
-        """Why it was stopped; None where it was not."""
-        return self._stop_reason
+    def recent_marks(self) -> list[tuple[int, tuple[Mark, ...]]]:
+        """The steps of the last `SHOWN_S` with their marks, counted from the first; may be called from any thread."""
+        return [(number, result.marks) for _, number, result in list(self._shown)]
 
     def stall(self, stall_s: float) -> str | None:
         """Why the trial counts as hung, None while it does not; may be called from any thread.

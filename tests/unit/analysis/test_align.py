@@ -49,13 +49,21 @@ def test_weights_integrate_what_clipping_integrates(steps, start_s, length_s):
     assert weights_s(time_s, start_s, start_s + length_s) @ value == pytest.approx(expected, abs=1e-9)
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 0.3), st.floats(0, 900)), min_size=3, max_size=40), st.integers(1, 50))
-def test_the_fast_way_onto_a_grid_is_the_exact_one(steps, num_steps):
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.3), st.floats(0, 900)), min_size=3, max_size=40),
+    st.integers(1, 50),
+    st.sampled_from([3, 2**14]),
+)
+def test_the_fast_way_onto_a_grid_is_the_exact_one(steps, num_steps, block):
     time_s, value = np.cumsum([width for width, _ in steps]), np.array([each for _, each in steps])
     whole = series(time_s, value)
     start_s, step_s = float(time_s[0]) + 0.1 * whole.span_s, 0.8 * whole.span_s / num_steps
     grid_s = start_s + step_s * np.arange(num_steps + 1)
-    assert whole.cumulative_on_grid(start_s, step_s, num_steps) == pytest.approx(whole.cumulative(grid_s), abs=1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wattune.analysis.series._BLOCK", block)
+        found = np.concatenate(list(whole.cumulative_on_grid(start_s, step_s, num_steps)))
+    assert found == pytest.approx(whole.cumulative(grid_s), rel=1e-9, abs=1e-9)
+    assert whole.between(start_s, grid_s[-1]) == pytest.approx(found[-1] - found[0], rel=1e-9, abs=1e-9)
 
 
 def test_cumulative_is_exact_between_samples():

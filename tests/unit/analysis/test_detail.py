@@ -8,9 +8,9 @@ import pytest
 
 from wattune.analysis import readings
 from wattune.analysis.align import align
-from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, detail
+from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
 from wattune.analysis.energy import powers
-from wattune.analysis.examine import clocks_and_temperatures
+from wattune.analysis.examine import clocks_and_temperatures, examine
 from wattune.analysis.readings import Kept, Readings
 from wattune.analysis.summary import summarize
 from wattune.analysis.throttle import stretches, throttle_metrics
@@ -47,8 +47,6 @@ def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
     assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
     assert found.metrics["step_time_s"] == pytest.approx(1.0)
     assert "no_steady_state" not in found.quality_reasons
-    asked = summarize(None, bench.marks(rows), {"ring": ring}, {}, measured_steps=range(24))
-    assert asked.tags["window_s"] == "28.000" and "steady_from_step" not in asked.tags
 
 
 def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
@@ -100,8 +98,14 @@ def whole(bench):
     return bench.steps([GPU, TWIN]), tables
 
 
+def detail(marks, tables, manifests) -> Detail:
+    examined = examine(None, marks, tables, manifests)
+    assert examined is not None
+    return detail_of(examined)
+
+
 def test_slots_and_their_temperatures_over_time(bench):
-    found = detail(None, *whole(bench), MANIFESTS)
+    found = detail(*whole(bench), MANIFESTS)
     assert found.slots["slot"].to_pylist() == [1, 4]
     assert found.slots["device"].to_pylist() == ["gpu1", "gpu0"]
     assert found.slots["power_mean_w"].to_pylist() == pytest.approx([400.0, 400.0], rel=2e-3)
@@ -116,7 +120,7 @@ def test_slots_and_their_temperatures_over_time(bench):
 
 def test_excursions_are_listed_as_they_are_counted(bench):
     marks, tables = whole(bench)
-    found, metrics = detail(None, marks, tables, MANIFESTS), summarize(None, marks, tables, MANIFESTS).metrics
+    found, metrics = detail(marks, tables, MANIFESTS), summarize(None, marks, tables, MANIFESTS).metrics
     assert found.excursions.num_rows == metrics["excursion_count"] == 5
     assert set(found.excursions["device"].to_pylist()) == {"gpu0"}
     starts_s, ends_s = (found.excursions[name].to_numpy() for name in ("start_s", "end_s"))
@@ -124,17 +128,14 @@ def test_excursions_are_listed_as_they_are_counted(bench):
     assert ends_s[1:-1] - starts_s[1:-1] == pytest.approx([1.0] * 3, abs=0.06)
     assert found.excursions["peak_w"].to_pylist() == pytest.approx([700.0] * 5)
     assert sum(found.excursions["energy_j"].to_pylist()) == pytest.approx(metrics["excursion_energy_j"])
-    stated = detail(None, marks, tables, MANIFESTS, power_limit_w=800.0)
-    assert stated.excursions.num_rows == 0
 
 
 def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
     marks, tables = whole(bench)
-    one = detail(None, marks, tables, MANIFESTS).excursions
+    one = detail(marks, tables, MANIFESTS).excursions
     monkeypatch.setattr("wattune.analysis.grid._BLOCK", 64)
     monkeypatch.setattr("wattune.analysis.series._BLOCK", 7)
-    monkeypatch.setattr("wattune.analysis.excursion._BLOCK", 5)
-    many = detail(None, marks, tables, MANIFESTS)
+    many = detail(marks, tables, MANIFESTS)
     assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
     assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())
     assert many.excursions.num_rows == one.num_rows
@@ -142,14 +143,14 @@ def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
 
 def test_json_has_the_first_rows_of_long_tables_and_says_how_many_there_are(bench):
     marks = bench.steps([GPU], num_steps=MOST_LISTED + 5, step_s=0.01)
-    found = detail(None, marks, {"ring": bench.ring({GPU: constant(100)})}, {}).to_json()
+    found = detail(marks, {"ring": bench.ring({GPU: constant(100)})}, {}).to_json()
     assert len(found["steps"]) == MOST_LISTED
     assert found["num_rows"]["steps"] == MOST_LISTED + 5
     json.dumps(found, allow_nan=False)
 
 
-def test_without_a_window_there_is_no_detail(bench):
-    assert detail(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
+def test_without_a_window_nothing_is_examined(bench):
+    assert examine(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
 
 
 def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
@@ -157,6 +158,7 @@ def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
     before = summarize(None, marks, tables, MANIFESTS).metrics
     monkeypatch.setattr("wattune.analysis.align.Kept", lambda: Kept(most_bytes=1))
     assert summarize(None, marks, tables, MANIFESTS).metrics == before
+    monkeypatch.setattr(readings, "_LARGE_SHARE", 2)
     kept, made = Kept(most_bytes=100), []
     for number in (1, 2, 1, 3, 1):
 
@@ -168,6 +170,9 @@ def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
     assert made == [1, 2, 3]  # 40 bytes each: the one longest not asked for goes
     kept.get(2, Readings, lambda: made.append("again") or Readings(np.zeros(5), {}))
     assert made == [1, 2, 3, "again"]
+    large = Readings(np.zeros(7), {})  # more than half of all there is room for
+    assert all(kept.get("large", Readings, lambda: made.append("large") or large) is large for _ in range(2))
+    assert made[-2:] == ["large", "large"]
 
 
 def test_samples_stamped_after_they_were_read_do_not_exist(bench):

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.analysis.align import align
-from wattune.analysis.energy import powers
-from wattune.analysis.excursion import excursion_metrics, hysteresis, time_above_frac
+from wattune.analysis.excursion import excursion_metrics, stretches_inside, time_above_frac
 from wattune.analysis.grid import GRID_S
-from wattune.analysis.power import synchronous
+from wattune.analysis.power import powers_together
 from wattune.analysis.series import series
 
 GPU = ("n0", "gpu0")
@@ -23,10 +22,10 @@ def plateau(time_s):
     return np.where(inside, 800.0, 600.0)
 
 
-def metrics_of(bench, waves, manifests=LIMITS, power_limit_w=None, **ring):
+def metrics_of(bench, waves, manifests=LIMITS, **ring):
     aligned = align({"ring": bench.ring(waves, start_s=-1.01, **ring)}, bench.steps(list(waves)), manifests)
-    found = powers(aligned)
-    sensors = synchronous(aligned, found, power_limit_w=power_limit_w).sensors
+    found, together = powers_together(aligned)
+    sensors = together.sensors
     return excursion_metrics(found, [one.excursions for one in sensors], [one.above_limit_frac for one in sensors])
 
 
@@ -68,28 +67,31 @@ def test_a_quiet_device_halves_the_share_of_device_time(bench):
     assert both["over_limit_20ms_time_frac"] == pytest.approx(alone["over_limit_20ms_time_frac"] / 2)
 
 
-def test_a_stated_limit_stands_in_for_the_enforced_one(bench):
-    assert metrics_of(bench, {GPU: plateau}, power_limit_w=790.0)["excursion_count"] == 0
-    assert metrics_of(bench, {GPU: plateau}, {}, power_limit_w=700.0)["excursion_count"] == 2
-
-
 def test_without_a_limit_or_with_a_coarse_sensor_nothing_is_said(bench):
     assert metrics_of(bench, {GPU: plateau}, {}) == {}
     assert metrics_of(bench, {GPU: plateau}, period_s=0.1) == {}
 
 
+def inside(values, begin, end, **before):
+    found = np.zeros(len(values), bool)
+    for first, last in zip(*stretches_inside(np.array(values), begin, end, **before), strict=True):
+        assert not found[first:last].any()
+        found[first:last] = True
+    return found.tolist()
+
+
 def test_hysteresis_begins_above_and_ends_below():
     values = np.array([100, 104, 106, 101, 99.9, 104, 106, 107.0])
-    assert hysteresis(values, 105, 100).tolist() == [False, False, True, True, False, False, True, True]
+    assert inside(values, 105, 100) == [False, False, True, True, False, False, True, True]
 
 
-@given(st.lists(st.floats(0, 2), max_size=50))
-def test_hysteresis_agrees_with_a_loop(values):
-    state, expected = False, []
+@given(st.lists(st.floats(0, 2), max_size=50), st.booleans())
+def test_hysteresis_agrees_with_a_loop(values, state):
+    before, expected = state, []
     for value in values:
         state = value > 1.05 or (state and value >= 1.0)
         expected.append(state)
-    assert hysteresis(np.array(values), 1.05, 1.0).tolist() == expected
+    assert inside(values, 1.05, 1.0, inside=before) == expected
 
 
 def test_time_above_interpolates_crossings():

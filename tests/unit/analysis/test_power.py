@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.analysis.align import align
-from wattune.analysis.energy import powers
 from wattune.analysis.grid import GRID_S, GridEnergy
-from wattune.analysis.power import power_metrics, synchronous
+from wattune.analysis.power import power_metrics, powers_together
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
@@ -26,8 +25,7 @@ def square(phase_s=0.0, low=100.0, high=900.0, period_s=PERIOD_S):
 
 def metrics_of(bench, tables, devices, manifests=None):
     aligned = align(tables, bench.steps(devices), manifests or {})
-    found = powers(aligned)
-    return power_metrics(aligned, found, synchronous(aligned, found))
+    return power_metrics(aligned, *powers_together(aligned))
 
 
 def test_a_square_wave_has_its_high_level_as_peak_and_half_way_as_mean(bench):
@@ -116,8 +114,7 @@ def test_one_coarse_sensor_hides_the_peaks_of_the_sum(bench):
 
 def test_a_window_shorter_than_the_metric_is_absent(bench):
     aligned = align({"ring": bench.ring({GPU: square()})}, bench.steps([GPU], num_steps=1, step_s=0.5), {})
-    found = powers(aligned)
-    metrics = power_metrics(aligned, found, synchronous(aligned, found))
+    metrics = power_metrics(aligned, *powers_together(aligned))
     assert "device_power_peak_1s_w" not in metrics
     assert "power_swing_rms_w" not in metrics
     assert metrics["device_power_peak_100ms_w"] == pytest.approx(900.0)

@@ -6,6 +6,7 @@ import pytest
 from wattune.analysis.align import align
 from wattune.analysis.phases import segments
 from wattune.analysis.saturation import link_peaks, saturation
+from wattune.analysis.use import use_metrics
 from wattune.catalog.hardware import device
 
 GPU = ("n0", "gpu0")
@@ -36,7 +37,8 @@ def test_a_link_that_is_full_whenever_it_communicates_is_saturated(bench):
     assert found.saturated and found.within == "communication"
     assert found.achieved_frac == pytest.approx(0.85, abs=0.01)
     assert found.above_frac == pytest.approx(1.0, abs=0.03)
-    assert found.peak == RATED and found.peak_source.startswith("catalog: ")
+    assert found.peak == RATED and found.peak_source.startswith("rated: ")
+    assert found.claim == "nvlink (of rated peak)"
 
 
 def test_the_same_traffic_is_not_when_the_whole_step_is_looked_at(bench):
@@ -56,7 +58,38 @@ def test_a_measured_peak_goes_before_the_catalogs_and_has_a_higher_threshold(ben
     known = {"link_peaks": {"nvlink": 360e9}}
     found = of(bench, lambda t: np.full(len(t), 350e9), known=known)["nvlink"]
     assert (found.peak, found.peak_source, found.threshold_frac, found.saturated) == (360e9, "measured", 0.9, True)
+    assert found.claim == "nvlink (of measured peak)"
     assert not of(bench, lambda t: np.full(len(t), 310e9), known=known)["nvlink"].saturated
+
+
+def test_pcie_is_held_against_what_a_calibration_measured(bench):
+    sent = 54e9 * (TIME_S + 1) + 1e12
+    traffic = {"pcie_tx_bytes": sent, "pcie_rx_bytes": sent * 0 + 7.0}
+    found = of(bench, lambda t: 0 * t, known={"link_peaks": {"pcie": 55e9}}, **traffic)["pcie"]
+    assert found.saturated and found.claim == "pcie (of measured peak)"
+    assert found.achieved_frac == pytest.approx(54 / 55)
+    assert "pcie" not in of(bench, lambda t: 0 * t, **traffic)
+
+
+def test_the_network_is_held_against_the_speed_of_the_slowest_nodes_links(bench):
+    sent = 90e9 * (TIME_S + 1) + 1e12
+    nodes = ("n0", "n1")
+    rows = {(node, "host"): {"time_s": TIME_S, "nic_tx_bytes": sent, "nic_rx_bytes": sent} for node in nodes}
+    gpus = [(node, "gpu0") for node in nodes]
+    marks = bench.marks([(gpu, rank, 0, "step", 0.0, 20.0) for rank, gpu in enumerate(gpus)])
+
+    def found(*speeds):
+        hosts = [{} if speed is None else {"nic_link_bytes_per_s": speed} for speed in speeds]
+        manifests = {node: {"devices": {"host": facts}} for node, facts in zip(nodes, hosts, strict=True)}
+        aligned = align({"host": bench.tier("host", rows)}, marks, manifests)
+        peaks = link_peaks(aligned, None)
+        return use_metrics(aligned, peaks), saturation(aligned, peaks, segments(aligned, marks), divided=False)
+
+    metrics, (one,) = found(200e9, 100e9)
+    assert metrics["nic_of_peak_frac"] == pytest.approx(0.9)
+    assert one.saturated and one.claim == "nic (of rated peak)" and "ports" in one.peak_source
+    metrics, nothing = found(200e9, None)
+    assert "nic_of_peak_frac" not in metrics and nothing == ()
 
 
 def test_without_a_peak_or_readings_nothing_is_said(bench):

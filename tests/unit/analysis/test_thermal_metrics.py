@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from wattune.analysis.align import align
-from wattune.analysis.thermal import temperature_rise_c_per_min, temperatures, thermal_metrics
+from wattune.analysis.examine import clocks_and_temperatures
+from wattune.analysis.thermal import temperature_rise_c_per_min, thermal_metrics
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0")]
 
@@ -30,7 +31,7 @@ def flat(celsius):
 
 def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
     aligned = align(tables(bench, dict(zip(DEVICES, map(flat, (50, 56, 70)), strict=True))), bench.steps(DEVICES), {})
-    assert thermal_metrics(aligned, temperatures(aligned)) == pytest.approx(
+    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0]) == pytest.approx(
         {
             "device_temp_max_c": 70,
             "device_temp_mean_c": (50 + 56 + 70) / 3,
@@ -43,11 +44,11 @@ def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
 
 def test_a_device_without_temperatures_makes_them_absent(bench):
     aligned = align(tables(bench, {DEVICES[0]: flat(50)}), bench.steps(DEVICES), {})
-    assert thermal_metrics(aligned, temperatures(aligned)) == {}
-    assert temperature_rise_c_per_min(temperatures(aligned)) is None
+    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0]) == {}
+    assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) is None
 
 
 def test_the_rise_is_that_of_the_fastest_warming_device_in_the_second_half(bench):
     temps = {DEVICES[0]: flat(50), DEVICES[1]: lambda t: np.where(t < 10, 40 + t, 50 + (t - 10) / 20)}
     aligned = align(tables(bench, temps), bench.steps(DEVICES[:2]), {})
-    assert temperature_rise_c_per_min(temperatures(aligned)) == pytest.approx(3.0, rel=1e-3)
+    assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) == pytest.approx(3.0, rel=1e-3)

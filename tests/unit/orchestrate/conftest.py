@@ -15,7 +15,7 @@ from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.ledger import Ledger
 from wattune.plan.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
-from wattune.study import StudyFolder
+from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)

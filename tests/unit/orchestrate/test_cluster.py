@@ -1,5 +1,8 @@
 """Which nodes a trial may use, what a rank is given of them, and what is said where there are too few."""
 
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ import ray
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, connect
+from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, alive_nodes, connect
 
 H200 = {"ray.io/accelerator-type": "H200"}
 H100 = {"ray.io/accelerator-type": "H100"}
@@ -128,6 +131,46 @@ def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPat
     ]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert [(one.device, one.domain) for one in alive_nodes()] == [("h100_sxm", "a"), ("h200_sxm", "rack7")]
+
+
+class _Stopped(BaseException):
+    """What a caller's handler raises."""
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_stop_while_ray_starts_waits_and_goes_to_the_callers_handler() -> None:
+    """Ray's own handler would end the process without a word; `ray job stop` then finds no report."""
+    seen = []
+    signal.signal(signal.SIGTERM, _stop)
+    with pytest.raises(_Stopped), _callers_signals():
+        ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(1))
+        signal.raise_signal(signal.SIGTERM)
+        seen.append("Ray has started")
+    assert seen == ["Ray has started"]
+    assert signal.getsignal(signal.SIGTERM) is _stop
+    with pytest.raises(KeyboardInterrupt), _callers_signals():
+        signal.raise_signal(signal.SIGINT)
+        seen.append("again")
+    assert len(seen) == 2
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_rays_handler_stays_where_the_caller_has_none() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with _callers_signals():
+        ray._private.utils.set_sigterm_handler(_stop)
+    assert signal.getsignal(signal.SIGTERM) is _stop
 
 
 def test_an_address_nobody_answers_at_is_said_at_once() -> None:

@@ -30,7 +30,17 @@ CLEAN = Report(problem=None)
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that a broken worker costs, in a hundredth of the time."""
-    for name in ("FREE_S", "DUMP_S", "UNANIMOUS_S", "SETTLE_S", "END_S", "GROUP_START_S", "OVERTIME_S"):
+    for name in (
+        "FREE_S",
+        "DUMP_S",
+        "UNANIMOUS_S",
+        "SETTLE_S",
+        "END_S",
+        "GROUP_START_S",
+        "OVERTIME_S",
+        "LEAVE_S",
+        "QUIT_S",
+    ):
         monkeypatch.setattr(lane_module, name, 0.3)
 
 
@@ -208,8 +218,8 @@ def test_train_says_first_why_a_worker_died() -> None:
     async def scenario(workers: Workers) -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("dies")))
         await asyncio.sleep(0.1)
-        workers.lane.lost(7, "of another run")
-        workers.lane.lost(1, "worker 1 of the group: killed")
+        assert not workers.lane.lost(7, "of another run"), "which is to start no others"
+        assert workers.lane.lost(1, "worker 1 of the group: killed")
         answer = await pending
         assert answer.failure == "worker 1 of the group: killed"
 
@@ -238,6 +248,34 @@ def test_out_of_memory_on_one_rank_frees_the_others_and_keeps_the_group() -> Non
 
     workers = run(scenario, act)
     assert workers.num_groups == 1 and workers.num_probes == 2
+
+
+def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_completed() -> None:
+    async def act(worker: Worker, assigned: RankAssignment) -> Report:
+        assert assigned.assignment is not None
+        lane = worker.workers.lane
+        if assigned.assignment.name == "next":
+            return await worker.deliver(assigned)
+        if assigned.rank == 1:
+            first = replace(completed(1), reason="rank 1: out of memory")
+            lane.failing(worker.group, assigned.number, first, keeps_group=True)
+            return await worker.deliver(assigned)
+        halt = await lane.halt(worker.group, assigned.number)
+        assert halt is not None and halt.kind == "free"
+        broken = assigned.assignment.name == "breaks"
+        return await worker.deliver(assigned, crashed(0) if broken else completed(0))
+
+    async def scenario(workers: Workers) -> None:
+        answer = await workers.lane.run(assignment("profiled"))
+        assert statuses(answer) == ["completed", "completed"]
+        assert answer.cause is not None and answer.cause.status is TrialStatus.COMPLETED
+        assert await workers.lane.settle() == ""
+        answer = await workers.lane.run(assignment("breaks"))  # a rank that loses what it measured is a failure
+        assert answer.cause is not None and answer.cause.status is TrialStatus.CRASHED
+        assert statuses(await workers.lane.run(assignment("next"))) == ["completed", "completed"]
+
+    workers = run(scenario, act)
+    assert workers.num_groups == 1 and workers.num_probes == 4
 
 
 def test_a_rank_that_cannot_be_freed_is_ended() -> None:
@@ -337,6 +375,8 @@ def test_memory_that_did_not_come_back_replaces_the_group_and_not_the_result() -
 
 def test_a_trial_can_be_stopped_while_it_runs() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
+        worker.workers.lane.show(worker.group, assigned.number, assigned.rank, f"marks of {assigned.rank}")  # type: ignore[arg-type]
+        worker.workers.lane.show(worker.group, assigned.number + 1, assigned.rank, "another trial's")  # type: ignore[arg-type]
         halt = await worker.workers.lane.halt(worker.group, assigned.number)
         assert halt is not None and halt.kind == "free"
         return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
@@ -345,13 +385,14 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("hot")))
         await asyncio.sleep(0.1)
         assert workers.lane.progress() == ("hot", "start", 0, None)
+        assert workers.lane.marks("hot") == {0: "marks of 0", 1: "marks of 1"} and workers.lane.marks("another") == {}
         assert not workers.lane.stop_trial("another", "no")
         assert workers.lane.stop_trial("hot", "3000 W") and not workers.lane.stop_trial("hot", "again")
         answer = await pending
         assert answer.cause is not None
         assert (answer.cause.status, answer.cause.reason) == (TrialStatus.ABORTED, "3000 W")
         assert await workers.lane.settle() == ""
-        assert workers.lane.progress() is None
+        assert workers.lane.progress() is None and workers.lane.marks("hot") == {}
 
     assert run(scenario, act).num_groups == 1
 
@@ -371,6 +412,27 @@ def test_what_waits_is_answered_when_the_lane_ends(interrupts: bool) -> None:
         assert {answer.interrupted for answer in answers} == {interrupts}
 
     run(scenario, act)
+
+
+def test_ranks_of_a_stopped_study_leave_their_trial_and_it_counts_as_interrupted() -> None:
+    """Nobody waits for the measured steps of minutes: workers end by themselves, at once, and none is killed."""
+    left: list[str] = []
+
+    async def act(worker: Worker, assigned: RankAssignment) -> Report:
+        halt = await worker.workers.lane.halt(worker.group, assigned.number)
+        assert halt is not None and halt.kind == "free"
+        left.append(halt.reason)
+        return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
+
+    async def scenario(workers: Workers) -> None:
+        pending = asyncio.create_task(workers.lane.run(assignment("long")))
+        await asyncio.sleep(0.1)
+        await workers.lane.close("the study was stopped", interrupts=True)
+        answer = await pending
+        assert answer.interrupted and answer.failure == "the study was stopped"
+        assert left == ["the study was stopped"] * 2
+
+    assert run(scenario, act).num_groups == 1
 
 
 def test_workers_that_never_come_fail_the_trial_and_the_next_one_tries_again() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Placement, Preview
+from wattune.orchestrate.ledger import STOPPED
 from wattune.orchestrate.schedule import Budget
-from wattune.study import StudyFolder
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import FIRST_ANCHOR_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 
 LISTED = {"order": "listed"}
@@ -166,6 +167,22 @@ def test_an_interrupt_marks_what_runs_and_keeps_what_arrived(world, specs, new_n
     assert world.result(second.turn.spec).status is TrialStatus.INTERRUPTED
     assert world.heard[-1].result.status is TrialStatus.INTERRUPTED
     assert ledger.ending == "interrupted" and ledger.next("t2") is None
+    assert ledger.num_left == 2, "the one that was stopped, and the one that never began"
+
+
+def test_an_interrupt_while_a_trial_begins_is_no_death(world, specs, monkeypatch) -> None:
+    ledger = world.ledger(specs)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrialFolder, "write_spec", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.next("t0")
+    monkeypatch.undo()
+    ledger.interrupt()
+    assert world.result(specs[0]).reason == STOPPED
+    assert len(world.drain(world.ledger(specs))) == 3
 
 
 def test_lanes_run_side_by_side_and_wait_for_each_other(world, specs, new_node) -> None:
@@ -303,6 +320,8 @@ def test_what_is_estimated_above_a_hard_limit_never_starts(world, specs, caplog)
         "node_device_power_peak_1s_w is estimated at 2000, the hard limit node_device_power_w is 1500"
     )
     assert "cannot be estimated" in caplog.text
+    assert world.result(specs[2]).tags["no_estimate"] == "RuntimeError: no idea"
+    assert "no_estimate" not in world.result(specs[0]).tags
 
 
 def test_a_listener_that_fails_stops_nothing(world, specs, caplog) -> None:

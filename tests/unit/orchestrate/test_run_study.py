@@ -2,16 +2,17 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RaySystemError
 
 from wattune.orchestrate import run_study
 from wattune.orchestrate.agenda import StudyRun
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes import Progress
+from wattune.orchestrate.lanes import Lanes
 from wattune.orchestrate.run_study import _Dispatcher, _LedgerSearcher, _trainable
 from wattune.trial import Measure, TrialStatus
 
@@ -20,10 +21,10 @@ class FakeLanes:
     """Lanes that only tell how far trials are."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Progress] = {}
+        self.known: dict[str, TrialProgress] = {}
         self.num_asked = 0
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, TrialProgress]:
         self.num_asked += 1
         return self.known
 
@@ -72,9 +73,21 @@ def test_one_answer_of_the_lanes_tells_of_every_trial(world, specs, new_node) ->
     searcher.suggest("t0")
     searcher.suggest("t1")
     asks = [event.progress for event in world.heard if getattr(event, "kind", "") == "started"]
-    lanes.known = {f"{specs[0].trial_id}-0": Progress("measure", 3, 20)}
+    lanes.known = {f"{specs[0].trial_id}-0": TrialProgress(part="measure", done=3, total=20)}
     assert [ask() for ask in asks] == [TrialProgress(part="measure", done=3, total=20), None]
     assert lanes.num_asked == 1
+
+
+@pytest.mark.parametrize(
+    "error", [RayActorError(), GetTimeoutError(), RaySystemError("not started"), ConnectionError()]
+)
+def test_lanes_that_are_busy_or_gone_say_nothing_of_progress(error: Exception) -> None:
+    def refuse() -> None:
+        raise error
+
+    lanes = Lanes.__new__(Lanes)
+    lanes._keeper = SimpleNamespace(progress=SimpleNamespace(remote=refuse))
+    assert lanes.progress() == {}
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from wattune.orchestrate.assignment import Answer
 from wattune.orchestrate.judge import against_limits, judge
 from wattune.orchestrate.lane_keeper import cause
 from wattune.orchestrate.lane_worker import device_name, failed
-from wattune.orchestrate.run_trial import TrialRequest, _over_limit
+from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
-from wattune.study import TrialFolder
-from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.storage.study import TrialFolder
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.workers.loop import RankOutcome
 
 SPEC = TrialSpec(
@@ -65,6 +65,17 @@ def test_a_rank_that_said_nothing_is_named(tmp_path: Path) -> None:
     assert (status, reason) == (TrialStatus.CRASHED, "rank 0 ended without a word; rank 1: closed by peer")
 
 
+def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: Path) -> None:
+    first = outcome(1, facts={"profile": "missing, since rank 1"}, end_mono_ns=5)
+    freed = outcome(0, facts={"profile": "missing, since rank 0 was freed", "compiler": "eager"}, end_mono_ns=9)
+    asked = request(tmp_path)
+    for answer in (Answer(outcomes=(freed, first), cause=first), Answer(outcomes=(freed, first))):
+        found = judge(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
+        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no marks here
+        assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
+    assert judged(tmp_path, first, cause=first) == (TrialStatus.CRASHED, "rank 0 ended without a word")
+
+
 def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
     assert judged(tmp_path, failure="no resources") == (TrialStatus.CRASHED, "no resources")
 
@@ -93,16 +104,22 @@ def test_a_hard_limit_aborts() -> None:
     assert against_limits(over, {}, "publishable", ())[0] is TrialStatus.COMPLETED
 
 
-def test_a_hard_limit_is_looked_at_while_a_trial_runs(tmp_path: Path) -> None:
-    power_w: dict[str, float] = {}
-    telemetry = TrialTelemetry(sensed={}, node_power_w=lambda: power_w)
-    without, limited = request(tmp_path), replace(request(tmp_path), limits={"node_device_power_w": 2900.0})
+def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Path) -> None:
+    telemetry = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 2950.0})
+    limited = replace(request(tmp_path), limits={"node_device_power_w": 2900.0})
+    asked: list[str] = []
+
+    class Lanes:
+        def marks(self, name: str) -> dict[int, Any]:
+            asked.append(name)
+            return {}
+
+    assert _limit(request(tmp_path), telemetry, Lanes())() is None  # type: ignore[arg-type]
+    reason = _limit(limited, telemetry, Lanes())()  # type: ignore[arg-type]
+    assert reason is not None and "2950 W" in reason and not asked
     simulated = replace(limited, spec=replace(SPEC, cluster=replace(SPEC.cluster, simulate_sensors_of="h200_sxm")))
-    assert _over_limit(limited, telemetry)() is None
-    power_w |= {"n0": 2899.0, "n1": 2950.0}
-    assert _over_limit(without, telemetry)() is None and _over_limit(simulated, telemetry)() is None
-    reason = _over_limit(limited, telemetry)()
-    assert reason is not None and "node n1 was 2950 W over 1 s, the hard limit is 2900 W" in reason
+    assert _limit(simulated, telemetry, Lanes())() is None  # type: ignore[arg-type]
+    assert asked == [limited.folder.name]
 
 
 def test_a_cause_is_one_line_of_the_innermost_error() -> None:
@@ -111,6 +128,20 @@ def test_a_cause_is_one_line_of_the_innermost_error() -> None:
     outer = RuntimeError("outer")
     outer.__cause__ = ValueError("inner\ntwo")
     assert cause(outer) == "ValueError: inner two"
+
+
+def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp_path: Path) -> None:
+    """The ledger marks a trial, then its workers and sensors are taken away: what fails then is to be run again."""
+    folder = TrialFolder(request(tmp_path).folder)
+    folder.write_spec(SPEC)
+    ended = TrialResult(
+        trial_id=SPEC.trial_id, repeat=0, status=TrialStatus.INTERRUPTED, start_wall_ns=1, end_wall_ns=2
+    )
+    folder.write_result(ended)
+    conclude(folder, replace(ended, status=TrialStatus.CRASHED, reason="the sampler is gone"))
+    assert folder.result() == ended
+    conclude(folder, replace(ended, status=TrialStatus.COMPLETED))
+    assert folder.result() == replace(ended, status=TrialStatus.COMPLETED)
 
 
 def test_failures_are_classified_and_stamped() -> None:

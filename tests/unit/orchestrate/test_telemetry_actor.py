@@ -8,6 +8,7 @@ import pytest
 
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.telemetry_actor import TelemetryActor, spare_cpus, without_own_processes
+from wattune.telemetry.sampler import SamplerProcess
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,11 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
     assert actor.start("next").cpus == ()
     actor.stop("next")
+
+
+def test_an_actor_of_a_stopped_study_leaves_neither_a_sampler_nor_files(actor: TelemetryActor, tmp_path: Path) -> None:
+    actor.release()  # nothing runs
+    actor.start("trial", 1)
+    sampler = SamplerProcess.attach(tmp_path / "actor" / "trial")
+    actor.release()
+    assert not sampler.alive() and not (tmp_path / "actor").exists()

@@ -11,9 +11,9 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError
 from wattune.plan.axes import AXES, Plan
-from wattune.plan.engines import CAPABILITIES, MODES, built_engine, built_engines, effective
+from wattune.plan.engines import CAPABILITIES, capabilities, effective
 from wattune.plan.rules import violations
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import Lora, TrialSpec, Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
 
@@ -29,19 +29,14 @@ def spec(model=DENSE, *, world=8, engine="torch", transformer_engine=False, **pl
     )
 
 
-def test_an_engine_that_is_not_built_says_which_are(monkeypatch):
-    assert built_engines() == ("torch", "megatron", "deepspeed")
-    assert built_engine("megatron").name == "megatron"
-    monkeypatch.setitem(CAPABILITIES, "megatron", replace(CAPABILITIES["megatron"], built=False))
-    with pytest.raises(PlanError, match="engine megatron is not built yet; built: torch, deepspeed"):
-        built_engine("megatron")
+def test_an_engine_is_found_by_its_name():
+    assert capabilities("megatron") is CAPABILITIES["megatron"]
     with pytest.raises(PlanError, match='unknown engine "tortch"; did you mean "torch"'):
-        built_engine("tortch")
+        capabilities("tortch")
 
 
 def test_the_table_speaks_of_things_that_exist():
     for engine in CAPABILITIES.values():
-        assert set(engine.modes) <= set(MODES)
         assert set(engine.vendors) <= {device.vendor for device in DEVICES.values()}
         assert set(engine.dtypes) <= set(AXES["dtype"].choices)
         for exclusion in engine.exclusions:
@@ -76,6 +71,34 @@ def test_transformer_engine_lifts_what_needs_it():
     without = next(violations(spec(engine="megatron", cp=2)))
     assert "a cluster with transformer_engine" in without.reason
     assert list(violations(spec(engine="megatron", cp=2, transformer_engine=True))) == []
+
+
+def test_transformer_engine_lifts_overlapped_tensor_parallel():
+    plan = {"tp": 2, "overlap": "tp"}
+    (without,) = violations(spec(engine="megatron", **plan))
+    assert "use overlap in {none, grad, grad_param} or a cluster with transformer_engine" in without.reason
+    assert list(violations(spec(engine="megatron", transformer_engine=True, **plan))) == []
+
+
+def in_mode(written, mode):
+    lora = Lora(rank=4) if mode == "lora" else None
+    return replace(written, workload=replace(written.workload, mode=mode, lora=lora))
+
+
+def test_megatron_takes_adapters_beside_its_local_layers_only():
+    assert list(violations(in_mode(spec(engine="megatron", tp=2), "lora"))) == []
+    (found,) = violations(in_mode(spec(engine="megatron", tp=2, transformer_engine=True), "lora"))
+    assert found.reason == (
+        "engine megatron cannot run mode=lora with transformer_engine: adapters stand beside its own linear layers, "
+        "and TransformerEngine's hold a norm too; use a cluster without transformer_engine"
+    )
+
+
+def test_megatron_interleaves_prompts_and_leaves_their_sequences_whole():
+    assert list(violations(in_mode(spec(engine="megatron", pp=2, vpp=2), "prefill"))) == []
+    assert [v.rule for v in violations(in_mode(spec(pp=2, vpp=2), "prefill"))] == ["forward_only"]
+    (found,) = violations(in_mode(spec(engine="megatron", cp=2, transformer_engine=True), "prefill"))
+    assert "cp=2 with mode=prefill: of a prompt only the last token is judged" in found.reason
 
 
 def test_megatron_splits_experts_without_biases_only():
@@ -219,3 +242,29 @@ def test_what_only_training_uses_does_nothing_to_prompts(axes, as_run, why):
     plan, reasons = effective(replace(written, workload=replace(written.workload, mode="prefill")))
     assert plan == Plan(**as_run)
     assert why in "; ".join(reasons)
+
+
+def test_a_pipeline_that_trains_nothing_shards_no_optimizer():
+    """DeepSpeed's bf16 pipeline, which otherwise always does."""
+    written = spec(engine="deepspeed", pp=2)
+    assert effective(written)[0].sharding == "zero1"
+    assert effective(replace(written, workload=replace(written.workload, mode="prefill"))) == (written.plan, ())
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "words"),
+    [
+        (MOE, {"sharding": "zero1"}, "sharding=zero1 with mode=lora with the experts of mixtral_8x7b"),
+        (MOE, {"pp": 2}, "pp=2 with dtype=bf16 with mode=lora with the experts of mixtral_8x7b"),
+        (MOE, {"sharding": "zero3"}, ""),
+        (MOE, {"pp": 2, "dtype": "fp32"}, ""),
+        (DENSE, {"sharding": "zero2"}, ""),
+        (DENSE, {"tp": 8, "sharding": "none"}, ""),  # it leaves the rank of adapters whole
+    ],
+)
+def test_deepspeed_takes_adapters_beside_frozen_experts_where_it_needs_none_to_train(model, plan, words):
+    written = spec(model, engine="deepspeed", **plan)
+    lora = replace(written, workload=replace(written.workload, mode="lora", lora=Lora(rank=3)))
+    assert [v.rule for v in violations(lora)] == ["engine_combination"] * bool(words)
+    assert words in "".join(v.reason for v in violations(lora))
+    assert list(violations(replace(written, plan=effective(written)[0]))) == []

@@ -41,7 +41,6 @@ def adapted(model=DENSE, *, rank=8, targets=("q", "v"), **plan):
 
 BROKEN = {
     "world_size": (spec(tp=3), "tp*pp*cp=3*1*1=3 does not divide world_size=16", "{1, 2, 4, 8, 16}"),
-    "workload_mode": (spec(engine="deepspeed", mode="prefill"), "deepspeed does not run mode=prefill", "{pretrain}"),
     "adapters": (adapted(rank=6, tp=4), "tp=4 does not divide lora.rank=6", "a multiple of tp"),
     "forward_only": (spec(mode="prefill", pp=2, vpp=2), "vpp=2 orders forward and backward passes", "vpp=1"),
     "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),

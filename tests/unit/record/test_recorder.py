@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from wattune import storage
 from wattune.errors import PlanError, TelemetryError
 from wattune.record import recorder
 from wattune.record.recorder import default_name, record
 from wattune.record.recording import Recording, load, look
-from wattune.storage import write_calibration
+from wattune.storage import files
+from wattune.storage.files import write_calibration
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,7 +45,7 @@ def test_a_recording_reads_back(tmp_path: Path) -> None:
     recording = Recording.read(path)
     assert recording.path == tmp_path / "recordings" / "a" and recording.exit_code == 0
     assert recording.window_s is not None and 0 < recording.window_s < 10
-    assert recording.command_line == f"""{sys.executable} -c 'print('"'"'said'"'"')'"""
+    assert recording.command == (sys.executable, "-c", "print('said')")
     assert recording.energy_j is None and recording.devices == {}
     assert "energy_j" not in recording.to_json()
     assert recording.summary.quality_reasons == ("no_device_power",)
@@ -160,7 +160,7 @@ def test_a_calibration_that_is_none_is_said_before_anything_runs(tmp_path: Path)
     (tmp_path / "calibration").mkdir()
     marker = tmp_path / "ran"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_calibration_path", lambda *_: tmp_path / "calibration" / "broken.json")
+        patch.setattr(files, "_calibration_path", lambda *_: tmp_path / "calibration" / "broken.json")
         (tmp_path / "calibration" / "broken.json").write_text("{}")
         with pytest.raises(TelemetryError, match="is no calibration"):
             record(["touch", str(marker)], storage=tmp_path, backends=[backend], name="a")

@@ -15,13 +15,13 @@ from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
 from wattune.analysis.saturation import Saturation
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.comparison import Comparison, Side, compare
 from wattune.errors import WattuneError
-from wattune.evidence import Evidence
-from wattune.judgement import RankedTrial
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
-from wattune.ranking import Ranking, rank
+from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.evidence import Evidence
+from wattune.ranking.judgement import RankedTrial
+from wattune.ranking.order import Ranking, rank
 from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
 from wattune.report.figure import Chart, write_images
 from wattune.report.markup import fill, table
@@ -122,6 +122,7 @@ def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Eviden
                 threshold_frac=0.8,
                 peak=450e9,
                 peak_source=text,
+                measured=False,
             ),
         ),
     )
@@ -216,7 +217,7 @@ def test_the_headline_is_the_best_feasible_trial_with_its_slack_and_its_price(pa
     head = page.text[: page.text.index("Throughput against power")]
     for shown in (
         "Best feasible configuration\ndp4 mbs1\n",
-        "40.5 k/s ± 16 %",
+        "40.5 k/s ±16 %",
         "2 repeats, interval by its repeats",
         "2.69 kW, slack +60 W (+2.2 %), holds with probability 0.91",
     ):
@@ -246,7 +247,7 @@ def test_figures_come_with_their_method(page):
     for shown in (
         "min_steps 20",
         "4 of 3 trials",
-        "to ± 16 % or better, by its repeats (1); of 2 trials",
+        "to ±16 % or better, by its repeats (1); of 2 trials",
         "period up to 20.0 ms",
     ):
         assert shown in method

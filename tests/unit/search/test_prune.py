@@ -14,7 +14,7 @@ from wattune.plan.axes import AXES
 from wattune.plan.rules import RULES, violations
 from wattune.search.prune import prune
 from wattune.search.space import load_space, parse_space
-from wattune.study import StudyFolder
+from wattune.storage.study import StudyFolder
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 

@@ -14,7 +14,7 @@ from wattune.catalog.models import MODELS, ModelSpec
 from wattune.errors import SpaceError
 from wattune.search.grammar import ModelEntry, SpaceFile
 from wattune.search.space import MAX_COMBINATIONS, Search, load_space, parse_space
-from wattune.study import StudyFolder
+from wattune.storage.study import StudyFolder
 from wattune.trial import Lora, Measure, TokenFile, Workload
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
@@ -236,6 +236,27 @@ def test_adapters_are_checked(lora, words):
     found = problems(SMALL | {"workload": SMALL["workload"] | {"mode": "lora", "lora": lora}})
     assert len(found) == 1
     assert words in found[0]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [
+        (129 * 2 + 1, "workload.tokens: {path} has 259 bytes, no multiple of the 2 of uint16"),
+        (128 * 2, "workload.tokens: {path} has 128 tokens of uint16; a sequence of seq_len=128 needs 129"),
+        (129 * 2, ""),
+        (None, ""),  # it may be on the nodes only
+    ],
+)
+def test_a_token_file_that_can_be_seen_is_looked_at(tmp_path, size_bytes, words):
+    path = tmp_path / "tokens.bin"
+    if size_bytes is not None:
+        path.write_bytes(bytes(size_bytes))
+    space = SMALL | {"workload": SMALL["workload"] | {"tokens": {"path": str(path)}}}
+    if words:
+        (found,) = problems(space)
+        assert words.format(path=path) in found
+    else:
+        assert parse_space(space).workload.tokens == TokenFile(path=str(path))
 
 
 def test_adapters_and_token_files_are_read_and_spelled_out():

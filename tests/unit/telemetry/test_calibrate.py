@@ -16,7 +16,7 @@ from wattune.catalog.hardware import device
 from wattune.errors import TelemetryError
 from wattune.schema import MARKS, TELEMETRY
 from wattune.telemetry.activity import DeviceActivity, Part
-from wattune.telemetry.calibrate import Fit, fit, fit_overhead, waves_of
+from wattune.telemetry.calibrate import Fit, fit, fit_link, fit_overhead, waves_of
 from wattune.telemetry.device_model import KINDS, device_model
 from wattune.telemetry.simulated import Node, simulate_node
 
@@ -41,7 +41,10 @@ def edges_s() -> tuple[np.ndarray, np.ndarray]:
 
 
 def marks() -> pa.Table:
-    start_s, end_s = edges_s()
+    return marks_of(*edges_s())
+
+
+def marks_of(start_s: np.ndarray, end_s: np.ndarray) -> pa.Table:
     rows = [
         {"node": "n", "device": "gpu0", "rank": 0, "step": step, "phase": "step"}
         | {f"{edge}_mono_ns": MONO_0_NS + round(at_s * NS) for edge, at_s in (("start", first), ("end", last))}
@@ -271,3 +274,22 @@ def test_overhead_is_the_same_for_the_same_seed() -> None:
 def test_overhead_of_one_pair_is_refused() -> None:
     with pytest.raises(TelemetryError, match="two pairs"):
         fit_overhead([*blocks(1.0, 1, 0.0), (np.empty(0), np.ones(3))])
+
+
+def link(tx_per_s: float, rx_per_s: float, *, reset_at_s: float = 99.0, hz: float = 5.0) -> dict[str, pa.Table]:
+    """A device that carries so much a second from second 1 to 6, and nothing around it."""
+    time_s = np.arange(0.0, 8.0, 1 / hz)
+    busy_s = np.clip(time_s - 1.0, 0.0, 5.0)
+    sent = np.where(time_s < reset_at_s, tx_per_s * busy_s + 1e12, 0.0)
+    return {"counter": table("counter", time_s, {"pcie_tx_bytes": sent, "pcie_rx_bytes": rx_per_s * busy_s})}
+
+
+def test_a_link_carries_what_its_busier_direction_did_while_the_load_ran() -> None:
+    load = marks_of(np.arange(1.0, 6.0), np.arange(2.0, 7.0))
+    columns = ("pcie_tx_bytes", "pcie_rx_bytes")
+    assert fit_link(link(54e9, 50e9), "gpu0", columns, load) == pytest.approx(54e9, rel=1e-6)
+    assert fit_link(link(54e9, 50e9), "gpu1", columns, load) is None, "another device's counter"
+    assert fit_link(link(0.0, 0.0), "gpu0", columns, load) is None, "the counter does not count"
+    assert fit_link(link(54e9, 50e9, reset_at_s=3.0), "gpu0", columns, load) is None
+    assert fit_link(link(54e9, 50e9, hz=1.0), "gpu0", columns, load) is None, "too few readings"
+    assert fit_link({}, "gpu0", columns, load) is None

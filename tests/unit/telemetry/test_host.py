@@ -210,6 +210,24 @@ def test_network_bytes_are_those_of_physical_ports_and_rdma(machine: Machine) ->
     assert row["nic_rx_bytes"] == 1 + 2 + 40
 
 
+def test_links_carry_what_the_ports_that_are_up_were_agreed_at(machine: Machine) -> None:
+    for name, speed_mbit, state in (("eth0", 400_000, "up"), ("eth1", -1, "down"), ("bond0", 800_000, "up")):
+        machine.interface(name, tx=1, rx=1, physical=name != "bond0")
+        machine.write(machine.sysfs / f"class/net/{name}/speed", speed_mbit)
+        machine.write(machine.sysfs / f"class/net/{name}/operstate", state)
+    for adapter, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
+        machine.port(adapter, tx_words=1, rx_words=1)
+        machine.write(machine.sysfs / f"class/infiniband/{adapter}/ports/1/state", f"{state}\n")
+        machine.write(machine.sysfs / f"class/infiniband/{adapter}/ports/1/rate", "400 Gb/sec (4X NDR)\n")
+    # RoCE: the second adapter's port is the interface eth0.
+    (machine.sysfs / "class/infiniband/mlx5_2/device").symlink_to(machine.sysfs / "class/net/eth0/device")
+    (info,) = machine.backend().devices()
+    assert info.nic_link_bytes_per_s == 2 * 50e9
+    machine.write(machine.sysfs / "class/net/eth0/speed", -1)  # a virtual port that is up and says nothing
+    (info,) = machine.backend().devices()
+    assert info.nic_link_bytes_per_s is None
+
+
 def test_a_port_that_vanishes_is_a_failed_read_not_a_smaller_sum(machine: Machine) -> None:
     machine.interface("eth0", tx=100, rx=1)
     machine.interface("eth1", tx=200, rx=2)

@@ -1,5 +1,6 @@
 import base64
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -21,12 +22,12 @@ from wattune.catalog.models import model
 from wattune.errors import TrackingError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
-from wattune.ranking import rank
+from wattune.ranking.order import rank
 from wattune.schema import MARKS
-from wattune.study import TrialFolder
+from wattune.storage.study import TrialFolder
 from wattune.tracking.ledger import read_study
 from wattune.tracking.run import mean_per_second
-from wattune.tracking.store import RETRY_AFTER_S, default_uri, ui_command
+from wattune.tracking.store import RETRY_AFTER_S, default_uri, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.units import NS_PER_S
@@ -330,9 +331,46 @@ def test_the_default_store_is_one_file_in_the_storage(tmp_path):
     assert default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def test_the_ui_command_can_be_pasted():
-    assert ui_command("sqlite:////a b/mlflow.db").endswith("--backend-store-uri 'sqlite:////a b/mlflow.db'")
-    assert ui_command("https://mlflow.example:5000") == "python -m webbrowser https://mlflow.example:5000"
+KILLED_IN_THE_MIDDLE = """
+import os, signal, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from wattune.tracking.tracker import Tracker
+
+def kill(connection, cursor, statement, *rest):
+    if statement.startswith("CREATE INDEX index_params_run_uuid"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+event.listen(Engine, "after_cursor_execute", kill)
+Tracker(sys.argv[1], "mine").page()
+"""
+"""Dies among MLflow's migrations, where the file it leaves cannot be opened again: they are no transaction."""
+
+
+def test_a_store_whose_making_was_killed_is_made_by_the_next_call(tmp_path):
+    uri = default_uri(tmp_path / "storage")
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_THE_MIDDLE, uri], timeout=100, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "storage" / "mlflow.db").exists()
+    assert Tracker(uri, "mine").page() == Tracker(uri, "mine").page()
+    assert {path.name for path in (tmp_path / "storage").iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
+
+
+def test_processes_that_need_a_new_store_at_once_share_it(tmp_path):
+    code = "import sys; from wattune.tracking.tracker import Tracker; print(Tracker(sys.argv[1], sys.argv[2]).page())"
+    uri = default_uri(tmp_path)
+    command = [sys.executable, "-c", code, uri]
+    started = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+    pages = [process.communicate(timeout=100)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(set(pages)) == 2 and [Tracker(uri, name).page() for name in "ab"] == [page.strip() for page in pages]
+
+
+def test_the_ui_command_can_be_pasted_and_the_page_opened():
+    file, server, page = "sqlite:////a b/mlflow.db", "https://mlflow.example:5000/", "#/experiments/3"
+    assert ui_command(file).endswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db'")
+    assert ui_url(file, page) == "http://127.0.0.1:5000/#/experiments/3", "where that command serves"
+    assert (ui_command(server), ui_url(server, page)) == ("", "https://mlflow.example:5000/#/experiments/3")
 
 
 samples = st.lists(st.tuples(st.integers(0, 20 * NS_PER_S), st.floats(-1e6, 1e6)), max_size=50)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ LLAMA = ModelSpec(
     name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
 )
 MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
+TIED = replace(LLAMA, tied_embeddings=True)
 
 
 @pytest.fixture
@@ -75,6 +77,8 @@ def test_one_rank_trains_as_the_torch_engine(process_group: None, each: TrialSpe
         (LLAMA, {}, True),
         (MIXTRAL, {"sharding": "zero2"}, True),
         (LLAMA, {"pp": 2}, True),
+        (TIED, {"pp": 2}, False),
+        (TIED, {}, True),
         (LLAMA, {"tp": 2}, False),
         (LLAMA, {"sharding": "zero3"}, True),
         (MIXTRAL, {"sharding": "zero3"}, False),
@@ -193,6 +197,7 @@ def test_what_the_configuration_says() -> None:
         "allgather_bucket_size": 1_000,
         "stage3_prefetch_bucket_size": 0,
         "stage3_param_persistence_threshold": 24,
+        "memory_efficient_linear": False,
     }
     assert config["optimizer"]["params"]["torch_adam"]
     assert config["bf16"] == {"enabled": True} and config["data_types"] == {"grad_accum_dtype": "fp32"}
@@ -201,6 +206,21 @@ def test_what_the_configuration_says() -> None:
 
     split = configuration(spec(world=2, tp=2), num_parameters=1_000)["tensor_parallel"]
     assert split["autotp_size"] == 2
-    assert [each["patterns"] for each in split["partition_config"]["layer_specs"]] == [list(COLUMNS), list(ROWS)]
+    assert [each["patterns"] for each in split["partition_config"]["layer_specs"]] == [[COLUMNS], [ROWS]]
+    column, row = re.compile(COLUMNS), re.compile(ROWS)
+    for name, splits in (
+        ("decoder.layers.3.attention.q.weight", (True, False)),
+        ("decoder.layers.3.attention.q.base.weight", (True, False)),
+        ("decoder.layers.3.attention.q.lora_a.weight", (False, False)),  # it meets what is whole
+        ("decoder.layers.3.attention.q.lora_b.weight", (True, False)),
+        ("decoder.layers.3.ffn.down.lora_a.weight", (False, True)),
+        ("decoder.layers.3.ffn.down.lora_b.weight", (False, False)),
+        ("decoder.layers.3.ffn.experts.down", (False, False)),
+        ("decoder.head.output.weight", (False, False)),
+    ):
+        assert (bool(column.match(name)), bool(row.match(name))) == splits, name
+    prompt = spec()
+    prompt = replace(prompt, workload=replace(prompt.workload, mode="prefill"))
+    assert "optimizer" not in configuration(prompt, num_parameters=1_000)
     experts = configuration(spec(MIXTRAL, world=2, ep=2), num_parameters=1_000)["expert_parallel"]
     assert (experts["autoep_size"], experts["top_k"], experts["use_grouped_mm"]) == (2, 2, False)

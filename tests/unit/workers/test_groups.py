@@ -15,9 +15,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
-from wattune.workers.engine import Ranks
+from wattune.workers.engine import Ranks, StepMarks
 from wattune.workers.groups import abort_groups, join_groups, leave_groups, take_store
 from wattune.workers.loop import measure_trial
+from wattune.workers.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -122,3 +123,52 @@ def _run_trials(rank: int, folder: Path) -> None:
 
 def test_a_rank_out_of_memory_frees_the_others_whatever_the_plan_and_no_group_stays(tmp_path: Path) -> None:
     mp.spawn(_run_trials, (tmp_path,), nprocs=2)
+
+
+class _FailsInProfile(TorchEngine):
+    """Runs out of memory on rank 1 in the second step of the profiled pass, where rank 0 then waits for it."""
+
+    part, num_profiled = "", 0
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        super().build(spec, ranks, seed=seed)
+        self._rank = ranks.rank
+
+    def progress(self, part: str, _done: int, _total: int) -> None:
+        self.part = part
+
+    def step(self) -> StepMarks:
+        self.num_profiled += self.part == "profile"
+        if self.num_profiled == 2 and self._rank == 1:
+            torch.zeros(1 << 50)
+        return super().step()
+
+
+def _run_profiled(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    store = take_store()
+    for number, kind in enumerate((_FailsInProfile, TorchEngine)):
+        join_groups(store, f"trial-{number}", rank=rank, world_size=2, device="cpu", timeout_s=50)
+        engine = kind()
+        outcome = measure_trial(
+            engine,
+            SPEC,
+            Measure(warmup_steps=2, min_steps=4, min_seconds=0.0, profile_steps=3),
+            Ranks(rank=rank, world_size=2, local_rank=rank, device="cpu"),
+            node="n0",
+            device=f"cpu{rank}",
+            seed=0,
+            progress=getattr(engine, "progress", None),
+        )
+        leave_groups()
+        assert outcome.status is TrialStatus.COMPLETED and len(outcome.losses) >= 4 and outcome.memory_peak_bytes > 0
+        if kind is TorchEngine:
+            assert outcome.kernels is not None and "profile" not in outcome.facts
+        else:
+            said = "out of memory, rank 1 in profile" if rank == 1 else "rank 0: RuntimeError: "
+            assert outcome.kernels is None and said in outcome.facts["profile"], outcome.facts["profile"]
+
+
+def test_a_rank_that_fails_in_the_profiled_pass_costs_no_rank_what_it_measured(tmp_path: Path) -> None:
+    mp.spawn(_run_profiled, (tmp_path,), nprocs=2)

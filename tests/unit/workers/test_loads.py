@@ -1,5 +1,6 @@
 """Loads keep the times they mark, and leave marks any recording can be read with."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from wattune.schema import MARKS
 from wattune.units import ns_to_s
-from wattune.workers.loads import MatrixProducts, square_wave, steady
+from wattune.workers import loads
+from wattune.workers.loads import HostCopies, MatrixProducts, square_wave, steady
 
 LATE_S = 0.1
 """An edge may be so late on a busy test machine."""
@@ -42,6 +44,17 @@ def test_steady_steps_follow_each_other(products: MatrixProducts) -> None:
     pauses_s = [ns_to_s(b.start_mono_ns - a.end_mono_ns) for a, b in pairwise(marks)]
     assert all(pause_s >= 0 for pause_s in pauses_s)
     assert sum(pauses_s) < 0.1
+
+
+def test_copies_go_both_ways_until_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "COPY_BYTES", 2**16)
+    copies = HostCopies("cpu")
+    for number, (_, source) in enumerate(copies._pairs, 1):
+        source.fill_(number)
+    copies.run(1)
+    assert [int(target.unique()) for target, _ in copies._pairs] == [1, 2]
+    marks = steady(copies, 0.3)
+    assert ns_to_s(marks[-1].end_mono_ns - marks[0].start_mono_ns) >= 0.3
 
 
 def test_work_until_a_time_gone_by_is_one_product(products: MatrixProducts) -> None:
@@ -96,12 +109,13 @@ def test_terminated_it_ends_at_once_without_marks(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
-    import torch
-
-    if "cuda:0" in options and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     done = subprocess.run(
-        command(tmp_path / "m.parquet", *options), capture_output=True, text=True, timeout=60, check=False
+        command(tmp_path / "m.parquet", *options),
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert message in done.stderr

@@ -49,6 +49,9 @@ class ScriptedEngine:
     def memory_peak_bytes(self) -> int:
         return 123
 
+    def facts(self) -> dict[str, str]:
+        return {"compiler": "none"}
+
     def close(self) -> None:
         self.num_closed += 1
 
@@ -166,9 +169,6 @@ def test_steps_are_profiled_after_the_measured_ones_and_not_among_them() -> None
             self.num_steps += 1
             return StepMarks(marks=(Mark("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
 
-        def facts(self) -> dict[str, str]:
-            return {"compiler": "none"}
-
     engine = Working(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=2)
     measured = sum(step >= 0 for step in numbers(outcome))
@@ -183,8 +183,37 @@ def test_steps_are_profiled_after_the_measured_ones_and_not_among_them() -> None
 def test_processors_are_profiled_only_when_asked() -> None:
     engine = ScriptedEngine(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)
-    assert outcome.kernels is None and outcome.facts == {}
+    assert outcome.kernels is None and outcome.facts == {"compiler": "none"}
     assert engine.num_steps == outcome.num_warmup_steps + 3
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError("no more"), "out of memory, rank 0 in profile: no more"),
+        (torch.OutOfMemoryError("Tried to allocate 2.00 GiB."), "2,147,483,648 bytes asked for"),
+        (RuntimeError("Connection closed by peer\nand more"), "rank 0: RuntimeError: Connection closed by peer"),
+    ],
+)
+def test_what_was_measured_stands_whatever_becomes_of_the_profile(error: Exception, said: str) -> None:
+    begun: list[str] = []
+
+    def failing(step: int) -> float:
+        if begun[-1] == "profile":
+            raise error
+        return 1.0
+
+    engine = ScriptedEngine(lambda _: 0.1, failing)
+    measure = Measure(warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=2)
+
+    def progress(part: str, _done: int, _total: int) -> None:
+        begun.append(part)
+
+    outcome = measure_trial(engine, SPEC, measure, RANKS, node="n0", device="cpu0", seed=7, progress=progress)
+    assert (outcome.status, outcome.reason, outcome.out_of_memory) == (TrialStatus.COMPLETED, "", None)
+    assert outcome.losses == (1.0, 1.0, 1.0) and outcome.memory_peak_bytes == 123 and outcome.kernels is None
+    assert "the profiled pass failed" in outcome.facts["profile"] and said in outcome.facts["profile"]
+    assert outcome.facts["compiler"] == "none" and engine.num_closed == 1
 
 
 def test_any_other_error_is_the_runners() -> None:

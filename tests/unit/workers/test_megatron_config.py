@@ -156,6 +156,7 @@ def test_transformer_engine_brings_its_own_parts():
     assert overlapped["tp_comm_overlap"]
     split = megatron_config.transformer(spec(cp=2, transformer_engine=True))
     assert split["context_parallel_size"] == 2
+    assert not megatron_config.transformer(spec(tp=2, transformer_engine=True))["tp_comm_overlap"]
 
 
 @pytest.mark.parametrize("of", [LLAMA, GPT, MIXTRAL])

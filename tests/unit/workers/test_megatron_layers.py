@@ -1,11 +1,18 @@
 """What our parts of Megatron's layers compute, and that they compile as whole graphs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
+from wattune.errors import EngineError
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+from wattune.workers import megatron_config
+from wattune.workers.engine import check_libraries
 from wattune.workers.torch_compiler import EAGER, Compiler
 from wattune.workers.torch_model import Attention, Rotation
 
@@ -15,6 +22,7 @@ GROUPED = ModelSpec(
     name="grouped", num_layers=1, hidden_size=32, ffn_hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=16
 )
 PLAIN = replace(GROUPED, num_kv_heads=4)
+MIXTRAL = replace(GROUPED, num_experts=4, num_experts_per_token=2)
 COMPILERS = [EAGER, Compiler(backend="aot_eager")]
 
 
@@ -62,3 +70,43 @@ def test_context_parallel_ranks_share_a_sequence_evenly_and_fairly():
     attended = [int((part + 1).sum()) for part in parts]
     assert attended[0] == attended[1]
     assert own_part(whole, 1, 0) is whole
+
+
+def on(transformer_engine, model=GROUPED, **axes) -> TrialSpec:
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=2, transformer_engine=transformer_engine),
+        engine="megatron",
+        workload=Workload(seq_len=16, global_batch_size=4),
+        plan=Plan(**axes),
+    )
+
+
+@pytest.mark.parametrize(("model", "experts"), [(GROUPED, None), (MIXTRAL, 4)])
+def test_a_cluster_with_transformer_engine_gets_its_layers(model, experts, monkeypatch):
+    """The choice alone: it is not installed here, so what Megatron would make of its parts is stood in for."""
+    asked = []
+
+    def its_layers(**arguments):
+        asked.append(arguments)
+        return "its layers"
+
+    monkeypatch.setattr(layers.specs, "HAVE_TE", True)
+    monkeypatch.setattr(layers.specs, "TENorm", "its norm", raising=False)
+    monkeypatch.setattr(layers.specs, "get_gpt_layer_with_transformer_engine_spec", its_layers)
+    config = SimpleNamespace(
+        moe_grouped_gemm=megatron_config.transformer(on(True, model)).get("moe_grouped_gemm", False)
+    )
+    assert layers.layer_specs(on(True, model), config) == ("its layers", "its norm")
+    assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None}]
+
+
+def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused():
+    layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"))
+    assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.Attention
+    check_libraries(on(False))
+    for refusing in (check_libraries, lambda spec: layers.layer_specs(spec, None)):
+        with pytest.raises(
+            EngineError, match=r"1x2 h200_sxm says transformer_engine: true .*or set transformer_engine: false"
+        ):
+            refusing(on(True))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from wattune.catalog.models import ModelSpec
-from wattune.workers.megatron_weights import Holder, weight
+from wattune.trial import Lora
+from wattune.workers.megatron_weights import Holder, adapter, weight
 
 LLAMA = ModelSpec(
     name="llama", num_layers=1, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=12
@@ -122,6 +123,31 @@ def test_experts_are_stacked_and_named_as_the_torch_engines():
     names = [f"layers.0.ffn.experts.{name}.{number}" for number in (2, 3) for name in ("gate", "up")]
     assert list(whole.given) == names
     assert torch.equal(found[1], torch.cat([whole.given[name][:12] for name in names[2:]]))
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "cut"),
+    [
+        ("self_attention", "q", "b"),
+        ("self_attention", "v", "b"),
+        ("self_attention", "o", "a"),
+        ("mlp", "up", "b"),
+        ("mlp", "down", "a"),
+    ],
+)
+def test_of_an_adapter_ranks_share_the_half_that_meets_what_they_share(block, name, cut):
+    whole, lora = Numbered(), Lora(rank=3)
+    for half, dim in (("a", 1), ("b", 0)):
+        ranks = [
+            adapter("layers.0", block, half, name, LLAMA, lora, Holder(tp=2, tp_rank=rank), whole) for rank in range(2)
+        ]
+        owner = {"self_attention": "attention", "mlp": "ffn"}[block]
+        value = whole.given[f"layers.0.{owner}.{name}.lora_{half}.weight"]
+        assert value.shape[1 - dim] == lora.rank
+        if half == cut:
+            assert torch.equal(torch.cat(ranks, dim), value) and ranks[0].shape == ranks[1].shape
+        else:
+            assert torch.equal(ranks[0], value) and torch.equal(ranks[1], value)
 
 
 def test_tied_ends_are_one_weight():

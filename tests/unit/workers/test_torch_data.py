@@ -12,7 +12,8 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
 from wattune.plan.axes import Plan
 from wattune.trial import TokenFile, TrialSpec, Workload
-from wattune.workers.torch_data import Batches, FileSamples, samples_of, stable_seed
+from wattune.workers.engine import Ranks
+from wattune.workers.torch_data import Batches, FileSamples, stable_seed
 
 
 def batches(replica: int, replica_batch_size: int, seed: int = 1) -> Batches:
@@ -109,9 +110,19 @@ def test_replicas_share_what_a_file_holds(tmp_path_factory: pytest.TempPathFacto
     assert torch.equal(torch.cat([part(replica, 4 // dp) for replica in range(dp)]), part(0, 4))
 
 
-def test_without_a_file_tokens_are_drawn() -> None:
-    spec = reading(Path("none.bin"))
-    assert samples_of(replace(spec, workload=replace(spec.workload, tokens=None))) is None
+def test_a_rank_gets_the_batches_of_its_replica(tmp_path: Path) -> None:
+    spec = replace(reading(written(tmp_path / "t.bin", 100)), plan=Plan(pp=2, dtype="fp32"))
+    spec = replace(spec, cluster=ClusterSpec(device="cpu", devices_per_node=4))
+    device = torch.device("cpu")
+    of = [
+        Batches.of(spec, Ranks(rank=rank, world_size=4, local_rank=rank, device="cpu"), seed=1, device=device)
+        for rank in range(4)
+    ]
+    assert [(each.replica, each.replica_batch_size) for each in of] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert of[1].at(0)[0][:, 0].tolist() == [12, 18]
+    drawn = replace(spec, workload=replace(spec.workload, tokens=None))
+    ranks = Ranks(rank=0, world_size=4, local_rank=0, device="cpu")
+    assert Batches.of(drawn, ranks, seed=1, device=device).samples is None
 
 
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:

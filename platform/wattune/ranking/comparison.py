@@ -1,0 +1,273 @@
+"""Two trials side by side: what differs between them, and which part of a step made the one faster or leaner.
+
+Trials of unlike work a step are compared by the token: time and energy of a million of them. The parts of either side
+add up to its whole (`wattune.analysis.breakdown`), so the changes of the parts add up to the change.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from wattune.analysis.breakdown import OTHER, UNDIVIDED, Breakdown
+from wattune.schema import METRICS
+from wattune.spread import Interval
+from wattune.trial import TrialResult, TrialSpec
+
+MILLION: Final = 1e6
+
+EXPOSED: Final = "exposed_comm"
+_BY_GROUP: Final = f"{EXPOSED}:"
+
+CANCELS: Final = 4.0
+"""How many times the whole change all parts' changes may be, signs left out, before shares of it mislead: a part could
+be several hundred percent of next to nothing."""
+
+_SOURCES: Final = ("model.source",)
+"""Parts of a specification that are no difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two."""
+
+    name: str
+    """As it was asked for, such as `moe_h200:0517fb8c0ffe`."""
+    spec: TrialSpec
+    result: TrialResult
+    breakdown: Breakdown | None
+    """Where its mean step goes, None where it left no marks."""
+    tokens_per_s: Interval | None
+    """With what its study knows of scatter."""
+    simulated: bool
+
+    @property
+    def label(self) -> str:
+        """The plan and the devices in short."""
+        return f"{self.spec.label} on {self.spec.cluster.label}"
+
+    @property
+    def known_as(self) -> str:
+        """Its name and how far to trust it, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
+        simulated = ", SIMULATED telemetry" if self.simulated else ""
+        return f"{self.name}, {self.result.quality or 'not judged'}{simulated}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChange:
+    """One part of the waterfall."""
+
+    name: str
+    a: float
+    b: float
+
+    @property
+    def change(self) -> float:
+        """B less A."""
+        return self.b - self.a
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """How a whole of A becomes that of B, part by part."""
+
+    unit: str
+    """`s` or `J`."""
+    per: str
+    """`step`, or `million tokens` where steps differ in tokens."""
+    parts: tuple[PartChange, ...]
+
+    @property
+    def a(self) -> float:
+        """The whole of A: the sum of its parts."""
+        return math.fsum(part.a for part in self.parts)
+
+    @property
+    def b(self) -> float:
+        """The whole of B: the sum of its parts."""
+        return math.fsum(part.b for part in self.parts)
+
+    @property
+    def cancels(self) -> bool:
+        """Whether the parts' changes take each other away until little is left, of which they are no shares."""
+        whole = math.fsum(each.change for each in self.parts)
+        return abs(whole) * CANCELS < math.fsum(abs(each.change) for each in self.parts)
+
+    def share_frac(self, part: PartChange) -> float | None:
+        """A part's share of the whole change: they add up to 1; None where nothing changes, or all cancels out."""
+        whole = math.fsum(each.change for each in self.parts)
+        return part.change / whole if whole and not self.cancels else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        parts = [{**asdict(part), "change": part.change, "share_frac": self.share_frac(part)} for part in self.parts]
+        return {"unit": self.unit, "per": self.per, "a": self.a, "b": self.b, "parts": parts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A against B."""
+
+    a: Side
+    b: Side
+    differences: Mapping[str, tuple[Any, Any]]
+    """Fields of the specifications that differ, by path."""
+    time: Waterfall | None
+    """None where a side left no marks."""
+    energy: Waterfall | None
+    """None where a side has no usable power."""
+    warnings: tuple[str, ...]
+    """What a reader must know before drawing a conclusion."""
+
+    @property
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """What both measured, in the schema's order."""
+        a, b = self.a.result.metrics, self.b.result.metrics
+        return {name: (a[name], b[name]) for name in METRICS if name in a and name in b}
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence: which side is faster, by how much, and whether the measurement tells them apart."""
+        a, b = self.a.tokens_per_s, self.b.tokens_per_s
+        if a is None or b is None or not a.value or not b.value:
+            return "tokens_per_s was not measured on both sides"
+        fast, slow, name = (a, b, "A") if a.value >= b.value else (b, a, "B")
+        said = f"{name} trains {100 * (fast.value / slow.value - 1):.1f} % more tokens a second"
+        if fast.low <= slow.high and "none" not in (fast.method, slow.method):
+            return f"{said}, but the intervals overlap: the measurement does not tell them apart"
+        if "none" in (fast.method, slow.method):
+            return f"{said}; nothing tells how far single runs differ"
+        return f"{said}; the intervals do not overlap"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return {
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "conclusion": self.conclusion,
+            "differences": {path: {"a": values[0], "b": values[1]} for path, values in self.differences.items()},
+            "time": self.time and self.time.to_json(),
+            "energy": self.energy and self.energy.to_json(),
+            "metrics": {name: {"a": a, "b": b} for name, (a, b) in self.metrics.items()},
+            "warnings": list(self.warnings),
+        }
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Two trials part by part.
+
+    Where the marks of only one side can be divided, both are compared undivided: parts of the one against a whole of
+    the other would call everything a change.
+    """
+    differences = _differences(a.spec, b.spec)
+    time = energy = None
+    warnings = list(_warnings(a, b))
+    if a.breakdown is not None and b.breakdown is not None:
+        alike = a.spec.workload.tokens_per_step == b.spec.workload.tokens_per_step
+        sides = [
+            _parts(side.breakdown, 1.0 if alike else MILLION / side.spec.workload.tokens_per_step) for side in (a, b)
+        ]
+        vague = [UNDIVIDED in parts for parts in sides]
+        if any(vague) and not all(vague):
+            sides = [_undivided(parts) for parts in sides]
+            which = "A" if vague[0] else "B"
+            warnings.append(
+                f"marks of {which} cannot tell communication inside forward and backward: steps are compared undivided"
+            )
+        grouped = [any(name.startswith(_BY_GROUP) for name in parts) for parts in sides]
+        if any(grouped) and not all(grouped):
+            sides = [_joined(parts) for parts in sides]
+        names = [*dict.fromkeys(name for parts in sides for name in parts if name != OTHER), OTHER]
+        per = "step" if alike else "million tokens"
+        nothing = (0.0, 0.0)
+        pairs = [(name, sides[0].get(name, nothing), sides[1].get(name, nothing)) for name in names]
+        pairs = [(name, of_a, of_b) for name, of_a, of_b in pairs if name == OTHER or any((*of_a, *of_b))]
+        time = Waterfall(
+            unit="s", per=per, parts=tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, of_a, of_b in pairs)
+        )
+        if a.breakdown.step_energy_j is not None and b.breakdown.step_energy_j is not None:
+            energy = Waterfall(
+                unit="J",
+                per=per,
+                parts=tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, of_a, of_b in pairs),
+            )
+        if a.breakdown.indicative or b.breakdown.indicative:
+            warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
+    else:
+        missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
+        warnings.append(f"{missing} left no marks of measured steps: there is no waterfall")
+    return Comparison(a=a, b=b, differences=differences, time=time, energy=energy, warnings=tuple(warnings))
+
+
+def _parts(breakdown: Breakdown | None, scale: float) -> dict[str, tuple[float, float]]:
+    """Seconds and joules by part."""
+    assert breakdown is not None
+    return {part.name: (scale * part.time_s, scale * (part.energy_j or 0.0)) for part in breakdown.parts}
+
+
+def _undivided(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """All parts but `other` as one."""
+    inside = [values for name, values in parts.items() if name != OTHER]
+    sums = math.fsum(time for time, _ in inside), math.fsum(energy for _, energy in inside)
+    return {UNDIVIDED: sums, OTHER: parts.get(OTHER, (0.0, 0.0))}
+
+
+def _joined(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Communication by group as one part, as the other side has it."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, (time, energy) in parts.items():
+        whole = EXPOSED if name.startswith(_BY_GROUP) else name
+        before = found.get(whole, (0.0, 0.0))
+        found[whole] = before[0] + time, before[1] + energy
+    return found
+
+
+def _differences(a: TrialSpec, b: TrialSpec) -> dict[str, tuple[Any, Any]]:
+    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
+    return {
+        path: (flat_a.get(path), flat_b.get(path))
+        for path in flat_a | flat_b
+        if flat_a.get(path) != flat_b.get(path) and path not in _SOURCES
+    }
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}.{name}").items()}
+    return {path.lstrip("."): value}
+
+
+def _warnings(a: Side, b: Side) -> list[str]:
+    found = []
+    if a.simulated != b.simulated:
+        found.append(f"telemetry of {'A' if a.simulated else 'B'} is SIMULATED, the other's was measured")
+    elif a.simulated:
+        found.append("telemetry of both is SIMULATED: it proves nothing about hardware")
+    devices = {side.spec.cluster.simulate_sensors_of for side in (a, b)}
+    if a.spec.cluster.device == b.spec.cluster.device and len(devices) > 1 and None not in devices:
+        found.append(
+            f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are that machine's and say nothing of "
+            f"{' against '.join(sorted(map(str, devices)))}"
+        )
+    if a.result.quality != b.result.quality:
+        found.append(f"A is {a.result.quality or 'not judged'}, B is {b.result.quality or 'not judged'}")
+    if a.spec.model != b.spec.model:
+        found.append(
+            f"models differ ({a.spec.model.name}, {b.spec.model.name}): a token is not the same work on both sides"
+        )
+    if a.spec.workload.seq_len != b.spec.workload.seq_len:
+        found.append("sequence lengths differ: a token is not the same work on both sides")
+    return found
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "label": side.label,
+        "trial_id": side.result.trial_id,
+        "repeat": side.result.repeat,
+        "quality": side.result.quality,
+        "simulated": side.simulated,
+        "tokens_per_s": side.tokens_per_s and side.tokens_per_s.to_json(),
+        "breakdown": side.breakdown and side.breakdown.to_json(),
+    }

@@ -1,0 +1,300 @@
+"""Ranking: which trials keep every bound, in which order, and what every other one lacks.
+
+Two trials whose intervals overlap are not told apart by the measurement, so neither ranks above the other.
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+from wattune.catalog.models import ModelSpec
+from wattune.errors import SpaceError, closest
+from wattune.objective import Constraint, Objective
+from wattune.ranking.judgement import QUALITIES, RankedTrial, Results, Spreads, Verdict, completed, finite, judge
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec
+from wattune.units import format_quantity
+
+S_PER_H: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """All trials of a study, judged: what `rank` prints and the report draws."""
+
+    objective: Objective
+    constraints: tuple[Constraint, ...]
+    where: tuple[Constraint, ...]
+    feasible: tuple[RankedTrial, ...]
+    """By rank; within a shared rank by the lower end of the interval."""
+    infeasible: tuple[RankedTrial, ...]
+    """By objective: the first is what the bounds cost."""
+    unknown: tuple[RankedTrial, ...]
+    failed: tuple[RankedTrial, ...]
+    num_filtered: int
+    """Trials `where` and `least_quality` left out before ranking."""
+    least_quality: str = ""
+    """Trials of a lower quality were left out; empty for none."""
+    studies: tuple[str, ...] = ()
+    """The studies ranked together; empty for one."""
+    drifts: tuple[str, ...] = ()
+    """What the anchor says of drift in the objective, in words."""
+
+    @property
+    def trials(self) -> tuple[RankedTrial, ...]:
+        """Every judged trial in the order it is listed."""
+        return self.feasible + self.infeasible + self.unknown + self.failed
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Parts of the trials' settings that are not the same in all; see `RankedTrial.setting`."""
+        settings = [row.setting for row in self.trials]
+        return tuple(name for name in (settings or [{}])[0] if len({one[name] for one in settings}) > 1)
+
+    @property
+    def best(self) -> RankedTrial | None:
+        """The first feasible trial, None where nothing is feasible."""
+        return self.feasible[0] if self.feasible else None
+
+    @property
+    def qualities(self) -> dict[str, int]:
+        """Measured trials by quality, the best quality first."""
+        counts = Counter(row.quality for row in self.trials if row.counted)
+        return {quality: counts[quality] for quality in reversed(QUALITIES) if counts[quality]}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any ranked figure comes from simulated telemetry."""
+        return any(row.simulated for row in self.trials)
+
+    @property
+    def note(self) -> str:
+        """What a reader must know before comparing rows: qualities, simulation, trials left out."""
+        measured = [row for row in self.trials if row.counted]
+        listed = ", ".join(f"{count} {quality or 'not judged'}" for quality, count in self.qualities.items())
+        parts = [f"quality: {listed}" if listed else "nothing was measured"]
+        simulated = sum(row.simulated for row in measured)
+        if simulated:
+            share = "all" if simulated == len(measured) else f"{simulated} of {len(measured)}"
+            parts.append(f"SIMULATED telemetry in {share} measured trials")
+        if self.num_filtered:
+            quality = [f"quality below {self.least_quality}"] if self.least_quality else []
+            parts.append(f"{self.num_filtered} left out by {' and '.join([*map(str, self.where), *quality])}")
+        return "; ".join(parts)
+
+    @property
+    def best_of_each(self) -> tuple[RankedTrial, ...]:
+        """The first feasible trial of every size of work, where there is more than one; see `warnings`."""
+        first = {_size(row.spec): row for row in reversed(self.feasible)}
+        return tuple(row for row in self.feasible if first[_size(row.spec)] is row) if len(self._sizes) > 1 else ()
+
+    @property
+    def _sizes(self) -> list[str]:
+        """The sizes of work among measured trials that a speed or an energy depends on."""
+        depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
+        return sorted({_size(row.spec) for row in self.trials if row.objective}) if depends else []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes rows of this ranking unlike each other, or its order uncertain; empty is good."""
+        found = []
+        metric, compared = self.objective.metric, [row for row in self.trials if row.counted]
+        if len(self._sizes) > 1:
+            found.append(
+                f"{metric} of unlike work in one table: {'; '.join(self._sizes)}. A larger model does more for a "
+                "token; compare within one, or by mfu_frac"
+            )
+        if 0 < sum(row.simulated for row in compared) < len(compared):
+            found.append("simulated and measured telemetry in one table: a rank between the two means nothing")
+        stand_ins = {row.spec.cluster.simulate_sensors_of or "" for row in compared}
+        if len(stand_ins - {""}) > 1:
+            found.append(
+                f"sensors of {' and '.join(sorted(stand_ins - {''}))} are simulated beside steps of the same machine: "
+                "their power and temperature differ, their speed does not"
+            )
+        if len(self.qualities) > 1:
+            listed = ", ".join(f"{count} {quality or 'not judged'}" for quality, count in self.qualities.items())
+            found.append(f"unlike qualities in one table: {listed}; --quality publishable ranks the best alone")
+        single = [row for row in compared if row.objective and row.objective.method == "none"]
+        if single and len(compared) > 1:
+            found.append(
+                f"nothing tells how {metric} scatters in {len(single)} of {len(compared)} trials: no repeats, no "
+                "anchor; differences smaller than the machine's own from run to run decide nothing"
+            )
+        return (*found, *self.drifts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`: every row of every list, with its repeats."""
+        return {
+            "objective": str(self.objective),
+            "constraints": [str(constraint) for constraint in self.constraints],
+            "where": [str(constraint) for constraint in self.where],
+            "note": self.note,
+            "warnings": list(self.warnings),
+            "studies": list(self.studies),
+            "qualities": self.qualities,
+            "simulated": self.simulated,
+            "num_filtered": self.num_filtered,
+            **{str(verdict): [row.to_json() for row in getattr(self, verdict)] for verdict in Verdict},
+        }
+
+
+def rank(
+    results: Results | Mapping[str, Results],
+    objective: Objective,
+    constraints: Sequence[Constraint],
+    *,
+    where: Sequence[Constraint] = (),
+    least_quality: str = "",
+) -> Ranking:
+    """Judges every trial and puts the feasible ones in order.
+
+    A trial with a repeat that ran and failed is failed, whatever its other repeats gave: it cannot be relied on. A
+    repeat that was interrupted, or whose measurement is invalid, is left out where another one completed. Equal
+    specifications in two studies stay two trials: the machine was another, or in another state.
+
+    Args:
+        results: Every repeat of a study's trials; of several studies by their names.
+        objective: What is maximized or minimized.
+        constraints: What has to hold in every repeat.
+        where: What a trial must hold, in every completed repeat, to be ranked at all; the others are only counted.
+        least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
+
+    Raises:
+        SpaceError: There is no such quality.
+    """
+    if least_quality not in QUALITIES:
+        raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
+    studies = results if isinstance(results, Mapping) else {"": results}
+    several = len(studies) > 1
+    judged: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
+    drifts: list[str] = []
+    num_filtered = 0
+    for study, own in studies.items():
+        kept = [(spec, finite(result)) for spec, result in own]
+        spreads = Spreads(kept)
+        specs = {result.trial_id: spec for spec, result in kept}
+        repeats: dict[str, list[TrialResult]] = {}
+        for _, result in kept:
+            repeats.setdefault(result.trial_id, []).append(result)
+        for trial_id, unordered in repeats.items():
+            if not _passes(unordered, where, least_quality):
+                num_filtered += 1
+                continue
+            ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
+            name = study if several else ""
+            row = judge(name, specs[trial_id], ordered, spreads, objective, constraints)
+            judged[row.verdict].append(row)
+        drifts += _drifts(study if several else "", spreads, objective.metric)
+
+    def best_first(row: RankedTrial) -> tuple[int, float, float, str, str]:
+        low, high = _score(row, objective)
+        return (row.rank or 0, -low, -high, row.trial_id, row.study)
+
+    return Ranking(
+        objective=objective,
+        constraints=tuple(constraints),
+        where=tuple(where),
+        feasible=tuple(sorted(_with_ranks(judged[Verdict.FEASIBLE], objective), key=best_first)),
+        infeasible=tuple(sorted(judged[Verdict.INFEASIBLE], key=best_first)),
+        unknown=tuple(sorted(judged[Verdict.UNKNOWN], key=best_first)),
+        failed=tuple(sorted(judged[Verdict.FAILED], key=lambda row: (row.reason, row.trial_id, row.study))),
+        num_filtered=num_filtered,
+        least_quality=least_quality,
+        studies=tuple(studies) if several else (),
+        drifts=tuple(drifts),
+    )
+
+
+def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> list[RankedTrial]:
+    """The rows that no other row beats in one metric without losing in the other, best `metric_a` first.
+
+    Every row stands for the middle of its interval in each metric; one that did not measure both is not on the front.
+
+    Args:
+        rows: Usually the feasible rows of a ranking.
+        metric_a: A metric that has a better direction.
+        metric_b: Another one.
+
+    Raises:
+        SpaceError: A metric is unknown, or neither direction of it is better.
+    """
+    of_a, of_b = _turned(metric_a), _turned(metric_b)
+    points = [(a, b, row) for row in rows if (a := of_a(row)) is not None and (b := of_b(row)) is not None]
+    points.sort(key=lambda point: (-point[0], -point[1], point[2].trial_id))
+    front: list[tuple[float, float, RankedTrial]] = []
+    for a, b, row in points:
+        if not front or b > front[-1][1] or (a, b) == front[-1][:2]:
+            front.append((a, b, row))
+    return [row for _, _, row in front]
+
+
+def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
+    """What a row has of a metric, turned so that more is better."""
+    if metric not in METRICS:
+        raise SpaceError(f'unknown metric "{metric}" for a Pareto front; {closest(metric, METRICS)}')
+    better = METRICS[metric].better
+    if better == "none":
+        raise SpaceError(
+            f"{metric} cannot span a Pareto front: neither more nor less of it is better by itself; "
+            "choose a metric with a direction, such as tokens_per_s or energy_per_token_j"
+        )
+
+    def turned(row: RankedTrial) -> float | None:
+        found = row.interval(metric)
+        if found is None:
+            return None
+        return found.value if better == "higher" else -found.value
+
+    return turned
+
+
+def _passes(repeats: Sequence[TrialResult], where: Sequence[Constraint], least_quality: str) -> bool:
+    if not where and not least_quality:
+        return True
+    counted = completed(repeats)
+    good = all(QUALITIES.index(result.quality) >= QUALITIES.index(least_quality) for result in counted)
+    return bool(counted) and good and all(bound.holds(result.metrics) for bound in where for result in counted)
+
+
+def _size(spec: TrialSpec) -> str:
+    """The work behind a token, in words."""
+    return f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+
+
+@cache
+def _model_size(model: ModelSpec) -> str:
+    total, active = model.num_parameters, model.num_active_parameters
+    of = "" if total == active else f" of {format_quantity('parameters', total)}"
+    return f"{model.name} ({model.num_layers} layers, {format_quantity('parameters', active)}{of} parameters)"
+
+
+def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
+    """What the anchors say of drift, a line for each set of nodes that drifts."""
+    lines = []
+    for nodes, found in spreads.anchors(metric).items():
+        if found.drifts and found.drift_frac is not None:
+            place = " of ".join(filter(None, (f"on {nodes}" if nodes else "", f"study {study}" if study else "")))
+            lines.append(
+                f"{metric} of the anchor drifted by {100 * found.drift_frac:+.1f} % in {found.span_s / S_PER_H:.1f} h "
+                f"over {found.num_runs} runs {place}".rstrip()
+                + ": taken out of the objective, not of the bounds"
+            )
+    return lines
+
+
+def _score(row: RankedTrial, objective: Objective) -> tuple[float, float]:
+    """The objective's interval turned so that more is better; below everything where it was not measured."""
+    if row.objective is None:
+        return -math.inf, -math.inf
+    low, high = row.objective.low, row.objective.high
+    return (low, high) if objective.maximize else (-high, -low)
+
+
+def _with_ranks(rows: Sequence[RankedTrial], objective: Objective) -> list[RankedTrial]:
+    lows = sorted(_score(row, objective)[0] for row in rows)
+    return [replace(row, rank=1 + len(lows) - bisect_right(lows, _score(row, objective)[1])) for row in rows]

@@ -1,0 +1,123 @@
+"""From results to a decision: one ranking of one or several studies, from their folders or from MLflow."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wattune.errors import PlanError, SpaceError
+from wattune.objective import parse_constraint, parse_objective
+from wattune.ranking.judgement import Results
+from wattune.ranking.order import Ranking, rank
+from wattune.storage.study import StudyFolder
+from wattune.tracking.ledger import read_study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A study's results, and what it was after."""
+
+    name: str
+    results: Results
+    objective: str | None
+    """None where nobody says."""
+    constraints: tuple[str, ...]
+    place: str
+    """Where it was read, for messages."""
+
+    @classmethod
+    def of_folder(cls, study: StudyFolder) -> "Source":
+        """A study's folder."""
+        document = study.document()
+        return cls(
+            name=study.name,
+            results=study.results(),
+            objective=document["objective"],
+            constraints=tuple(document["constraints"]),
+            place=str(study.path),
+        )
+
+    @classmethod
+    def of_store(cls, uri: str, name: str) -> "Source":
+        """What an MLflow store holds of a study.
+
+        Raises:
+            TrackingError: The store cannot be reached or has no such study.
+        """
+        tracked = read_study(uri, name)
+        return cls(
+            name=name,
+            results=tracked.results,
+            objective=tracked.objective,
+            constraints=tracked.constraints,
+            place=f"{uri}, study {name}",
+        )
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keeps the garbage collector from looking at everything again and again while much is made and nothing is dropped.
+
+    Reading and ranking ten thousand trials makes no cycles, and takes a quarter less time without it.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def rank_sources(
+    sources: Sequence[Source],
+    *,
+    objective: str | None = None,
+    constraints: Sequence[str] | None = None,
+    where: Sequence[str] = (),
+    least_quality: str = "",
+) -> Ranking:
+    """Ranks the trials of one or several studies together.
+
+    Args:
+        sources: The studies.
+        objective: Instead of the studies' own.
+        constraints: Instead of the studies' own.
+        where: Only trials that hold all of these are ranked.
+        least_quality: Trials of a lower quality are left out.
+
+    Raises:
+        PlanError: A study is named twice, or nobody says what it is after.
+        SpaceError: An objective or constraint cannot be used as written, or the studies' own differ.
+    """
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise PlanError(f"studies {', '.join(names)}: every study needs a name of its own; name each once")
+    if objective is None:
+        unsaid = [source.place for source in sources if source.objective is None]
+        if unsaid:
+            raise PlanError(f"{' and '.join(unsaid)} does not say what it is after; give --objective")
+        objective = _agreed("objective", [(source.name, str(source.objective)) for source in sources])
+    if constraints is None:
+        bounds = [(source.name, "; ".join(source.constraints) or "none") for source in sources]
+        _agreed("constraint", bounds)
+        constraints = sources[0].constraints
+    return rank(
+        {source.name: source.results for source in sources},
+        parse_objective(objective),
+        [parse_constraint(text) for text in constraints],
+        where=[parse_constraint(text) for text in where],
+        least_quality=least_quality,
+    )
+
+
+def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:
+    """What all studies say.
+
+    Raises:
+        SpaceError: They differ.
+    """
+    if len({text for _, text in said}) > 1:
+        listed = "\n".join(f"  {name}: {text}" for name, text in said)
+        raise SpaceError(f"the studies' {what}s differ:\n{listed}\ngive one for all with --{what}")
+    return said[0][1]

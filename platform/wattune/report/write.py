@@ -1,0 +1,74 @@
+"""Writing what people take away: a study's report and its figures, and a comparison of two trials."""
+
+from pathlib import Path
+from typing import Final
+
+from wattune.ranking.comparison import Comparison, compare
+from wattune.ranking.evidence import Evidence, gather_all, side_of_row
+from wattune.ranking.order import Ranking
+from wattune.storage.files import write_asked
+from wattune.storage.study import StudyFolder
+
+SHOWN_CLOSELY: Final = 4
+"""Feasible and infeasible trials, of each, whose telemetry the report reads."""
+
+
+def write_report(study: StudyFolder, ranking: Ranking) -> Path:
+    """Writes the study's `report.html` and says where it is."""
+    # Plotting takes longer to import than most commands take to run.
+    from wattune.report.page import render_report
+
+    evidence, problems = _closely(study, ranking)
+    html = render_report(
+        study.name,
+        study.document(),
+        ranking,
+        study.candidates(),
+        evidence,
+        _telling_pair(study, ranking, evidence),
+        problems,
+    )
+    return study.write_report(html)
+
+
+def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Path]:
+    """Writes every figure of the report as PNG and SVG, and says where.
+
+    Raises:
+        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+    """
+    from wattune.report.figure import write_images
+    from wattune.report.page import draw
+
+    evidence, _ = _closely(study, ranking)
+    pair = _telling_pair(study, ranking, evidence)
+    charts = draw(ranking, evidence, pair, study.document().get("limits"))
+    return write_images(charts, folder)
+
+
+def write_comparison(comparison: Comparison, path: Path) -> Path:
+    """Writes two trials side by side as one HTML page.
+
+    Raises:
+        PlanError: It cannot be written there.
+    """
+    from wattune.report.page import render_comparison
+
+    write_asked(path, render_comparison(comparison))
+    return path
+
+
+def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence], list[str]]:
+    return gather_all(study, (*ranking.feasible[:SHOWN_CLOSELY], *ranking.infeasible[:SHOWN_CLOSELY]))
+
+
+def _telling_pair(study: StudyFolder, ranking: Ranking, evidence: dict[str, Evidence]) -> Comparison | None:
+    """The best feasible trial against the best of its model that breaks a bound, else the next feasible one."""
+    best = ranking.best
+    if best is None:
+        return None
+    others = (*ranking.infeasible[:SHOWN_CLOSELY], *ranking.feasible[1:SHOWN_CLOSELY])
+    alike = [row for row in others if row.spec.model == best.spec.model and row.trial_id in evidence]
+    if not alike or best.trial_id not in evidence:
+        return None
+    return compare(*(side_of_row(study, row, evidence[row.trial_id]) for row in (best, alike[0])))

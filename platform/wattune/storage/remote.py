@@ -1,0 +1,353 @@
+"""Studies at a URL: finished trials as whole objects, in any store fsspec can reach.
+
+Work happens in a local folder. What is finished there is copied to `<url>/<study>`, in the study folder's own layout,
+and fetched from there where the local folder lacks it. A trial is in the store when its `result.json` is: that is sent
+last. Nothing in the store is ever written over by another measurement of the same trial.
+
+A store that is gone costs one bounded wait and a `TrackingError`; for the next minute every call fails at once.
+"""
+
+import functools
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from wattune.errors import PlanError, TrackingError, WattuneError, closest
+from wattune.storage.files import is_hidden, write_whole
+from wattune.storage.study import RECORDINGS, StudyFolder, TrialFolder
+from wattune.trial import TrialResult
+
+RETRY_AFTER_S: Final = 60.0
+"""How long a store that did not answer is left alone."""
+
+ANSWER_WITHIN_S: Final = 60.0
+"""Longest a store may take, besides what is moved."""
+
+SLOWEST_BYTES_PER_S: Final = 1_000_000
+"""A store that moves less is taken for dead."""
+
+_RESULT: Final = "result.json"
+_SMALL: Final = ("spec.json", _RESULT)
+"""What a ranking needs of a trial."""
+
+_FILES_AT_ONCE: Final = 64
+
+_T = TypeVar("_T")
+
+
+class RemoteStorage:
+    """One URL studies are copied to and fetched from."""
+
+    def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Names a store; nothing is reached before the first call.
+
+        Args:
+            url: Any URL of fsspec's, such as `s3://bucket/studies`, `gs://...` or `file:///mnt/studies`. Keys and
+                endpoints come from the store's own variables and files, or from fsspec's configuration.
+            clock: Monotonic seconds, for the wait after a failure.
+
+        Raises:
+            PlanError: No such kind of store is known, or its library is not installed.
+        """
+        import fsspec
+        from fsspec.utils import get_protocol
+
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self._protocol = get_protocol(url)
+        try:
+            fsspec.get_filesystem_class(self._protocol)
+        except ImportError as error:
+            raise PlanError(f'storage "{self.shown}" cannot be used: {error}; install that library') from error
+        except ValueError:
+            known = closest(self._protocol, fsspec.available_protocols())
+            raise PlanError(f'storage "{self.shown}" is of no kind of store that is known; {known}') from None
+        self._clock = clock
+        self._fs: Any = None
+        self._root = ""
+        self._closed_until_s = 0.0
+        self._cause = ""
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may stand in messages and logs: without a password."""
+        return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", self.url)
+
+    def studies(self) -> list[str]:
+        """The names of the studies there are.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses.
+        """
+
+        def find(fs: Any) -> list[str]:
+            return [path.removeprefix(self._root).split("/")[0] for path in fs.glob(f"{self._root}*/study.yaml")]
+
+        return sorted(self._do("list studies", find))
+
+    def send_trial(self, study: str, folder: TrialFolder) -> bool:
+        """Sends a finished trial; one that is there is not sent again, and one that will run again is not sent.
+
+        Args:
+            study: The study's name.
+            folder: The trial's folder.
+
+        Returns:
+            Whether it was sent now.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
+        """
+        result = folder.result()
+        if result is None or not result.status.is_final:
+            return False
+        whole = (folder.path / _RESULT).read_bytes()
+        place = f"{study}/trials/{folder.path.name}"
+        files = [path for path in _files(folder.path) if path.name != _RESULT]
+
+        def send(fs: Any) -> bool:
+            there = _read(fs, f"{self._root}{place}/{_RESULT}")
+            if there == whole:
+                return False
+            if there is not None and _result(there) is not None:
+                raise TrackingError(
+                    f"{self.shown}/{place} holds another measurement of this trial, made elsewhere; it is not written "
+                    "over: give one of the two studies another name, or remove the trial there"
+                )
+            # What an upload that was cut short left behind may not be what this trial has.
+            if fs.exists(f"{self._root}{place}"):
+                fs.rm(f"{self._root}{place}", recursive=True)
+            for path in [*files, folder.path / _RESULT]:
+                _put(fs, path, f"{self._root}{place}/{path.relative_to(folder.path).as_posix()}")
+            return True
+
+        num_bytes = sum(path.stat().st_size for path in files)
+        return self._do(f"send trial {folder.path.name} of study {study}", send, num_bytes)
+
+    def send_study(self, study: StudyFolder) -> None:
+        """Sends what is known of the whole study, again as often as it changes.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses, or holds a study of this name and another space.
+        """
+        files = _files(study.path, deep=False)
+
+        def send(fs: Any) -> None:
+            self._compare(fs, study)
+            for path in files:
+                _put(fs, path, f"{self._root}{study.name}/{path.name}")
+
+        self._do(f"send study {study.name}", send, sum(path.stat().st_size for path in files))
+
+    def fetch_study(self, name: str, storage: Path, *, whole: bool = False) -> StudyFolder:
+        """Brings what the local folder lacks of a study.
+
+        A trial that is not finished locally and is in the store comes from there, and what was left of it here goes.
+
+        Args:
+            name: The study's name.
+            storage: The local folder studies are kept in.
+            whole: Marks and telemetry too, not only what a ranking needs.
+
+        Raises:
+            PlanError: There is no such study, neither there nor here.
+            SpaceError: The study here was begun with another space.
+            TrackingError: The store cannot be reached or refuses.
+        """
+        study = StudyFolder(storage / name)
+        document = self._document(name)
+        if document is None:
+            if (study.path / "study.yaml").exists():
+                return study
+            known = ", ".join(self.studies()) or "none"
+            raise PlanError(f'no study "{name}" in {self.shown}, which holds: {known}; give another name or URL')
+        if not (study.path / "study.yaml").exists():
+            StudyFolder.create(storage, name, document)
+        study.require_space(document, self.shown)
+        found = self._do(f"list study {name}", lambda fs: self._list(fs, name))
+        self._bring(name, study.path, _missing(study, found, whole=whole))
+        return study
+
+    def fetch_folder(self, inside: str, folder: Path) -> None:
+        """Brings a trial or recording that is not here; files that are, stay.
+
+        Args:
+            inside: Its place below the URL; empty where the URL is the folder's own.
+            folder: Where it goes.
+
+        Raises:
+            PlanError: There is nothing.
+            TrackingError: The store cannot be reached or refuses.
+        """
+        found = self._do(f"list {inside or self.shown}", lambda fs: self._list(fs, inside))
+        if not found:
+            place = f"{self.shown}/{inside}".rstrip("/")
+            raise PlanError(f"there is no folder {place}; give a trial's or a recording's")
+        self._bring(inside, folder, {name: size for name, size in found.items() if not (folder / name).exists()})
+
+    def send_recording(self, folder: Path) -> None:
+        """Sends a recording, its own manifest last.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses.
+        """
+        files = sorted(_files(folder), key=lambda path: path == folder / "manifest.json")
+
+        def send(fs: Any) -> None:
+            for path in files:
+                _put(fs, path, f"{self._root}{RECORDINGS}/{folder.name}/{path.relative_to(folder).as_posix()}")
+
+        self._do(f"send recording {folder.name}", send, sum(path.stat().st_size for path in files))
+
+    def _document(self, study: str) -> dict[str, Any] | None:
+        content = self._do(f"read study {study}", lambda fs: _read(fs, f"{self._root}{study}/study.yaml"))
+        return None if content is None else dict(yaml.safe_load(content))
+
+    def _compare(self, fs: Any, study: StudyFolder) -> None:
+        content = _read(fs, f"{self._root}{study.name}/study.yaml")
+        if content is not None:
+            study.require_space(dict(yaml.safe_load(content)), self.shown)
+
+    def _list(self, fs: Any, inside: str) -> dict[str, int]:
+        """Sizes of the files below a folder, by their place in it."""
+        fs.invalidate_cache()
+        top = f"{self._root}{inside}".rstrip("/") + "/"
+        found: dict[str, dict[str, Any]] = fs.find(top.rstrip("/") or "/", detail=True)
+        named = {path[path.index(top) + len(top) :] if top in path else path: facts for path, facts in found.items()}
+        return {name: int(facts.get("size") or 0) for name, facts in named.items() if not is_hidden(name)}
+
+    def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
+        """Downloads files, results last: what is cut short is brought again."""
+        wanted = sorted(sizes, key=lambda name: name.endswith(_RESULT))
+        prefix = f"{self._root}{inside}".rstrip("/")
+        for start in range(0, len(wanted), _FILES_AT_ONCE):
+            names = wanted[start : start + _FILES_AT_ONCE]
+            paths = [f"{prefix}/{name}" for name in names]
+            fetch = functools.partial(_read_all, paths=paths)
+            contents = self._do(f"fetch {inside or self.shown}", fetch, sum(sizes[name] for name in names))
+            for name, content in zip(names, contents, strict=True):
+                write_whole(folder / name, content)
+
+    def _do(self, action: str, operation: Callable[[Any], _T], num_bytes: int = 0) -> _T:
+        """Runs an operation on the store, and turns whatever goes wrong into a `TrackingError`.
+
+        Args:
+            action: What it is, for messages.
+            operation: Gets fsspec's file system.
+            num_bytes: How much it moves.
+
+        Raises:
+            TrackingError: With the action, the cause and the remedy; at once, untried, where the store did not answer
+                within the last `RETRY_AFTER_S`.
+        """
+        if self._cause and self._clock() < self._closed_until_s:
+            raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
+        longest_s = ANSWER_WITHIN_S + num_bytes / SLOWEST_BYTES_PER_S
+        outcome: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                outcome.put((operation(self._open()), None))
+            except Exception as error:  # every store has errors of its own; all of them are the caller's
+                outcome.put((None, error))
+
+        # A mount or a server that hangs must not hang its user, nor the end of the program.
+        threading.Thread(target=run, daemon=True, name="storage").start()
+        try:
+            value, error = outcome.get(timeout=longest_s)
+        except queue.Empty:
+            value, error = None, TimeoutError(f"no answer within {longest_s:.0f} s")
+        if isinstance(error, WattuneError):
+            raise error
+        if error is None:
+            self._cause = ""
+            return value  # type: ignore[return-value]
+        self._closed_until_s = self._clock() + RETRY_AFTER_S
+        text = " ".join(str(error).split())[:500]
+        self._cause = f"{self.shown} cannot be used ({type(error).__name__}{f': {text}' if text else ''})"
+        raise TrackingError(
+            f"cannot {action}: {self._cause}; results stay in the local study folder: "
+            "make the store answer, then run `wattune sync`"
+        ) from error
+
+    def _open(self) -> Any:
+        if self._fs is None:
+            from fsspec.core import url_to_fs
+
+            fs, root = url_to_fs(self.url, **_options(self._protocol))
+            self._root = f"{root.rstrip('/')}/" if root else ""
+            self._fs = fs
+        return self._fs
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """What is asked of fsspec's file systems where the user's own configuration does not say otherwise."""
+    from fsspec.config import conf
+
+    if protocol in ("file", "local"):
+        return {"auto_mkdir": True}
+    if protocol in ("s3", "s3a") and "config_kwargs" not in conf.get("s3", {}):
+        # botocore waits a minute for a connection and tries five times.
+        return {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}}
+    return {}
+
+
+def _files(folder: Path, *, deep: bool = True) -> list[Path]:
+    found = folder.rglob("*") if deep else folder.glob("*")
+    return sorted(path for path in found if path.is_file() and not is_hidden(path.relative_to(folder).as_posix()))
+
+
+def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> dict[str, int]:
+    """What of the files in the store the local study lacks, with their sizes."""
+    finished = {name.split("/")[1] for name in names if name.startswith("trials/") and name.endswith(f"/{_RESULT}")}
+    wanted = []
+    for trial in sorted(finished):
+        folder = TrialFolder(study.path / "trials" / trial)
+        known = folder.result()
+        if known is None or not known.status.is_final:
+            folder.clear()
+        inside = [name for name in names if name.startswith(f"trials/{trial}/")]
+        wanted += [name for name in inside if whole or name.split("/", 2)[2] in _SMALL]
+    wanted += [name for name in names if "/" not in name and name != "study.yaml"]
+    return {name: names[name] for name in wanted if not (study.path / name).exists()}
+
+
+def _read(fs: Any, path: str) -> bytes | None:
+    """A small file's content, None where there is none."""
+    fs.invalidate_cache()
+    try:
+        return bytes(fs.cat_file(path))
+    except FileNotFoundError:
+        return None
+
+
+def _read_all(fs: Any, paths: list[str]) -> list[bytes]:
+    found = fs.cat(paths)
+    # One file is given without its name.
+    return [found[path] for path in paths] if isinstance(found, dict) else [found]
+
+
+def _result(content: bytes) -> TrialResult | None:
+    try:
+        return TrialResult.from_json(json.loads(content))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _put(fs: Any, local: Path, remote: str) -> None:
+    """Sends one file so that it is there whole or not at all; stores of objects do so by themselves."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    if not isinstance(fs, LocalFileSystem):
+        fs.put_file(str(local), remote)
+        return
+    folder, _, name = remote.rpartition("/")
+    partial = f"{folder}/.{name}.partial"
+    fs.put_file(str(local), partial)
+    Path(partial).replace(remote)

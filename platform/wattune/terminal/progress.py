@@ -1,0 +1,376 @@
+"""What people see of a study while it runs: a live view on a terminal, plain lines elsewhere. Nothing is measured."""
+
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from wattune.objective import Constraint, Objective
+from wattune.orchestrate.events import Event, Placement, Preview, TrialEvent, TrialProgress
+from wattune.ranking.judgement import RankedTrial
+from wattune.ranking.order import rank
+from wattune.terminal.tables import shown
+from wattune.trial import FIRST_ANCHOR_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S, format_quantity
+
+ASK_EVERY_S: Final = 1.0
+"""How often workers are asked how far they are while somebody looks."""
+
+TELL_EVERY_S: Final = 60.0
+"""How often a log, as that of a Ray job, is told how far what runs is; a trial may take many minutes."""
+
+MOST_LANES: Final = 12
+"""Running trials shown one by one."""
+
+MOST_SKIPPED: Final = 5
+"""Trials done before that are named one by one."""
+
+_BAR_WIDTH: Final = 28
+_LEAST_BAR: Final = 6
+_HEAD_WIDTH: Final = 68
+"""Columns of what stands beside the bar, at most."""
+
+_NAME_WIDTHS: Final = (44, 24)
+"""Columns a trial's name gets in its line, and on a narrow terminal."""
+
+_NARROW: Final = 120
+"""Columns below which a terminal is narrow."""
+
+
+@dataclass
+class _Running:
+    """A trial that runs now."""
+
+    event: TrialEvent
+    begun_s: float
+    progress: TrialProgress | None = None
+
+
+@dataclass
+class Tally:
+    """A study as its events tell it; one more event costs the same however many there were."""
+
+    objective: Objective
+    constraints: Sequence[Constraint]
+    total: int = 0
+    """Trials with all repeats, those done before included."""
+    done: int = 0
+    skipped: int = 0
+    failed: Counter[TrialStatus] = field(default_factory=Counter)
+    running: dict[tuple[str, int], _Running] = field(default_factory=dict)
+    lanes: int = 1
+    """Trials that run side by side."""
+    took_s: list[float] = field(default_factory=list)
+    """Seconds of each trial that ended in this call."""
+    expected_s: float | None = None
+    """Seconds to the end as they were expected before the first trial, where finished trials told."""
+    best: RankedTrial | None = None
+    _measured: bool = False
+    _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
+    _feasible: dict[str, RankedTrial] = field(default_factory=dict)
+
+    def add(self, event: Event, now_s: float) -> None:
+        """Takes note of an event."""
+        if isinstance(event, Preview):
+            self.total = event.num_turns + event.num_done
+            self._measured = event.measured
+        elif isinstance(event, Placement):
+            self.lanes = max(1, event.num_at_once)
+            self.expected_s = event.wall_s if self._measured else None
+        elif event.kind == "started":
+            self.running[_key(event)] = _Running(event, now_s)
+        else:
+            self._ended(event, now_s)
+        if isinstance(event, TrialEvent) and event.num_left is not None:
+            # Repeats of what failed are never run, and with them anchors: it becomes fewer than were announced.
+            self.total = self.done + len(self.running) + event.num_left
+
+    def _ended(self, event: TrialEvent, now_s: float) -> None:
+        assert event.result is not None, "only a trial that started has none"
+        begun = self.running.pop(_key(event), None)
+        if begun is not None:
+            self.took_s.append(now_s - begun.begun_s)
+        if event.result.status is TrialStatus.INTERRUPTED:
+            return
+        self.done += 1
+        self.skipped += event.kind == "skipped"
+        if event.result.status is not TrialStatus.COMPLETED:
+            self.failed[event.result.status] += 1
+        self._judge(event.spec, event.result)
+
+    def _judge(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Keeps the best feasible trial, by its worst repeat."""
+        repeats = self._repeats.setdefault(result.trial_id, [])
+        repeats.append((spec, result))
+        row = rank(repeats, self.objective, self.constraints).best
+        if row is not None:
+            self._feasible[result.trial_id] = row
+            if self.best is None or self._score(row) > self._score(self.best):
+                self.best = row
+        elif self._feasible.pop(result.trial_id, None) is not None:
+            self.best = None
+        if self.best is not None and self.best.trial_id == result.trial_id:
+            self.best = None  # its worst repeat may have become worse
+        if self.best is None and self._feasible:
+            self.best = max(self._feasible.values(), key=self._score)
+
+    def _score(self, row: RankedTrial) -> float:
+        assert row.objective is not None, "a feasible trial has its objective"
+        return row.objective.low if self.objective.maximize else -row.objective.high
+
+    def left_s(self, now_s: float) -> float | None:
+        """Expected seconds to the end, None where nothing tells."""
+        if not self.took_s:
+            return self.expected_s
+        typical_s = statistics.median(self.took_s)
+        begun_s = sum(min(typical_s, now_s - one.begun_s) for one in self.running.values())
+        return max(0.0, (self.total - self.done) * typical_s - begun_s) / self.lanes
+
+
+def _key(event: TrialEvent) -> tuple[str, int]:
+    return event.spec.trial_id, event.repeat
+
+
+class StudyProgress:
+    """One live view of a study on a terminal; a line for each trial that ended, there and elsewhere."""
+
+    def __init__(
+        self,
+        console: Console,
+        objective: Objective,
+        constraints: Sequence[Constraint] = (),
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Shows nothing before `__enter__`.
+
+        Args:
+            console: Where to.
+            objective: What the best trial is best in.
+            constraints: The bounds whose margins are shown.
+            clock_s: The clock of elapsed times.
+        """
+        self._console, self._clock_s = console, clock_s
+        self._tally = Tally(objective, constraints)
+        self._preview: Preview | None = None
+        self._lock = threading.Lock()
+        self._begun_s = clock_s()
+        self._state = "starting"
+        self._over = threading.Event()
+        self._live: Live | None = None
+        self._asking = threading.Thread(target=self._ask, daemon=True, name="progress")
+        if console.is_terminal:
+            self._live = Live(get_renderable=self.view, console=console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> "StudyProgress":
+        """Begins to show."""
+        self._begun_s = self._clock_s()
+        if self._live is not None:
+            self._live.start()
+        self._asking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the live view away."""
+        self._over.set()
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Shows one event; the listener of `wattune.api.run_study`."""
+        with self._lock:
+            self._tally.add(event, self._clock_s())
+            lines = self._lines(event)
+        for line in lines:
+            self._print(line)
+
+    def _print(self, line: Text) -> None:
+        """Prints a line for good: folded between words on a terminal, whole for whoever reads a file."""
+        self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
+
+    def _name(self, event: TrialEvent) -> str:
+        """A trial in short, as wide as its column."""
+        narrow = self._console.is_terminal and self._console.width < _NARROW
+        return f"{described(event):<{_NAME_WIDTHS[narrow]}}"
+
+    def view(self) -> Group:
+        """The live view as it is now."""
+        with self._lock:
+            tally, now_s = self._tally, self._clock_s()
+            parts: list[Table | Text] = [self._head(now_s)]
+            if tally.running:
+                parts.append(self._running_table(now_s))
+            if tally.failed:
+                kinds = ", ".join(f"{count} {status}" for status, count in tally.failed.most_common())
+                parts.append(Text(f"failed   {kinds}", style="red"))
+            if tally.best is not None:
+                parts.append(self._best_line(tally.best))
+            elif tally.done > tally.failed.total():
+                parts.append(Text.assemble(("best     ", "bold"), ("none measured so far keeps every bound", "yellow")))
+        return Group(*parts)
+
+    def _head(self, now_s: float) -> Table:
+        tally = self._tally
+        grid = Table.grid(padding=(0, 2))
+        left_s = tally.left_s(now_s)
+        room = self._console.width - _HEAD_WIDTH
+        bar = ProgressBar(total=max(1, tally.total), completed=tally.done, width=max(_LEAST_BAR, min(_BAR_WIDTH, room)))
+        skipped = f" ({tally.skipped} before)" if tally.skipped else ""
+        grid.add_row(
+            Text(f"{tally.done}/{tally.total} trials{skipped}" if tally.total else self._state),
+            bar,
+            Text(f"{_duration(now_s - self._begun_s)} elapsed", style="dim"),
+            Text("" if left_s is None else f"about {_duration(left_s)} left", style="dim"),
+        )
+        return grid
+
+    def _running_table(self, now_s: float) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        running = list(self._tally.running.values())
+        for one in running[:MOST_LANES]:
+            grid.add_row(
+                Text("running", style="green"),
+                Text(described(one.event)),
+                Text(", ".join(one.event.nodes), style="dim"),
+                Text(_part(one.progress)),
+                Text(_duration(now_s - one.begun_s), style="dim"),
+            )
+        if len(running) > MOST_LANES:
+            grid.add_row("", Text(f"... and {len(running) - MOST_LANES} more", style="dim"))
+        return grid
+
+    def _best_line(self, row: RankedTrial) -> Text:
+        metric = self._tally.objective.metric
+        assert row.objective is not None, "a feasible trial has its objective"
+        line = Text.assemble(("best     ", "bold"), f"{row.spec.model.name} {row.label}  ")
+        line.append(f"{metric} {shown(metric, row.objective)}", style="cyan")
+        for margin in row.margins:
+            line.append(f"\n         {margin.constraint}: {shown(margin.metric, margin.got)}")
+            line.append(f", {shown(margin.metric, abs(margin.slack))} within", style="green")
+        return line
+
+    def _lines(self, event: Event) -> list[Text]:
+        """What is printed for good."""
+        if isinstance(event, Preview):
+            self._preview = event
+            return self._preview_lines(event)
+        if isinstance(event, Placement):
+            self._state = "running"
+            most = "at least " if self._preview is not None and not self._preview.measured else "about "
+            lanes = f"{event.num_at_once} at once on {', '.join(event.lanes)}"
+            waiting = [Text(f"waits for nodes: {one}", style="yellow") for one in event.missing]
+            return [Text(f"{lanes}; {most}{_duration(event.wall_s)}", style="dim"), *waiting]
+        if event.kind == "started":
+            return []
+        if event.kind == "skipped":
+            return self._skipped_lines(event)
+        return [self._trial_line(event)]
+
+    def _preview_lines(self, preview: Preview) -> list[Text]:
+        extra = [f"{preview.num_anchors} anchor(s)"] if preview.num_anchors else []
+        extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
+        extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
+        among = f", {', '.join(extra)} among them" if extra else ""
+        hours = preview.device_s / 3600
+        how = "about" if preview.measured else "at least"
+        basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
+        lines = [Text(f"{preview.num_turns} trial(s) to run{among}: {how} {hours:.3g} device-hours ({basis})")]
+        if preview.num_done:
+            kinds = ", ".join(f"{count} {status}" for status, count in preview.done.items())
+            lines.append(Text(f"{preview.num_done} skipped, done before: {kinds}", style="dim"))
+        return lines
+
+    def _skipped_lines(self, event: TrialEvent) -> list[Text]:
+        if self._tally.skipped <= MOST_SKIPPED:
+            return [self._trial_line(event)]
+        if self._tally.skipped > MOST_SKIPPED + 1 or self._preview is None:
+            return []
+        return [Text(f"... and {self._preview.num_done - MOST_SKIPPED} more done before", style="dim")]
+
+    def _trial_line(self, event: TrialEvent) -> Text:
+        assert event.result is not None, "only a started trial has no result"
+        result, elapsed_s = event.result, self._clock_s() - self._begun_s
+        done = f"{self._tally.done:>{len(str(self._tally.total))}}"
+        line = Text(f"[{done}/{self._tally.total}] {elapsed_s:5.0f} s  ", style="dim")
+        line.append(f"{self._name(event)} ", style="default")
+        if event.kind == "skipped":
+            line.append("done before  ")
+        if result.status is not TrialStatus.COMPLETED:
+            return line.append(f"{result.status}: {result.reason}", style="red")
+        metric = self._tally.objective.metric
+        value = result.metrics.get(metric)
+        line.append(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")
+        power_w = result.metrics.get("node_device_power_peak_1s_w")
+        if power_w is not None:
+            line.append(f"  1 s node peak {shown('peak_w', power_w)}", style="dim")
+        took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
+        line.append(f"  took {format_quantity('time_s', took_s)}", style="dim")
+        if len(event.nodes) and self._tally.lanes > 1:
+            line.append(f" on {', '.join(event.nodes)}", style="dim")
+        return line
+
+    def _ask(self) -> None:
+        """Asks the workers of what runs how far they are; they may take their time, so it is a thread of its own."""
+        while not self._over.wait(ASK_EVERY_S if self._live is not None else TELL_EVERY_S):
+            with self._lock:
+                running = list(self._tally.running.values())[:MOST_LANES]
+            for one in running:
+                if one.event.progress is not None and not self._over.is_set():
+                    one.progress = one.event.progress()
+            if self._live is None:
+                self._tell(running)
+
+    def _tell(self, running: Sequence[_Running]) -> None:
+        """A line for each trial that still runs, where no live view shows it."""
+        with self._lock:
+            now_s, tally = self._clock_s(), self._tally
+            lines = [
+                Text(
+                    f"[{tally.done}/{tally.total}] {now_s - self._begun_s:5.0f} s  {self._name(one.event)} "
+                    f"runs for {_duration(now_s - one.begun_s)}  {_part(one.progress)}".rstrip(),
+                    style="dim",
+                )
+                for one in running
+                if _key(one.event) in tally.running
+            ]
+        for line in lines:
+            self._print(line)
+
+
+def described(event: TrialEvent) -> str:
+    """A trial in short, with what sets this repeat apart."""
+    if event.role == "anchor" or event.repeat >= FIRST_ANCHOR_REPEAT:
+        apart = " anchor"
+    elif event.role == "finalist":
+        apart = " finalist"
+    else:
+        apart = f" #{event.repeat}" if event.repeat else ""
+    return f"{event.spec.model.name} {event.spec.label}{apart}"
+
+
+def _part(progress: TrialProgress | None) -> str:
+    if progress is None:
+        return ""
+    if not progress.done and not progress.total:
+        return progress.part
+    of = "" if progress.total is None else f"/{progress.total}"
+    return f"{progress.part} {progress.done}{of}"
+
+
+def _duration(seconds: float) -> str:
+    """A time as people say it: `45 s`, `12:05 min`, `3:20 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

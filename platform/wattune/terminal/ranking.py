@@ -1,0 +1,141 @@
+"""What people see of a ranking and of a comparison in a terminal. Nothing here computes a figure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from wattune.ranking.comparison import Comparison, Waterfall
+from wattune.ranking.judgement import Margin, RankedTrial
+from wattune.ranking.order import Ranking
+from wattune.schema import METRICS
+from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown
+
+_STYLES: Final = {"feasible": "green", "infeasible": "yellow", "unknown": "magenta", "failed": "red"}
+
+METHODS: Final = {
+    "repeats": "of the repeats",
+    "pooled": "of repeats and the anchor's scatter",
+    "anchor": "one run, the anchor's scatter",
+    "steps": "one run, its own steps",
+    "none": "one run, scatter unknown",
+}
+"""What an interval rests on, in words."""
+
+
+def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None) -> None:
+    """Feasible trials in order with their distance to each bound, then the others with what they lack."""
+    metric = ranking.objective.metric
+    bounds = [str(constraint) for constraint in ranking.constraints]
+    others = ranking.varying
+    numbered = [f"bound {n}" for n in range(1, len(bounds) + 1)]
+    columns = ["rank", "trial", *others, "plan", metric, *numbered, "quality"]
+    table = make_table(f"{ranking.objective}", *columns, right=["rank", metric])
+    for row in (*ranking.feasible[:top], *ranking.infeasible[:top]):
+        margins = {margin.constraint: margin for margin in row.margins}
+        table.add_row(
+            str(row.rank) if row.rank else "-",
+            row.trial_id,
+            *(row.setting[name] for name in others),
+            Text(row.label, style=_STYLES[str(row.verdict)]),
+            shown(metric, row.objective) if row.objective else "-",
+            *(_margin_cell(margins.get(bound)) for bound in bounds),
+            row.quality + (" (simulated)" if row.simulated else ""),
+        )
+    console.print(table)
+    for number, bound in enumerate(bounds, start=1):
+        console.print(f"bound {number}: {bound}", highlight=False)
+    hidden = 0 if top is None else max(0, len(ranking.feasible) - top) + max(0, len(ranking.infeasible) - top)
+    if hidden:
+        console.print(f"... and {hidden} more; raise --top to see them")
+    for title, rows in (("unknown", ranking.unknown), ("failed", ranking.failed)):
+        if rows:
+            table = make_table(f"{len(rows)} {title}", "trial", *others, "plan", "why")
+            for row in rows[:top]:
+                plan = Text(row.label, style=_STYLES[title])
+                table.add_row(row.trial_id, *(row.setting[name] for name in others), plan, row.reason)
+            console.print(table)
+    _print_notes(console, ranking)
+
+
+def _print_notes(console: Console, ranking: Ranking) -> None:
+    methods = sorted({row.objective.method for row in ranking.trials if row.objective})
+    if methods:
+        reading = "; ".join(METHODS[method] for method in methods)
+        console.print(
+            f"± is the 95 % interval ({reading}); a rank is 1 plus the trials whose interval lies wholly above",
+            highlight=False,
+            style="dim",
+        )
+    console.print(ranking.note, highlight=False, style="dim")
+    for best in ranking.best_of_each:
+        name = f"{best.study} " if best.study else ""
+        value = shown(ranking.objective.metric, best.objective) if best.objective else "-"
+        console.print(f"best of {name}{best.spec.model.name}: {best.label} ({best.trial_id}), {value}", highlight=False)
+    for warning in ranking.warnings:
+        console.print(f"note: {warning}", highlight=False, style="yellow")
+    if ranking.simulated:
+        console.print(SIMULATED_NOTE, style="bold yellow")
+
+
+def _margin_cell(margin: Margin | None) -> Text:
+    if margin is None:
+        return Text("not measured", style="magenta")
+    got, distance = shown(margin.metric, margin.got), shown(margin.metric, abs(margin.slack))
+    likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
+    if margin.holds:
+        return Text(f"{got} ({distance} within{likely})", style="green")
+    return Text(f"{got} ({distance} past{likely})", style="bold red")
+
+
+def print_front(console: Console, rows: Sequence[RankedTrial], metrics: Sequence[str]) -> None:
+    """The trials that no other beats in both metrics."""
+    table = make_table(f"Pareto front of {' and '.join(metrics)}", "trial", "plan", *metrics, right=metrics)
+    for row in rows:
+        cells = [shown(metric, found) if (found := row.interval(metric)) else "-" for metric in metrics]
+        table.add_row(row.trial_id, row.label, *cells)
+    console.print(table)
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """What differs between two trials, and how the step of the one becomes that of the other."""
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        console.print(f"{name}  {side.label}  ({side.known_as})", highlight=False)
+    console.print(f"{comparison.conclusion}.", style="bold", highlight=False)
+    differing = make_table("What differs", "field", "A", "B")
+    for path, (of_a, of_b) in sorted(comparison.differences.items()):
+        differing.add_row(path, str(of_a), str(of_b))
+    console.print(differing)
+    for fall in (comparison.time, comparison.energy):
+        if fall is not None:
+            _print_waterfall(console, fall)
+    metrics = make_table("Metrics", "metric", "A", "B", "B over A", right=["A", "B", "B over A"])
+    for name, (of_a, of_b) in comparison.metrics.items():
+        if METRICS[name].group in ("speed", "energy", "power", "throttle", "thermal"):
+            change = f"{100 * (of_b / of_a - 1):+.1f} %" if of_a else "-"
+            metrics.add_row(name, shown(name, of_a), shown(name, of_b), change)
+    console.print(metrics)
+    for warning in comparison.warnings:
+        console.print(f"note: {warning}", highlight=False, style="yellow")
+
+
+def _print_waterfall(console: Console, fall: Waterfall) -> None:
+    name = "time_s" if fall.unit == "s" else "energy_j"
+    title = f"{'Time' if fall.unit == 's' else 'Energy'} of a {fall.per}"
+    columns = ["part", "A", "B", "change", "of the change"]
+    table = make_table(title, *columns, right=columns[1:])
+    for part in fall.parts:
+        share = fall.share_frac(part)
+        cells = (shown(name, part.a), shown(name, part.b), _signed(name, part.change))
+        table.add_row(part.name.replace("_", " "), *cells, "-" if share is None else f"{100 * share:+.1f} %")
+    table.add_section()
+    whole = "-" if fall.cancels else "100 %"
+    table.add_row("whole", shown(name, fall.a), shown(name, fall.b), _signed(name, fall.b - fall.a), whole)
+    console.print(table)
+    if fall.cancels:
+        console.print("The parts' changes cancel out: no part is a share of what is left.", highlight=False)
+
+
+def _signed(name: str, value: float) -> str:
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{shown(name, abs(value))}"

@@ -1,0 +1,160 @@
+"""What people see in a terminal: tables. Nothing here computes a figure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from wattune.catalog.hardware import DEVICES
+from wattune.catalog.models import MODELS
+from wattune.doctor import Finding
+from wattune.schema import METRICS
+from wattune.search.prune import Candidates
+from wattune.spread import Interval
+from wattune.units import format_quantity
+
+SIMULATED_NOTE: Final = (
+    "Power, clocks and temperatures are SIMULATED: they show how wattune decides, not what hardware does."
+)
+
+_WHOLE: Final = ("rank", "trial", "count")
+"""Columns whose cells stay in one piece."""
+
+
+def make_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """A table whose text folds where the terminal is too narrow for it; what people copy from it is never cut."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in _WHOLE)
+    return table
+
+
+def shown(metric: str, value: float | Interval) -> str:
+    """A metric as people read it; an interval as its middle and what it may be off by."""
+    return value.shown(metric) if isinstance(value, Interval) else format_quantity(metric, value)
+
+
+def print_candidates(console: Console, candidates: Candidates, *, most: int = 20) -> None:
+    """What would be tried, and why the rest would not."""
+    kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", "plan")
+    for one in candidates.kept[:most]:
+        spec = one.spec
+        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, spec.label)
+    console.print(kept)
+    if len(candidates.kept) > most:
+        console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
+    if candidates.rejected:
+        print_rejections(console, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
+    if candidates.folded:
+        reasons = Counter(one.reason for one in candidates.folded)
+        folded = make_table(f"{len(candidates.folded)} folded into an equal one", "count", "why", right=["count"])
+        for reason, count in reasons.most_common(most):
+            folded.add_row(str(count), reason)
+        console.print(folded)
+
+
+def print_rejections(console: Console, rejected: Sequence[Mapping[str, Any]]) -> None:
+    """Rejected combinations counted by rule, with one reason each."""
+    counts = Counter(str(one["rule"]) for one in rejected)
+    examples = {str(one["rule"]): str(one["reason"]) for one in reversed(rejected)}
+    table = make_table(f"{len(rejected)} rejected by rule", "count", "rule", "for example", right=["count"])
+    for rule, count in counts.most_common():
+        table.add_row(str(count), rule, examples[rule])
+    console.print(table)
+
+
+def print_metrics(console: Console, title: str, metrics: Mapping[str, float], verdict: str) -> None:
+    """Every metric of a trial or recording, in the schema's order."""
+    table = make_table(title, "group", "metric", "value", right=["value"])
+    group = ""
+    for name, metric in METRICS.items():
+        if name in metrics:
+            table.add_row("" if metric.group == group else metric.group, name, shown(name, metrics[name]))
+            group = metric.group
+    console.print(table)
+    console.print(verdict)
+
+
+def print_catalog(console: Console) -> None:
+    """Devices and models with their sources."""
+    devices = make_table("Devices", "name", "bf16 peak", "memory", "bandwidth", "power limit", "clock", "source")
+    for device in DEVICES.values():
+        cells = (
+            ("peak_bf16_flop_per_s", device.peak_bf16_flop_per_s),
+            ("memory_bytes", device.memory_bytes),
+            ("memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
+            ("power_limit_w", device.power_limit_w),
+            ("sm_clock_max_mhz", device.sm_clock_max_mhz),
+        )
+        texts = ["unknown" if value is None else format_quantity(name, value) for name, value in cells]
+        devices.add_row(device.name, *texts, device.source)
+    console.print(devices)
+    columns = ("name", "parameters", "active", "layers", "hidden", "ffn", "heads", "KV", "vocabulary", "experts")
+    models = make_table("Models", *columns, "source", right=columns[1:])
+    for model in MODELS.values():
+        experts = f"{model.num_experts_per_token} of {model.num_experts}" if model.is_moe else "-"
+        shape = (model.num_layers, model.hidden_size, model.ffn_hidden_size, model.num_heads, model.num_kv_heads)
+        models.add_row(
+            model.name,
+            f"{model.num_parameters / 1e9:.1f} B",
+            f"{model.num_active_parameters / 1e9:.1f} B",
+            *map(str, shape),
+            f"{model.vocab_size:,}",
+            experts,
+            model.source,
+        )
+    console.print(models)
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """What a machine has, lacks, and what follows."""
+    table = make_table("", "", "what", "have, and what follows")
+    for finding in findings:
+        mark = Text("yes", style="green") if finding.ok else Text("no", style="yellow")
+        follows = f"\n{finding.follows}" if finding.follows else ""
+        table.add_row(mark, finding.topic, Text.assemble(finding.have, (follows, "dim")))
+    console.print(table)
+
+
+def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
+    """What a device's power sensors can tell, what each window hides, what sampling costs, and what links carry."""
+    title = f"{found['device']} {found['name']}" + (f", driver {found['driver']}" if "driver" in found else "")
+    signals = make_table(f"{title}: sensors", "signal", "period", "delay", "window", "energy told", "fit R²")
+    for name, fit in found["signals"].items():
+        times = (format_quantity("time_s", fit[key]) for key in ("sensor_period_s", "delay_s", "window_s"))
+        signals.add_row(name, *times, _percent(fit["gain_frac"]), f"{fit['explained_frac']:.3f}")
+    console.print(signals)
+    windows = list(dict.fromkeys(window for wave in found["waves"] for window in wave["peaks_w"]))
+    waves = make_table("Highest power of a square wave, by window", "period", *windows, "energy off by")
+    for wave in found["waves"]:
+        peaks = (_peak_cell(wave, name) for name in windows)
+        waves.add_row(format_quantity("period_s", wave["period_s"]), *peaks, _percent(wave["energy_error_frac"]))
+    console.print(waves)
+    cost = found["overhead"]
+    console.print(
+        f"sampling: step time x {cost['ratio']:.4f} ({cost['low']:.4f} to {cost['high']:.4f} with "
+        f"{cost['confidence_frac']:.0%} confidence), {_percent(cost['sampler_cpu_frac'])} of one processor",
+        highlight=False,
+    )
+    for link, bytes_per_s in found.get("link_peaks", {}).items():
+        shown = format_quantity("link_bytes_per_s", bytes_per_s)
+        console.print(f"{link}: {shown} one way of copies that go both, by the device's own counter", highlight=False)
+    if found["simulated"]:
+        console.print(SIMULATED_NOTE, style="bold yellow")
+
+
+def _peak_cell(wave: Mapping[str, Any], window: str) -> str:
+    """The highest power by one window, and how far it is below the highest sample."""
+    if window not in wave["peaks_w"]:
+        return "-"
+    short_frac = wave["under_report_frac"][window]
+    return format_quantity("peak_w", wave["peaks_w"][window]) + (f" ({-short_frac:+.0%})" if short_frac else "")
+
+
+def _percent(value_frac: float | None) -> str:
+    return "-" if value_frac is None else f"{value_frac:.2%}"

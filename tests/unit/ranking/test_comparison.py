@@ -1,0 +1,162 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattune.analysis.breakdown import Breakdown, Part
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.plan.axes import Plan
+from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.spread import Interval
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+    engine="torch",
+    workload=Workload(seq_len=4096, global_batch_size=16),
+    plan=Plan(),
+)
+
+
+def broken_down(**parts_s: float) -> Breakdown:
+    """A step of these parts; every second takes 2,500 J."""
+    parts = tuple(Part(name=name, time_s=time_s, energy_j=2500 * time_s) for name, time_s in parts_s.items())
+    step_s = sum(parts_s.values())
+    return Breakdown(parts=parts, step_s=step_s, step_energy_j=2500 * step_s)
+
+
+def known(value: float, off: float = 0.0, method: str = "none") -> Interval:
+    return Interval(value=value, low=value - off, high=value + off, method=method, num_runs=1)
+
+
+def side(breakdown: Breakdown | None, spec: TrialSpec = SPEC, speed: Interval | None = None, **changes) -> Side:
+    metrics = {} if speed is None else {"tokens_per_s": speed.value}
+    result = TrialResult(
+        trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics, quality="publishable"
+    )
+    made = Side(name="s:1", spec=spec, result=result, breakdown=breakdown, tokens_per_s=speed, simulated=False)
+    return replace(made, **changes)
+
+
+FAST = broken_down(compute=0.20, exposed_comm=0.01, other=0.0)
+SLOW = broken_down(compute=0.19, bubble=0.05, other=0.01)
+
+
+def test_the_changes_of_the_parts_are_the_change():
+    found = compare(side(FAST), side(SLOW))
+    changes = {part.name: part.change for part in found.time.parts}
+    assert changes == pytest.approx({"compute": -0.01, "exposed_comm": -0.01, "bubble": 0.05, "other": 0.01})
+    assert (found.time.a, found.time.b, found.time.per) == (pytest.approx(0.21), pytest.approx(0.25), "step")
+    assert sum(found.time.share_frac(part) for part in found.time.parts) == pytest.approx(1.0)
+    assert [part.name for part in found.time.parts][-1] == "other"
+    assert found.energy.b - found.energy.a == pytest.approx(100.0)
+
+
+parts = st.dictionaries(
+    st.sampled_from(["compute", "throttle", "exposed_comm", "bubble", "straggler", "undivided"]),
+    st.floats(0, 10),
+    min_size=1,
+)
+
+
+@settings(deadline=None)
+@given(parts, parts, st.floats(-0.1, 1), st.integers(1, 64))
+def test_parts_add_up_whatever_they_are(a, b, other, batch):
+    spec = replace(SPEC, workload=replace(SPEC.workload, global_batch_size=batch))
+    left, right = broken_down(**a, other=other), broken_down(**b, other=0.1)
+    found = compare(side(left), side(right, spec))
+    scale = 1.0 if batch == 16 else 1e6 / SPEC.workload.tokens_per_step
+    assert found.time.a == pytest.approx(scale * left.step_s, abs=1e-9)
+    assert found.energy.a == pytest.approx(scale * left.step_energy_j, abs=1e-6)
+    total = sum(part.change for part in found.time.parts)
+    assert total == pytest.approx(found.time.b - found.time.a, abs=1e-9)
+    assert found.time.per == ("step" if batch == 16 else "million tokens")
+
+
+def test_parts_that_cancel_out_are_no_shares_of_what_is_left():
+    found = compare(side(broken_down(compute=0.20, straggler=0.02)), side(broken_down(compute=0.18, straggler=0.041)))
+    assert found.time.cancels and [found.time.share_frac(part) for part in found.time.parts] == [None] * 3
+    assert found.to_json()["time"]["parts"][0]["share_frac"] is None
+    assert [part.name for part in found.time.parts] == ["compute", "straggler", "other"], "what is nowhere is no part"
+    assert not compare(side(FAST), side(SLOW)).time.cancels
+    assert not compare(side(FAST), side(FAST)).time.cancels
+
+
+def test_two_devices_simulated_on_one_machine_are_no_race():
+    a, b = (
+        replace(SPEC, cluster=ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of=device))
+        for device in ("h100_sxm", "h200_sxm")
+    )
+    (warning,) = [
+        text
+        for text in compare(side(FAST, a, simulated=True), side(FAST, b, simulated=True)).warnings
+        if "say nothing of h100_sxm against h200_sxm" in text
+    ]
+    assert warning.startswith("both ran on cpu")
+    alike = compare(side(FAST, a, simulated=True), side(FAST, a, simulated=True))
+    assert not any("both ran" in text for text in alike.warnings)
+
+
+def test_a_whole_is_not_held_against_parts():
+    found = compare(side(FAST), side(broken_down(undivided=0.24, other=0.01)))
+    assert {part.name: (part.a, part.b) for part in found.time.parts} == {
+        "undivided": (pytest.approx(0.21), pytest.approx(0.24)),
+        "other": (0.0, 0.01),
+    }
+    assert any(text.startswith("marks of B cannot tell") for text in found.warnings)
+
+
+def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
+    twice = replace(
+        SPEC,
+        cluster=ClusterSpec(device="h100_sxm", devices_per_node=8),
+        workload=replace(SPEC.workload, global_batch_size=32),
+    )
+    found = compare(side(FAST), side(FAST, twice))
+    assert found.time.b == pytest.approx(found.time.a / 2)
+    assert found.differences["cluster.device"] == ("h200_sxm", "h100_sxm")
+    assert found.differences["workload.global_batch_size"] == (16, 32)
+    assert "model.source" not in found.differences
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (known(110.0), known(100.0), "A trains 10.0 % more tokens a second; nothing tells how far single runs differ"),
+        (known(100, 4, "anchor"), known(107, 4, "anchor"), "B trains 7.0 % more tokens a second, but the intervals"),
+        (known(100, 2, "anchor"), known(107, 2, "anchor"), "B trains 7.0 % more tokens a second; the intervals do not"),
+        (None, known(107), "tokens_per_s was not measured on both sides"),
+    ],
+)
+def test_the_conclusion_claims_no_more_than_was_measured(a, b, says):
+    assert compare(side(FAST, speed=a), side(SLOW, speed=b)).conclusion.startswith(says)
+
+
+def test_unlike_sides_are_said():
+    found = compare(side(None), side(FAST, replace(SPEC, model=model("llama3_70b")), simulated=True))
+    said = " ".join(found.warnings)
+    for text in ("A left no marks", "telemetry of B is SIMULATED", "models differ (llama3_8b, llama3_70b)"):
+        assert text in said
+    assert (found.time, found.energy) == (None, None)
+    assert isinstance(found, Comparison)
+    assert found.to_json()["time"] is None
+
+
+def test_communication_by_group_is_one_part_where_the_other_side_knows_no_groups():
+    groups = Breakdown(
+        parts=(
+            Part(name="compute", time_s=0.2, energy_j=500.0),
+            Part(name="exposed_comm:tp", time_s=0.02, energy_j=30.0),
+            Part(name="exposed_comm:dp", time_s=0.01, energy_j=20.0),
+            Part(name="other", time_s=0.0, energy_j=0.0),
+        ),
+        step_s=0.23,
+        step_energy_j=550.0,
+    )
+    found = compare(side(groups), side(FAST))
+    assert {part.name: (part.a, part.b) for part in found.time.parts}["exposed_comm"] == (pytest.approx(0.03), 0.01)
+    both = compare(side(groups), side(groups))
+    assert [part.name for part in both.time.parts] == ["compute", "exposed_comm:tp", "exposed_comm:dp", "other"]

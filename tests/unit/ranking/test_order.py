@@ -1,0 +1,461 @@
+import csv
+import io
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.errors import SpaceError
+from wattune.objective import parse_constraint, parse_objective
+from wattune.plan.axes import Plan
+from wattune.ranking.judgement import RankedTrial, Verdict
+from wattune.ranking.order import Ranking, pareto_front, rank
+from wattune.ranking.table import to_csv, to_table
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+FASTEST = parse_objective("maximize tokens_per_s")
+LEAST_ENERGY = parse_objective("minimize energy_per_token_j")
+POWER = parse_constraint("node_device_power_peak_1s_w <= 2750")
+COOL = parse_constraint("device_temp_max_c < 85")
+CAPPED = parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w")
+
+Pair = tuple[TrialSpec, TrialResult]
+
+
+def trial(
+    number: int,
+    metrics: Mapping[str, float] | None = None,
+    *,
+    repeat: int = 0,
+    status: TrialStatus = TrialStatus.COMPLETED,
+    quality: str = "publishable",
+    reason: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> Pair:
+    """Trial `number`: each is another micro-batch size, so each has another identity."""
+    spec = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0)),
+    )
+    return spec, TrialResult(
+        trial_id=spec.trial_id,
+        repeat=repeat,
+        status=status,
+        reason=reason,
+        metrics=metrics or {},
+        quality=quality if metrics else "",
+        tags=tags or {},
+    )
+
+
+def speed(number: int, tokens_per_s: float, power_w: float = 2000.0, repeat: int = 0) -> Pair:
+    return trial(number, {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": power_w}, repeat=repeat)
+
+
+def numbers(rows: Sequence[RankedTrial]) -> list[int]:
+    return [row.spec.plan.micro_batch_size for row in rows]
+
+
+def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
+    ranking = rank(
+        [
+            speed(1, 100.0),
+            speed(2, 200.0, power_w=2788.0),
+            speed(3, 150.0, power_w=2750.0),
+            trial(4, {"tokens_per_s": 400.0}),
+            trial(5, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"),
+        ],
+        FASTEST,
+        [POWER],
+    )
+    assert numbers(ranking.feasible) == [3, 1]
+    assert numbers(ranking.infeasible) == [2]
+    assert ranking.infeasible[0].reason == "node_device_power_peak_1s_w <= 2750 fails at 2788"
+    assert numbers(ranking.unknown) == [4]
+    assert ranking.unknown[0].reason == "not measured: node_device_power_peak_1s_w"
+    assert ranking.unknown[0].missing == ("node_device_power_peak_1s_w",)
+    assert numbers(ranking.failed) == [5]
+    assert ranking.failed[0].reason == "out_of_memory: rank 3 at 140.2 GiB"
+    assert [row.verdict for row in ranking.trials] == [*["feasible"] * 2, "infeasible", "unknown", "failed"]
+
+
+def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound():
+    measured = {"tokens_per_s": 1.0, "device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}
+    (margin,) = rank([trial(1, measured)], FASTEST, [CAPPED]).feasible[0].margins
+    assert (margin.got, margin.bound, margin.slack) == (630.0, 700.0, 70.0)
+    assert margin.slack_frac == pytest.approx(0.1)
+
+
+def test_a_bound_of_zero_has_no_fraction():
+    bound = parse_constraint("excursion_count <= 0")
+    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], FASTEST, [bound]).infeasible[0]
+    assert row.margins[0].slack_frac is None
+    assert row.margins[0].slack == -2.0
+
+
+def test_a_strict_bound_is_violated_on_the_bound():
+    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 85.0})], FASTEST, [COOL]).trials[0]
+    assert row.verdict is Verdict.INFEASIBLE
+    assert row.failing == row.margins
+
+
+def test_repeats_are_an_interval_and_the_worst_one_decides():
+    ranking = rank([speed(1, 100.0), speed(1, 120.0, power_w=2760.0, repeat=1)], FASTEST, [POWER])
+    (row,) = ranking.infeasible
+    # Student's t of two repeats: 110 ± 12.706 * sqrt(200) / sqrt(2), and never without saying what it rests on.
+    assert (row.objective.value, row.objective.method, row.objective.num_runs) == (110.0, "repeats", 2)
+    assert row.objective.high == pytest.approx(110 + 12.7062 * 10, rel=1e-4)
+    assert (row.margins[0].repeat, row.margins[0].got) == (1, 2760.0)
+    assert [result.repeat for result in row.repeats] == [0, 1]
+
+
+def anchored(values: Sequence[float], *, number: int = 90, start_s: float = 0.0, every_s: float = 600.0) -> list[Pair]:
+    """The anchor trial again and again, one run every ten minutes."""
+    pairs = []
+    for count, value in enumerate(values):
+        spec, result = speed(number, value, repeat=1000 + count)
+        start_ns = round((1_790_000_000 + start_s + count * every_s) * 1e9)
+        pairs.append((spec, replace(result, tags={"anchor": "true", "nodes": "n0"}, start_wall_ns=start_ns)))
+    return pairs
+
+
+def on_n0(pair: Pair, at_s: float = 0.0) -> Pair:
+    spec, result = pair
+    return spec, replace(result, tags={"nodes": "n0"}, start_wall_ns=round((1_790_000_000 + at_s) * 1e9))
+
+
+def test_overlapping_intervals_share_a_rank():
+    # The anchor's runs scatter by 1 % (standard deviation), so a single run is known to ± 3.2 % (t, 3 degrees).
+    anchor = anchored([99.0, 101.0, 99.0 + 2 * 0.134, 101.0 - 2 * 0.134])
+    singles = [on_n0(speed(n, value)) for n, value in ((1, 200.0), (2, 205.0), (3, 211.0), (4, 300.0))]
+    ranking = rank([*anchor, *singles], FASTEST, [])
+    # 3 overlaps 2 and 2 overlaps 1, as 211 / 1.032 > 200 * 1.032 does not hold; 4 is above all, the anchor below.
+    assert [(row.rank, number) for row, number in zip(ranking.feasible, numbers(ranking.feasible), strict=True)] == [
+        (1, 4), (2, 3), (2, 2), (2, 1), (5, 90),
+    ]  # fmt: skip
+    assert {row.objective.method for row in ranking.feasible} == {"anchor", "pooled"}
+
+
+def test_a_single_run_without_an_anchor_is_known_as_far_as_its_steps_tell():
+    known = {"tokens_per_s": 100.0, "step_time_uncertainty_frac": 0.02, "node_device_power_peak_1s_w": 2700.0}
+    (row,) = rank([trial(1, known)], FASTEST, [POWER]).feasible
+    assert (row.objective.method, row.objective.low) == ("steps", pytest.approx(98.0))
+    assert row.margins[0].holds_probability is None  # steps tell nothing of how a peak scatters
+
+
+def test_drift_of_the_anchor_is_taken_out_of_the_objective_and_said():
+    # 10 % slower over the study; the two trials are equal but for when they ran.
+    anchor = anchored([110.0, 107.5, 105.0, 102.5, 100.0])
+    early, late = on_n0(speed(1, 220.0), at_s=0.0), on_n0(speed(2, 200.0), at_s=2400.0)
+    ranking = rank([*anchor, early, late], FASTEST, [POWER])
+    values = {row.spec.plan.micro_batch_size: row.objective.value for row in ranking.feasible}
+    assert values[1] == pytest.approx(values[2], rel=1e-9)
+    assert any("drifted by -9.5 % in 0.7 h over 5 runs on n0" in warning for warning in ranking.warnings)
+    # Nothing is taken out where the trial ran on other nodes: their machine may not have drifted.
+    spec, elsewhere = early
+    apart = rank([*anchor, (spec, replace(elsewhere, tags={"nodes": "n1"}))], FASTEST, [])
+    assert apart.feasible[0].objective.value == 220.0
+
+
+def test_how_likely_a_bound_holds_follows_from_the_anchors_scatter():
+    anchor = anchored([100.0] * 4)
+    for (_, result), power_w in zip(anchor, (1980.0, 2020.0, 1990.0, 2010.0), strict=True):
+        result.metrics["node_device_power_peak_1s_w"] = power_w
+    pairs = [*anchor, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
+    ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2790.0))], FASTEST, [POWER])
+    likely = {row.spec.plan.micro_batch_size: row.margins[0].holds_probability for row in ranking.trials}
+    assert likely[2] == pytest.approx(0.5)
+    assert 0.5 < likely[1] < likely[90]
+    assert likely[90] > 0.999
+    assert likely[3] < 0.2
+
+
+def test_a_finalists_long_run_counts_for_bounds_and_not_for_the_rank():
+    spec, hot = speed(1, 90.0, power_w=2760.0, repeat=1)
+    soaked = (spec, replace(hot, tags={"soak": "true"}))
+    (row,) = rank([speed(1, 100.0), soaked], FASTEST, [POWER]).infeasible
+    assert (row.objective.value, row.objective.num_runs) == (100.0, 1)
+    assert (row.margins[0].repeat, row.margins[0].got) == (1, 2760.0)
+    assert rank([soaked], FASTEST, []).best.objective.value == 90.0
+
+
+def test_minimizing_turns_the_order():
+    pairs = [trial(n, {"energy_per_token_j": value}) for n, value in ((1, 0.9), (2, 0.3), (3, 0.5))]
+    ranking = rank(pairs, LEAST_ENERGY, [])
+    assert numbers(ranking.feasible) == [2, 3, 1]
+    assert [row.rank for row in ranking.feasible] == [1, 2, 3]
+    assert ranking.best is ranking.feasible[0]
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED])
+def test_one_failed_repeat_fails_the_trial(status):
+    ranking = rank([speed(1, 100.0), trial(1, repeat=1, status=status, reason="why")], FASTEST, [POWER])
+    assert ranking.failed[0].reason == f"{status}: why (1 of 2 repeats)"
+    assert (ranking.failed[0].objective.low, ranking.failed[0].objective.high) == (100.0, 100.0)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.INTERRUPTED, TrialStatus.INVALID])
+def test_a_repeat_that_decides_nothing_is_shown_but_not_counted(status):
+    lost = trial(1, {"tokens_per_s": 900.0}, repeat=1, status=status, quality="invalid")
+    (row,) = rank([speed(1, 100.0), lost], FASTEST, [POWER]).feasible
+    assert len(row.repeats) == 2
+    assert len(row.counted) == 1
+    assert (row.objective.value, row.objective.num_runs, row.quality) == (100.0, 1, "publishable")
+    assert [row.verdict for row in rank([lost], FASTEST, [POWER]).trials] == [Verdict.FAILED]
+
+
+def test_a_metric_missing_in_one_repeat_is_unknown_and_a_violation_elsewhere_weighs_more():
+    blind = trial(1, {"tokens_per_s": 100.0}, repeat=1)
+    assert rank([speed(1, 100.0), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.UNKNOWN
+    assert rank([speed(1, 100.0, power_w=9e3), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.INFEASIBLE
+
+
+def test_a_trial_without_the_objective_is_unknown():
+    (row,) = rank([trial(1, {"node_device_power_peak_1s_w": 1.0})], FASTEST, [POWER]).unknown
+    assert (row.objective, row.missing) == (None, ("tokens_per_s",))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_was_not_measured(value):
+    ranking = rank([speed(1, value)], FASTEST, [POWER])
+    assert ranking.unknown[0].missing == ("tokens_per_s",)
+    json.dumps(ranking.to_json(), allow_nan=False)
+
+
+def test_where_leaves_trials_out_and_counts_them():
+    where = [parse_constraint("tokens_per_s > 100")]
+    pairs = [
+        speed(1, 100.0),
+        speed(2, 101.0),
+        speed(3, 300.0),
+        speed(3, 99.0, repeat=1),
+        trial(4, status=TrialStatus.CRASHED),
+    ]
+    ranking = rank(pairs, FASTEST, [POWER], where=where)
+    assert numbers(ranking.trials) == [2]
+    assert ranking.num_filtered == 3
+    assert "3 left out by tokens_per_s > 100" in ranking.note
+
+
+def test_the_note_never_lets_qualities_or_simulation_pass_in_silence():
+    pairs = [
+        trial(1, {"tokens_per_s": 1.0}, quality="indicative", tags={"simulated": "true"}),
+        trial(2, {"tokens_per_s": 2.0}, tags={"simulated": "false"}),
+        trial(3, status=TrialStatus.CRASHED),
+    ]
+    ranking = rank(pairs, FASTEST, [])
+    assert ranking.qualities == {"publishable": 1, "indicative": 1}
+    assert ranking.note == "quality: 1 publishable, 1 indicative; SIMULATED telemetry in 1 of 2 measured trials"
+    assert ranking.simulated
+    assert [row.simulated for row in ranking.feasible] == [False, True]
+    assert not rank(pairs[1:], FASTEST, []).simulated
+
+
+def test_nothing_at_all_is_a_ranking():
+    ranking = rank([], FASTEST, [POWER])
+    assert (ranking.best, ranking.trials, ranking.note) == (None, (), "nothing was measured")
+    assert to_table(ranking).num_rows == 0
+    assert len(to_csv(ranking).splitlines()) == 1
+
+
+def test_json_and_table_hold_every_row():
+    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
+    ranking = rank(pairs, FASTEST, [POWER], where=[])
+    data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
+    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 1]
+    assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
+    table = to_table(ranking)
+    assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]
+    first = table.slice(0, 1).to_pylist()[0]
+    assert (first["objective"]["value"], first["objective"]["method"]) == (1.5, "repeats")
+    assert (first["plan"]["layout"], first["plan"]["rank_order"]) == ([8, 8], "(1, 0)")
+    assert dict(first["repeats"][1]["metrics"])["tokens_per_s"] == 2.0
+    assert table.schema.metadata[b"wattune.objective"] == b"maximize tokens_per_s"
+
+
+def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
+    awkward = trial(3, status=TrialStatus.CRASHED, reason='died, saying "=1+1"\nand more')
+    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
+    ranking = rank(pairs, FASTEST, [POWER])
+    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    assert [line["verdict"] for line in lines] == ["feasible", "infeasible", "failed"]
+    assert (lines[0]["tokens_per_s"], lines[0]["num_repeats"], lines[0]["tp"]) == ("1.5", "2", "1")
+    assert float(lines[0]["tokens_per_s high"]) == ranking.best.objective.high
+    assert (lines[1][f"{POWER}: slack"], lines[1]["rank"]) == ("-250.0", "")
+    assert lines[2]["reason"] == ranking.failed[0].reason
+
+
+def test_several_studies_stand_in_one_ranking_and_are_never_merged():
+    up, out = speed(1, 100.0), speed(1, 120.0)
+    ranking = rank({"scale_up": [up, *anchored([100.0, 101.0])], "scale_out": [out]}, FASTEST, [POWER])
+    assert [(row.study, row.objective.value) for row in ranking.feasible][:1] == [("scale_out", 120.0)]
+    assert len(ranking.trials) == 3
+    assert ranking.studies == ("scale_up", "scale_out")
+    assert rank({"alone": [up]}, FASTEST, []).trials[0].study == ""
+
+
+def test_models_of_unlike_size_never_share_a_table_in_silence():
+    spec, result = speed(1, 900.0)
+    small = replace(spec, model=model("llama3_8b"))
+    large = replace(spec, model=model("mixtral_8x7b"))
+    pairs = [(small, result), (large, replace(result, trial_id=large.trial_id, metrics={**result.metrics}))]
+    ranking = rank(pairs, FASTEST, [])
+    (warning,) = [text for text in ranking.warnings if "unlike work" in text]
+    assert "llama3_8b (32 layers, 8.03 G parameters)" in warning
+    assert "mixtral_8x7b (32 layers, 12.88 G of 46.7 G parameters)" in warning
+    assert {row.spec.model.name for row in ranking.best_of_each} == {"llama3_8b", "mixtral_8x7b"}
+    assert rank(pairs[:1], FASTEST, []).best_of_each == ()
+    power = parse_objective("minimize node_device_power_peak_1s_w")
+    assert not [text for text in rank(pairs, power, []).warnings if "unlike work" in text]
+
+
+def test_sensors_of_two_devices_simulated_on_one_machine_are_told_apart_and_said():
+    spec, result = speed(1, 900.0)
+    clusters = [replace(spec.cluster, device="cpu", simulate_sensors_of=name) for name in ("h100_sxm", "h200_sxm")]
+    specs = [replace(spec, cluster=cluster) for cluster in clusters]
+    ranking = rank([(one, replace(result, trial_id=one.trial_id)) for one in specs], FASTEST, [])
+    assert any("sensors of h100_sxm and h200_sxm are simulated" in text for text in ranking.warnings)
+    assert "cluster" in ranking.varying
+    assert len({row.setting["cluster"] for row in ranking.trials}) == 2
+    alone = rank([(specs[0], replace(result, trial_id=specs[0].trial_id))], FASTEST, [])
+    assert not any("are simulated" in text for text in alone.warnings)
+
+
+def test_qualities_can_be_ranked_apart():
+    pairs = [trial(1, {"tokens_per_s": 9.0}, quality="indicative"), trial(2, {"tokens_per_s": 2.0})]
+    mixed = rank(pairs, FASTEST, [])
+    assert any("unlike qualities" in warning for warning in mixed.warnings)
+    best = rank(pairs, FASTEST, [], least_quality="publishable")
+    assert numbers(best.trials) == [2]
+    assert best.note == "quality: 1 publishable; 1 left out by quality below publishable"
+    with pytest.raises(SpaceError, match='did you mean "publishable"'):
+        rank(pairs, FASTEST, [], least_quality="publishible")
+
+
+def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x >= y for x, y in zip(a, b, strict=True)) and tuple(a) != tuple(b)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=30))
+def test_the_front_is_the_rows_nobody_dominates(points):
+    pairs = [
+        trial(number, {"tokens_per_s": float(a), "energy_per_token_j": float(b)})
+        for number, (a, b) in enumerate(points, start=1)
+    ]
+    rows = rank(pairs, FASTEST, []).feasible
+    front = pareto_front(rows, "tokens_per_s", "energy_per_token_j")
+    turned = [(a, -b) for a, b in points]
+    expected = {n for n, p in enumerate(turned, start=1) if not any(dominates(q, p) for q in turned)}
+    assert set(numbers(front)) == expected
+    assert len(front) == len(expected)
+
+
+def test_the_front_takes_the_middle_of_repeats_and_leaves_out_what_was_not_measured():
+    energy = "energy_per_token_j"
+    pairs = [
+        trial(1, {"tokens_per_s": 8.0, energy: 1.0}), trial(1, {"tokens_per_s": 1.0, energy: 9.0}, repeat=1),
+        trial(2, {"tokens_per_s": 5.0, energy: 2.0}),
+        trial(3, {"tokens_per_s": 99.0}),
+    ]  # fmt: skip
+    assert numbers(pareto_front(rank(pairs, FASTEST, []).feasible, "tokens_per_s", energy)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"), [("tensor_active_frac", "neither more nor less"), ("tokens_per_sec", 'did you mean "tokens')]
+)
+def test_a_front_needs_metrics_with_a_direction(metric, says):
+    with pytest.raises(SpaceError, match=says):
+        pareto_front([], "tokens_per_s", metric)
+
+
+measurements = st.builds(
+    lambda number, repeat, tokens, power, status: trial(
+        number,
+        {"tokens_per_s": tokens} | ({} if power is None else {"node_device_power_peak_1s_w": power}),
+        repeat=repeat,
+        status=status,
+    ),
+    st.integers(1, 8),
+    st.integers(0, 2),
+    st.integers(1, 20).map(float),
+    st.none() | st.sampled_from([2000.0, 2750.0, 2751.0]),
+    st.sampled_from([TrialStatus.COMPLETED] * 5 + [TrialStatus.CRASHED, TrialStatus.INTERRUPTED]),
+)
+studies = st.lists(measurements, max_size=20, unique_by=lambda pair: (pair[1].trial_id, pair[1].repeat))
+
+
+def outcome(ranking: Ranking) -> list[tuple[str, int | None, Verdict]]:
+    return [(row.trial_id, row.rank, row.verdict) for row in ranking.trials]
+
+
+@settings(deadline=None)
+@given(studies, st.randoms(use_true_random=False))
+def test_the_order_of_results_does_not_matter(pairs, shuffler):
+    shuffled = list(pairs)
+    shuffler.shuffle(shuffled)
+    assert rank(pairs, FASTEST, [POWER]).to_json() == rank(shuffled, FASTEST, [POWER]).to_json()
+
+
+@settings(deadline=None)
+@given(studies, st.integers(1, 20), st.sampled_from([None, 9000.0]))
+def test_a_trial_that_is_not_feasible_changes_no_rank(pairs, tokens, power_w):
+    metrics = {"tokens_per_s": float(tokens)} | ({} if power_w is None else {"node_device_power_peak_1s_w": power_w})
+    ranks = {row.trial_id: row.rank for row in rank(pairs, FASTEST, [POWER]).feasible}
+    more = rank([*pairs, trial(99, metrics)], FASTEST, [POWER])
+    assert {row.trial_id: row.rank for row in more.feasible} == ranks
+
+
+@settings(deadline=None)
+@given(studies)
+def test_ranks_are_what_their_definition_says(pairs):
+    ranking = rank(pairs, FASTEST, [POWER])
+    for row in ranking.feasible:
+        above = [other for other in ranking.feasible if other.objective.low > row.objective.high]
+        assert row.rank == 1 + len(above)
+        assert all(margin.holds for margin in row.margins)
+    assert [row.rank for row in ranking.feasible] == sorted(row.rank for row in ranking.feasible)
+    assert len(ranking.trials) == len({result.trial_id for _, result in pairs})
+
+
+@settings(deadline=None)
+@given(studies)
+def test_a_tighter_bound_never_makes_a_trial_feasible(pairs):
+    loose = {row.trial_id for row in rank(pairs, FASTEST, [POWER]).feasible}
+    tight = {row.trial_id for row in rank(pairs, FASTEST, [parse_constraint(f"{POWER.metric} <= 2500")]).feasible}
+    assert tight <= loose
+
+
+def test_ten_thousand_trials_are_ranked_in_two_seconds():
+    dice = random.Random(0)
+    (spec, _), constraints = speed(1, 1.0), [POWER, CAPPED]
+    names = ("tokens_per_s", "node_device_power_peak_1s_w", "device_power_peak_1s_w", "device_power_limit_w")
+    pairs = [
+        (
+            spec,
+            TrialResult(
+                trial_id=f"{number:012x}",
+                repeat=repeat,
+                status=TrialStatus.COMPLETED,
+                metrics={name: dice.uniform(1000, 3000) for name in names} | {f"m{i}": 1.0 for i in range(50)},
+                quality="indicative",
+            ),
+        )
+        for number, repeat in product(range(10_000), range(2))
+    ]
+    start_s = time.process_time()
+    ranking = rank(pairs, FASTEST, constraints)
+    pareto_front(ranking.trials, "tokens_per_s", "node_device_power_peak_1s_w")
+    assert time.process_time() - start_s < 2.0
+    assert len(ranking.trials) == 10_000

@@ -1,0 +1,199 @@
+"""Studies at a URL: what is sent, what is fetched, and what a store that is gone does."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+import yaml
+from study_files import DOCUMENT, SPEC, contents, measured, result_of
+
+from wattune.errors import PlanError, SpaceError, TrackingError
+from wattune.storage import remote as module
+from wattune.storage.remote import RETRY_AFTER_S, RemoteStorage
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialStatus
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> StudyFolder:
+    return StudyFolder.create(tmp_path / "here", "mine", DOCUMENT)
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "file":
+        yield (tmp_path / "shared mount" / "studies").as_uri()
+    else:
+        yield f"memory://{tmp_path.name}/studies/"
+        fsspec.filesystem("memory").store.clear()
+
+
+def test_what_is_sent_comes_back_the_same_elsewhere(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    remote = RemoteStorage(url)
+    folder = measured(here, result_of())
+    here.write_report("<html>")
+    assert remote.send_trial("mine", folder) is True
+    remote.send_study(here)
+    assert remote.studies() == ["mine"]
+
+    there = RemoteStorage(url).fetch_study("mine", tmp_path / "there", whole=True)
+    assert contents(there.path) == contents(here.path)
+    assert there.results() == here.results()
+
+
+def test_a_ranking_needs_no_telemetry_and_what_is_missing_comes_later(url, here, tmp_path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_trial("mine", measured(here, result_of()))
+    remote.send_study(here)
+    there = remote.fetch_study("mine", tmp_path / "there")
+    assert set(contents(there.trial(SPEC.trial_id, 0).path)) == {"spec.json", "result.json"}
+    remote.fetch_study("mine", tmp_path / "there", whole=True)
+    assert contents(there.path) == contents(here.path)
+
+
+def test_a_trial_is_sent_once_and_an_unfinished_one_not_at_all(url: str, here: StudyFolder) -> None:
+    remote = RemoteStorage(url)
+    folder = measured(here, result_of())
+    assert [remote.send_trial("mine", folder) for _ in range(3)] == [True, False, False]
+    assert remote.send_trial("mine", measured(here, result_of(TrialStatus.INTERRUPTED, repeat=1))) is False
+    begun = here.trial(SPEC.trial_id, 2)
+    begun.write_spec(SPEC)
+    assert remote.send_trial("mine", begun) is False
+
+
+def test_another_measurement_of_a_trial_is_never_written_over(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    remote.send_trial("mine", measured(here, result_of(tokens_per_s=1.0)))
+    elsewhere = StudyFolder.create(tmp_path / "elsewhere", "mine", DOCUMENT)
+    with pytest.raises(TrackingError, match="another measurement"):
+        remote.send_trial("mine", measured(elsewhere, result_of(tokens_per_s=2.0)))
+    # Nor is the local one by what is in the store.
+    RemoteStorage(url).fetch_study("mine", tmp_path / "elsewhere", whole=True)
+    assert elsewhere.results()[0][1].metrics == {"tokens_per_s": 2.0}
+
+
+def test_an_upload_that_was_cut_short_is_made_whole(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    folder = measured(here, result_of())
+    fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/trials/{folder.path.name}", auto_mkdir=True)
+    fs.pipe_file(f"{root}/telemetry/node9/ring.parquet", b"of a node this attempt does not have")
+    fs.pipe_file(f"{root}/result.json", b'{"trial_id": ')
+    assert remote.send_trial("mine", folder) is True
+    there = remote.fetch_study("mine", tmp_path / "there", whole=True)
+    assert contents(there.path) == contents(here.path)
+
+
+def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here, tmp_path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    remote.send_trial("mine", measured(here, result_of()))
+    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
+    stopped = measured(other, result_of(TrialStatus.INTERRUPTED))
+    (stopped.path / "telemetry" / "node0" / "ring.parquet").write_text("of the attempt that was stopped")
+    remote.fetch_study("mine", tmp_path / "other", whole=True)
+    assert contents(stopped.path) == contents(here.trial(SPEC.trial_id, 0).path)
+
+
+def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, here, tmp_path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT | {"objective": "minimize step_time_s"})
+    with pytest.raises(SpaceError, match="objective: was minimize step_time_s, now maximize tokens_per_s"):
+        remote.fetch_study("mine", tmp_path / "other")
+    with pytest.raises(SpaceError, match="another space"):
+        remote.send_study(other)
+    fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/study.yaml")
+    assert yaml.safe_load(fs.cat_file(root)) == DOCUMENT
+
+
+def test_a_study_that_is_nowhere_is_named_with_those_there_are(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    with pytest.raises(PlanError, match=r'no study "yours" in .*, which holds: mine'):
+        remote.fetch_study("yours", tmp_path / "there")
+    assert not (tmp_path / "there" / "yours").exists()
+    assert remote.fetch_study("mine", here.path.parent).path == here.path
+
+
+def test_a_recording_and_a_single_trial_travel_too(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    remote = RemoteStorage(url)
+    folder = measured(here, result_of())
+    remote.send_trial("mine", folder)
+    RemoteStorage(f"{url.rstrip('/')}/mine/trials/{folder.path.name}").fetch_folder("", tmp_path / "one")
+    assert contents(tmp_path / "one") == contents(folder.path)
+    remote.send_recording(folder.path)
+    remote.fetch_folder(f"recordings/{folder.path.name}", tmp_path / "two")
+    assert contents(tmp_path / "two") == contents(folder.path)
+    with pytest.raises(PlanError, match="no folder"):
+        remote.fetch_folder("recordings/none", tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("s4://bucket", "such as s3"), ("gss://a", 'did you mean "gs"'), ("dropbox://x", "install")],
+)
+def test_a_url_of_no_known_store_is_said_before_anything_runs(url: str, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        RemoteStorage(url)
+
+
+def test_a_password_is_in_no_message() -> None:
+    assert RemoteStorage("ftp://me:secret@host/studies").shown == "ftp://me:***@host/studies"
+    assert RemoteStorage("ftp://127.0.0.1:1/x").shown == "ftp://127.0.0.1:1/x"
+
+
+def test_a_dead_store_costs_one_failure_a_minute(here: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    remote = RemoteStorage("ftp://127.0.0.1:1/studies", clock=lambda: now_s)
+    tried = []
+    really = remote._open
+    monkeypatch.setattr(remote, "_open", lambda: tried.append(1) or really())
+    folder = measured(here, result_of())
+    for expected in ("sync", "not tried again"):
+        with pytest.raises(TrackingError, match=expected):
+            remote.send_trial("mine", folder)
+    assert len(tried) == 1
+    now_s += RETRY_AFTER_S + 1
+    with pytest.raises(TrackingError, match="sync"):
+        remote.send_trial("mine", folder)
+    assert len(tried) == 2
+
+
+def test_a_store_that_hangs_is_given_up(here: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.2)
+    remote = RemoteStorage("memory://hangs")
+    release = threading.Event()
+    monkeypatch.setattr(remote, "_open", lambda: release.wait(30))
+    begun_s = time.monotonic()
+    with pytest.raises(TrackingError, match="no answer within"):
+        remote.send_study(here)
+    assert time.monotonic() - begun_s < 10
+    release.set()
+
+
+def test_a_store_without_permission_says_so(here: StudyFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(TrackingError, match="Error"):
+        RemoteStorage((tmp_path / "file").as_uri()).send_study(here)
+
+
+def test_a_name_from_the_store_stays_inside_the_study(here: StudyFolder, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file(f"/{tmp_path.name}/mine/../../escaped.txt", b"out")
+    there = remote.fetch_study("mine", tmp_path / "deep" / "there", whole=True)
+    assert set(contents(there.path)) == {"study.yaml"}
+    assert not list(tmp_path.rglob("escaped.txt"))
+
+
+def test_repeats_are_trials_of_their_own(url: str, here: StudyFolder) -> None:
+    remote = RemoteStorage(url)
+    sent = [remote.send_trial("mine", measured(here, replace(result_of(), repeat=repeat))) for repeat in (0, 1)]
+    assert sent == [True, True]

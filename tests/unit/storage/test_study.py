@@ -1,0 +1,295 @@
+"""The study folder: whole files or none, one runner, and no study continued with another space."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.plan.axes import Plan
+from wattune.schema import table_schema
+from wattune.storage.files import Storage, find_storage, storage_path
+from wattune.storage.study import StudyFolder, check_study_name
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+DOCUMENT = {
+    "study": "x",
+    "space": {"tp": [1, 2]},
+    "search": {"num_trials": 4, "seed": 0},
+    "measure": {"timeout_s": 60.0},
+}
+SPEC = TrialSpec(
+    model=MODELS["llama3_8b"],
+    cluster=ClusterSpec(device="cpu", devices_per_node=1),
+    engine="torch",
+    workload=Workload(seq_len=128, global_batch_size=8),
+    plan=Plan(dtype="fp32"),
+)
+RESULT = TrialResult(
+    trial_id=SPEC.trial_id,
+    repeat=0,
+    status=TrialStatus.COMPLETED,
+    metrics={"step_time_s": 0.5},
+    tags={"engine": "torch"},
+)
+
+
+@pytest.fixture
+def study(tmp_path):
+    return StudyFolder.create(tmp_path, "x", DOCUMENT)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/abs", "-x", ".x", "a b", "a\n", "x" * 101, "recordings", "é"]
+)
+def test_a_name_that_is_no_folder_of_the_storage_is_refused(tmp_path, name):
+    with pytest.raises(SpaceError, match="cannot be a folder of the storage"):
+        StudyFolder.create(tmp_path, name, DOCUMENT)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x", "moe_ep_h200x4", "A-1.b", "9" * 100])
+def test_a_plain_name_is_a_folder(name):
+    assert check_study_name(name) == name
+
+
+def test_storage_is_the_argument_then_the_variable_then_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "variable"))
+    assert storage_path(str(tmp_path / "argument")) == tmp_path / "argument"
+    assert storage_path() == tmp_path / "variable"
+    monkeypatch.delenv("WATTUNE_STORAGE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert storage_path() == tmp_path / "wattune-studies"
+
+
+def test_with_a_url_work_happens_in_a_local_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "variable"))
+    assert find_storage("s3://bucket/x") == Storage(tmp_path / "variable", "s3://bucket/x")
+    monkeypatch.setenv("WATTUNE_STORAGE", "s3://bucket/y")
+    assert find_storage() == Storage(tmp_path / "wattune-studies", "s3://bucket/y")
+    assert find_storage("s3://bucket/x") == Storage(tmp_path / "wattune-studies", "s3://bucket/x")
+    assert find_storage(str(tmp_path / "argument")) == Storage(tmp_path / "argument")
+
+
+def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
+    more = {**DOCUMENT, "search": {"num_trials": 40, "seed": 0}, "measure": {"timeout_s": 90.0}}
+    assert StudyFolder.create(tmp_path, "x", more).document() == more
+    assert StudyFolder.open("x", tmp_path).path == study.path
+    assert StudyFolder.open(str(study.path), tmp_path / "elsewhere").name == "x"
+
+
+def test_another_space_is_refused_with_every_difference(study, tmp_path):
+    other = {"study": "x", "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+    with pytest.raises(SpaceError) as caught:
+        StudyFolder.create(tmp_path, "x", other)
+    lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
+    assert lines == ["search.seed: was 0, now 1", "space.pp: was absent, now [2]", "space.tp: was [1, 2], now [1, 4]"]
+    assert study.document() == DOCUMENT
+
+
+def test_a_study_that_is_not_there_names_those_that_are(study, tmp_path):
+    with pytest.raises(PlanError, match=r'no study "y" in .*, it holds: x; give a name'):
+        StudyFolder.open("y", tmp_path)
+    with pytest.raises(PlanError, match="it holds none"):
+        StudyFolder.open("y", tmp_path / "empty")
+
+
+def test_trials_are_read_back_as_they_were_written(study):
+    failed = replace(RESULT, repeat=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 0", metrics={})
+    for result in (RESULT, failed):
+        folder = study.trial(SPEC.trial_id, result.repeat)
+        folder.write_spec(SPEC)
+        assert folder.result() is None
+        folder.write_result(result)
+    study.trial("0" * 12, 0).write_spec(SPEC)
+    assert study.results() == [(SPEC, RESULT), (SPEC, failed)]
+    assert len(study.trials()) == 3
+
+
+def test_a_folder_without_a_readable_specification_is_named(study):
+    folder = study.trial(SPEC.trial_id, 0)
+    for content in (None, "{", "{}", "[]", '{"plan": 3}'):
+        if content is not None:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            (folder.path / "spec.json").write_text(content)
+        with pytest.raises(PlanError, match=SPEC.trial_id):
+            folder.spec()
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_result(study, monkeypatch, failing):
+    folder = study.trial(SPEC.trial_id, 0)
+    folder.write_spec(SPEC)
+    folder.write_result(RESULT)
+
+    def disk_full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), disk_full)
+    with pytest.raises(OSError, match="No space"):
+        folder.write_result(replace(RESULT, status=TrialStatus.CRASHED, reason="later"))
+    assert folder.result() == RESULT
+    assert study.results() == [(SPEC, RESULT)]
+
+
+def test_not_a_number_is_never_written(study):
+    folder = study.trial(SPEC.trial_id, 0)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        folder.write_result(replace(RESULT, metrics={"step_time_s": float("nan")}))
+    assert folder.result() is None
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialResult, TrialStatus
+from pathlib import Path
+folder = StudyFolder(Path(sys.argv[1])).trial("0" * 12, 0)
+number = 0
+while True:
+    metrics = {"step_time_s": float(number), "tokens_per_s": float(number)}
+    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics)
+    folder.write_result(replace(result, tags={"padding": "x" * 100_000}))
+    number += 1
+    print(number, flush=True)
+"""
+HOLDER = """
+import sys, time
+from pathlib import Path
+from wattune.storage.study import StudyFolder
+with StudyFolder(Path(sys.argv[1])).running():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def started(script, study):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "platform")}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(study.path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_writer_leaves_a_whole_result(study):
+    with started(WRITER, study) as writer:
+        for _ in range(5):
+            assert writer.stdout.readline().strip()
+        time.sleep(0.01)
+        writer.send_signal(signal.SIGKILL)
+    result = study.trial("0" * 12, 0).result()
+    assert result.metrics["step_time_s"] == result.metrics["tokens_per_s"] >= 4
+
+
+@pytest.mark.timeout(60)
+def test_a_study_has_one_runner_and_its_lock_dies_with_it(study):
+    with started(HOLDER, study) as holder:
+        assert holder.stdout.readline().strip() == "held"
+        with pytest.raises(PlanError, match="is being run by another process"), study.running():
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with study.running(), pytest.raises(PlanError, match="another process"), study.running():
+        pass
+    with study.running():
+        pass
+
+
+def ring(node):
+    schema = table_schema("ring", backend="simulated", simulated=True)
+    row = {"node": node, "device": "GPU-0", "mono_ns": 1, "wall_ns": 2, "sensor_ns": 3, "power_w": 400.0}
+    return pa.Table.from_pylist([row], schema=schema)
+
+
+def test_telemetry_of_all_nodes_is_one_table_a_tier(study):
+    folder = study.trial(SPEC.trial_id, 0)
+    assert folder.telemetry() == {} and folder.marks() is None and folder.manifests() == {}
+    for node in ("b", "a"):
+        folder.write_telemetry(node, {"ring": ring(node)}, {"closed": True, "node": node})
+    tables = folder.telemetry()
+    assert tables.keys() == {"ring"}
+    assert tables["ring"]["node"].to_pylist() == ["a", "b"]
+    assert tables["ring"].schema.metadata[b"wattune.simulated"] == b"true"
+    assert folder.nodes() == ["a", "b"]
+    assert {node: manifest["node"] for node, manifest in folder.manifests().items()} == {"a": "a", "b": "b"}
+
+
+def test_a_table_that_is_none_is_an_error_that_names_it(study):
+    folder = study.trial(SPEC.trial_id, 0)
+    folder.write_telemetry("a", {"ring": ring("a")}, {})
+    (folder.path / "telemetry" / "a" / "ring.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(TelemetryError, match="a ring table cannot be read"):
+        folder.telemetry()
+
+
+def test_candidates_ranking_and_report_are_read_back(study):
+    assert study.candidates() == []
+    rows = [{"status": "kept", "trial_id": "a", "rule": "", "reason": "", "config": json.dumps({"tp": 1})}]
+    study.write_candidates(rows)
+    assert study.candidates() == rows
+    assert study.write_report("<html></html>") == study.report_path
+    assert study.report_path.read_text() == "<html></html>"
+    study.write_ranking(pa.table({"rank": [1]}))
+    assert (study.path / "ranking.parquet").exists()
+    assert not [path for path in study.path.rglob(".*") if path.name != ".running"]
+
+
+def write_ring(study, trial_id, node, powers_w, *, simulated=False, error=None):
+    """One trial's ring of one node; a read that failed has its code beside it."""
+    schema = table_schema("ring", backend="nvml", simulated=simulated)
+    rows = [{"node": node, "device": "gpu0", "mono_ns": n, "wall_ns": n, "power_w": w} for n, w in enumerate(powers_w)]
+    if error is not None:
+        schema = schema.append(pa.field("power_w_error", pa.dictionary(pa.int32(), pa.string())))
+        rows.append({"node": node, "device": "gpu0", "mono_ns": len(rows), "power_w": None, "power_w_error": error})
+    table = pa.Table.from_pylist(rows, schema=schema)
+    study.trial(trial_id, 0).write_telemetry(node, {"ring": table}, {"node": node})
+
+
+def test_a_studys_telemetry_is_one_dataset_that_says_what_is_whose(study):
+    write_ring(study, "aaaa", "n0", [100.0, 300.0])
+    write_ring(study, "aaaa", "n1", [500.0])
+    write_ring(study, "bbbb", "n0", [700.0], simulated=True, error="15")
+    dataset = study.dataset("ring")
+    assert dataset.schema.names[:4] == ["trial", "simulated", "node", "device"]
+    assert not dataset.schema.metadata
+    rows = dataset.to_table(columns=["trial", "simulated", "node", "power_w", "power_w_error"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("aaaa-0", False, "n0", 100.0, None),
+        ("aaaa-0", False, "n0", 300.0, None),
+        ("aaaa-0", False, "n1", 500.0, None),
+        ("bbbb-0", True, "n0", 700.0, None),
+        ("bbbb-0", True, "n0", None, "15"),
+    ]
+    assert dataset.count_rows(filter=pc.field("trial") == "aaaa-0") == 3
+    # A condition on the trial opens that trial's files alone.
+    assert len(list(dataset.get_fragments(filter=pc.field("trial") == "bbbb-0"))) == 1
+
+
+def test_a_studys_telemetry_opens_in_duckdb(study):
+    write_ring(study, "aaaa", "n0", [100.0, 300.0])
+    write_ring(study, "bbbb", "n0", [700.0])
+    ring = study.dataset("ring")  # noqa: F841 - duckdb finds it by its name
+    query = "select trial, max(power_w) from ring where not simulated group by trial order by trial"
+    assert duckdb.sql(query).fetchall() == [("aaaa-0", 300.0), ("bbbb-0", 700.0)]
+
+
+def test_a_table_that_no_trial_has_is_said(study):
+    with pytest.raises(TelemetryError, match=r'no trial of .* has a table "ring"'):
+        study.dataset("ring")
+    with pytest.raises(TelemetryError, match='"rings" is no table of a trial; did you mean "ring"'):
+        study.dataset("rings")
+    marks = pa.Table.from_pylist([{"rank": 0}], schema=table_schema("marks", backend="torch", simulated=False))
+    study.trial("aaaa", 0).write_marks(marks)
+    assert study.dataset("marks").to_table(columns=["trial", "rank"]).to_pylist() == [{"trial": "aaaa-0", "rank": 0}]

@@ -1,0 +1,280 @@
+"""What is shown of a study while it runs."""
+
+import io
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.objective import parse_constraint, parse_objective
+from wattune.orchestrate.events import Placement, Preview, TrialEvent, TrialProgress
+from wattune.plan.axes import Plan
+from wattune.ranking.order import rank
+from wattune.terminal.progress import StudyProgress, Tally
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)
+OBJECTIVE = parse_objective("maximize tokens_per_s")
+CONSTRAINTS = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
+
+
+def spec(size: int) -> TrialSpec:
+    return TrialSpec(
+        model=model("llama3_8b"),
+        cluster=CLUSTER,
+        engine="torch",
+        workload=Workload(seq_len=8, global_batch_size=64),
+        plan=Plan(micro_batch_size=size),
+    )
+
+
+def started(size: int, **more: Any) -> TrialEvent:
+    return TrialEvent(kind="started", spec=spec(size), repeat=0, nodes=("n0",), **more)
+
+
+def ended(
+    size: int,
+    tokens_per_s: float = 0,
+    peak_w: float = 900,
+    status: TrialStatus = TrialStatus.COMPLETED,
+    *,
+    kind: Any = "finished",
+    repeat: int = 0,
+) -> TrialEvent:
+    metrics = {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": peak_w}
+    result = TrialResult(
+        trial_id=spec(size).trial_id,
+        repeat=repeat,
+        status=status,
+        reason="" if status is TrialStatus.COMPLETED else "rank 0: it broke",
+        metrics=metrics if status is TrialStatus.COMPLETED else {},
+        start_wall_ns=10**18,
+        end_wall_ns=10**18 + 20 * 10**9,
+    )
+    return TrialEvent(kind=kind, spec=spec(size), repeat=repeat, result=result, nodes=("n0",))
+
+
+def preview(num_turns: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
+    facts = {"num_anchors": 0, "num_finalists": 0, "num_again": 0, "load_s": {CLUSTER: 1800.0}, "measured": False}
+    return Preview(num_turns=num_turns, done=Counter(done or {}), **(facts | more))
+
+
+def tally() -> Tally:
+    return Tally(OBJECTIVE, CONSTRAINTS)
+
+
+def best(of: Tally) -> int | None:
+    return None if of.best is None else of.best.spec.plan.micro_batch_size
+
+
+def test_the_best_is_the_best_feasible_by_its_worst_repeat() -> None:
+    seen = tally()
+    seen.add(ended(1, 100), 0)
+    assert best(seen) == 1
+    seen.add(ended(2, 200, peak_w=1100), 0)
+    assert best(seen) == 1
+    seen.add(ended(4, 150), 0)
+    assert best(seen) == 4
+    seen.add(ended(4, 90, repeat=1), 0)
+    assert best(seen) == 1
+    seen.add(ended(1, 100, peak_w=1001, repeat=1), 0)
+    assert best(seen) == 4
+
+
+def test_counts_and_time_left() -> None:
+    seen = tally()
+    seen.add(preview(10, {TrialStatus.COMPLETED: 2}), 0)
+    assert seen.left_s(0) is None
+    for size in (1, 2):
+        seen.add(ended(size, 100, kind="skipped"), 0)
+    seen.add(Placement(lanes=("n0", "n1"), num_at_once=2, wall_s=60), 0)
+    seen.add(started(4), 0)
+    seen.add(ended(4, status=TrialStatus.OUT_OF_MEMORY), 20)
+    assert (seen.total, seen.done, seen.skipped) == (12, 3, 2)
+    assert seen.failed == {TrialStatus.OUT_OF_MEMORY: 1}
+    assert seen.left_s(20) == 9 * 20 / 2
+    seen.add(started(8), 20)
+    assert seen.left_s(25) == (9 * 20 - 5) / 2
+    assert seen.left_s(1000) == (9 * 20 - 20) / 2
+
+
+def test_an_interrupted_trial_is_not_done() -> None:
+    seen = tally()
+    seen.add(preview(1), 0)
+    seen.add(started(1), 0)
+    seen.add(ended(1, status=TrialStatus.INTERRUPTED), 5)
+    assert (seen.done, seen.running, dict(seen.failed)) == (0, {}, {})
+
+
+def plain(*events: Any) -> list[str]:
+    out = io.StringIO()
+    progress = StudyProgress(Console(file=out, width=160), OBJECTIVE, CONSTRAINTS, clock_s=lambda: 0.0)
+    with progress:
+        for event in events:
+            progress(event)
+    return out.getvalue().splitlines()
+
+
+def test_plain_lines_say_what_will_happen_and_what_did() -> None:
+    lines = plain(
+        preview(4, {TrialStatus.COMPLETED: 1}, num_again=1, num_anchors=1),
+        ended(1, 100, kind="skipped"),
+        Placement(lanes=("n0",), num_at_once=1, wall_s=125),
+        started(2),
+        ended(2, 250),
+        started(4),
+        ended(4, status=TrialStatus.CRASHED),
+    )
+    assert lines[0] == (
+        "4 trial(s) to run, 1 anchor(s), 1 interrupted before among them: at least 1 device-hours "
+        "(measured steps alone; build and warm-up on top)"
+    )
+    assert lines[1] == "1 skipped, done before: 1 completed"
+    assert lines[2].startswith("[1/5]") and "done before  tokens_per_s 100" in lines[2]
+    assert lines[3] == "1 at once on n0; at least 2:05 min"
+    assert lines[4].startswith("[2/5]") and "tokens_per_s 250" in lines[4] and "1 s node peak 900" in lines[4]
+    assert "took 20" in lines[4]
+    assert lines[5].startswith("[3/5]") and "crashed: rank 0: it broke" in lines[5]
+    assert len(lines) == 6
+
+
+def test_what_waits_for_nodes_is_said_at_once() -> None:
+    missing = ("2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has n0: 2 CPU",)
+    lines = plain(preview(2), Placement(lanes=("n0",), num_at_once=1, wall_s=10, missing=missing))
+    assert lines[-1] == f"waits for nodes: {missing[0]}"
+
+
+def test_many_skipped_trials_are_counted_and_not_listed() -> None:
+    lines = plain(preview(0, {TrialStatus.COMPLETED: 40}), *(ended(size, 1, kind="skipped") for size in range(1, 41)))
+    assert lines[-1] == "... and 35 more done before"
+    assert len(lines) == 2 + 5 + 1
+
+
+def test_on_a_narrow_terminal_lines_fold_between_words_and_in_a_file_not_at_all() -> None:
+    for is_terminal, num_lines in ((True, 2), (False, 1)):
+        console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
+        progress = StudyProgress(console, OBJECTIVE, CONSTRAINTS)
+        event = ended(1, status=TrialStatus.ABORTED)
+        assert event.result is not None
+        reason = "stopped while running: power of node n0 was 3000 W over 1 s, the hard limit is 2900 W"
+        progress(replace(event, result=replace(event.result, reason=reason)))
+        lines = console.file.getvalue().splitlines()
+        assert len(lines) in (num_lines, num_lines + is_terminal)
+        assert "aborted: stopped" in lines[0] and " ".join(" ".join(lines).split()).endswith(reason)
+
+
+def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
+    seen = tally()
+    seen.add(replace(preview(3), measured=True), 0)
+    assert seen.left_s(1) is None
+    seen.add(Placement(lanes=("n0",), num_at_once=1, wall_s=60), 2)
+    assert seen.left_s(2) == 60
+
+
+def test_an_anchor_of_an_earlier_call_is_called_one() -> None:
+    assert "mbs1 anchor " in plain(preview(1), ended(1, 100, kind="skipped", repeat=1000))[-1]
+
+
+def rendered(progress: StudyProgress) -> str:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(progress.view())
+    return console.export_text()
+
+
+def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
+    now_s = [0.0]
+    progress = StudyProgress(Console(file=io.StringIO()), OBJECTIVE, CONSTRAINTS, clock_s=lambda: now_s[0])
+    assert "starting" in rendered(progress)
+    told = TrialProgress(part="measure", done=12, total=20)
+    for event in (
+        preview(6),
+        Placement(lanes=("n0",), num_at_once=1, wall_s=60),
+        started(1),
+        ended(1, 100),
+        started(2),
+        ended(2, status=TrialStatus.OUT_OF_MEMORY),
+        started(4, progress=lambda: told, role="anchor"),
+    ):
+        progress(event)
+    now_s[0] = 30
+    next(iter(progress._tally.running.values())).progress = told
+    text = rendered(progress)
+    assert "2/6 trials" in text and "30 s elapsed" in text
+    assert "mbs4 anchor" in text and "measure 12/20" in text and "n0" in text
+    assert "1 out_of_memory" in text
+    assert "best" in text and "tokens_per_s 100" in text
+    assert "node_device_power_peak_1s_w <= 1000" in text and "100 W within" in text
+
+
+def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
+    progress = StudyProgress(Console(file=io.StringIO()), OBJECTIVE, CONSTRAINTS)
+    progress(preview(6))
+    progress(ended(1, status=TrialStatus.OUT_OF_MEMORY))
+    assert "best" not in rendered(progress), "nothing was measured"
+    progress(ended(2, 100, peak_w=1100))
+    assert "none measured so far keeps every bound" in rendered(progress)
+    progress(ended(4, 50, peak_w=900))
+    assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
+
+
+@pytest.mark.timeout(30)
+def test_a_log_is_told_from_time_to_time_how_far_trials_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wattune.terminal.progress.TELL_EVERY_S", 0.02)
+    told = threading.Event()
+
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            if "runs for" in text:
+                told.set()
+            return super().write(text)
+
+    console = Console(file=Log(), width=100)
+    with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
+        progress(preview(2))
+        progress(started(1, progress=lambda: TrialProgress(part="measure", done=7, total=20)))
+        assert told.wait(10)
+        progress(ended(1, 100))
+    lines = console.file.getvalue().splitlines()
+    running = next(line for line in lines if "runs for" in line)
+    assert running.startswith("[0/2]") and running.endswith("runs for 0 s  measure 7/20")
+
+
+@pytest.mark.timeout(30)
+def test_workers_that_do_not_answer_hold_up_nothing() -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        asked.set()
+        over.wait(20)
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
+        progress(preview(1))
+        progress(started(1, progress=slow))
+        assert asked.wait(10), "it asks by itself"
+        progress(ended(1, 100))
+    over.set()
+    assert "[1/1]" in console.file.getvalue()
+
+
+def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event judges its own trial's repeats and no other's, however many trials there were."""
+    judged: list[int] = []
+
+    def counted(results: Any, *others: Any) -> Any:
+        judged.append(len(results))
+        return rank(results, *others)
+
+    monkeypatch.setattr("wattune.terminal.progress.rank", counted)
+    seen = tally()
+    seen.add(preview(1000), 0)
+    for size in range(1, 1001):
+        seen.add(started(size), size)
+        seen.add(ended(size, 100 + size % 7), size + 1)
+    assert judged == [1] * 1000
+    assert seen.done == 1000
