@@ -152,7 +152,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
-    signal.signal(signal.SIGTERM, _as_interrupt)  # a job that is stopped leaves its study in order, as on Ctrl-C
+    _end_in_order()
     study_spec, candidates = api.plan(space)
     console = _err if as_json else _out
     # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
@@ -377,7 +377,7 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measures what this machine's power sensors can tell and what reading them costs; some two minutes a GPU."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    _end_in_order()
     with _err.status("starting") as status:
         found = api.calibrate(
             backend,
@@ -413,6 +413,13 @@ def _end(ranking: Ranking) -> None:
     if ranking.best is None:
         _err.print("nothing is feasible; loosen a constraint or widen the space", style="yellow")
         raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _end_in_order() -> None:
+    """Ends on a job's stop and on a closed terminal as on Ctrl-C; `nohup` still keeps a terminal's end away."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _as_interrupt)
 
 
 def _as_interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,14 @@
 """A whole study as a user runs it: real Ray, real workers, real files."""
 
+import fcntl
 import json
+import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -121,3 +128,41 @@ def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:
     assert done.returncode == 1
     assert "127.0.0.1:1 did not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_leaves_a_study_in_order(
+    environment: dict[str, str], wattune, write_two_trials, results, storage: Path, tmp_path: Path
+) -> None:
+    space = write_two_trials("hung_up", min_seconds=20)
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "wattune", "run", str(space)],
+        cwd=tmp_path,
+        env=environment | {"COLUMNS": "120", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # without one nobody is told that it was closed
+    )
+    os.close(theirs)
+    study = storage / "hung_up"
+    try:
+        deadline_s = time.monotonic() + 180
+        while not results(study) and time.monotonic() < deadline_s:
+            if select.select([ours], [], [], 1.0)[0]:
+                os.read(ours, 65536)
+        assert results(study), "no trial was done"
+        until_s = time.monotonic() + 6
+        while time.monotonic() < until_s:
+            if select.select([ours], [], [], 0.5)[0]:
+                os.read(ours, 65536)
+        os.close(ours)
+        assert running.wait(90) == 1
+    finally:
+        running.kill()
+        running.wait(30)
+    assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
+    assert (study / "report.html").exists()
+    assert wattune("run", space, "--json").returncode == 0

@@ -208,7 +208,7 @@ def _join(address: str) -> None:
 
 @contextmanager
 def _callers_signals() -> Iterator[None]:
-    """Keeps a Ctrl-C or SIGTERM that comes while Ray starts for after it, and the caller's handlers in force.
+    """Keeps a Ctrl-C, SIGTERM or SIGHUP that comes while Ray starts for after it, and the caller's handlers in force.
 
     Ray leaves processes behind when its start is interrupted. For SIGTERM it sets a handler of its own, which ends the
     process on the spot: no study would be brought in order, as `ray job stop` and Slurm want it. Where the caller has
@@ -218,7 +218,7 @@ def _callers_signals() -> Iterator[None]:
         yield
         return
     pending: list[int] = []
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
     # Not public; nothing public keeps Ray 2.60 from setting it.
     set_rays = ray._private.utils.set_sigterm_handler
