@@ -48,6 +48,45 @@ ONCE = {
 
 Tier = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
+
+def speed(ranks: int) -> Tier:
+    """Large micro-batches and four of them on every GPU: what the engines can do."""
+    dp, ep, large = f"speed-dp{ranks}", f"speed-ep{ranks}", {"micro_batch_size": 4, "batch": 16 * ranks}
+    experts = {"ep": ranks, **large}
+    split = {"speed-tp2": {"tp": 2, **large}, "speed-pp2": {"pp": 2, "vpp": 2, **large, "micro_batch_size": 2}}
+    if ranks == 4:
+        both = {"tp": 2, "pp": 2, **large}
+        split = {"speed-tp2-pp2": both, "speed-tp2-pp2-vpp2": {**both, "vpp": 2}}
+    return {
+        "torch/llama": {
+            dp: {"overlap": "grad", **large},
+            f"{dp}-zero1": {"sharding": "zero1", **large},
+            f"{dp}-zero3": {**ZERO_3, **large},
+        },
+        "megatron/llama": {dp: {**GATHERED, **large}, **split},
+        "deepspeed/llama": {f"{dp}-zero1": {"sharding": "zero1", **large}, f"{dp}-zero3": {**ZERO_3, **large}},
+        "torch/mixtral": {ep: {**GATHERED, **experts}},
+        "megatron/mixtral": {ep: {**GATHERED, **experts}},
+        "deepspeed/mixtral": {ep: {"sharding": "zero1", **experts}},
+    }
+
+
+def once(ranks: int) -> Tier:
+    """One micro-batch a step, so that every step reduces its gradients: what overlap does."""
+    return {
+        f"{engine}/llama": {
+            f"once-{'-'.join(part for part in (sharding, overlap) if part != 'none') or 'none'}": {
+                "sharding": sharding,
+                "overlap": overlap,
+                "batch": ranks,
+            }
+            for sharding, overlaps in by_sharding.items()
+            for overlap in overlaps
+        }
+        for engine, by_sharding in ONCE.items()
+    }
+
+
 TIERS: dict[int, tuple[Tier, ...]] = {
     2: (
         {
@@ -133,39 +172,6 @@ TIERS: dict[int, tuple[Tier, ...]] = {
                 "lora-zero3": {**ZERO_3, "mode": "lora"},
                 "prefill-dp2": {"mode": "prefill"},
             },
-        },
-        {
-            # Large micro-batches and four of them on every GPU: what the engines can do.
-            "torch/llama": {
-                "speed-dp2": {"overlap": "grad", "micro_batch_size": 4, "batch": 32},
-                "speed-dp2-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 32},
-                "speed-dp2-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 32},
-            },
-            "megatron/llama": {
-                "speed-dp2": {**GATHERED, "micro_batch_size": 4, "batch": 32},
-                "speed-tp2": {"tp": 2, "micro_batch_size": 4, "batch": 32},
-                "speed-pp2": {"pp": 2, "vpp": 2, "micro_batch_size": 2, "batch": 32},
-            },
-            "deepspeed/llama": {
-                "speed-dp2-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 32},
-                "speed-dp2-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 32},
-            },
-            "torch/mixtral": {"speed-ep2": {"ep": 2, **GATHERED, "micro_batch_size": 4, "batch": 32}},
-            "megatron/mixtral": {"speed-ep2": {"ep": 2, **GATHERED, "micro_batch_size": 4, "batch": 32}},
-            "deepspeed/mixtral": {"speed-ep2": {"ep": 2, "sharding": "zero1", "micro_batch_size": 4, "batch": 32}},
-        },
-        {
-            # One micro-batch a step, so that every step reduces its gradients: what overlap does.
-            f"{engine}/llama": {
-                f"once-{'-'.join(part for part in (sharding, overlap) if part != 'none') or 'none'}": {
-                    "sharding": sharding,
-                    "overlap": overlap,
-                    "batch": 2,
-                }
-                for sharding, overlaps in ONCE[engine].items()
-                for overlap in overlaps
-            }
-            for engine in ONCE
         },
     ),
     4: (
@@ -257,48 +263,18 @@ TIERS: dict[int, tuple[Tier, ...]] = {
                 "prefill-dp4": {"mode": "prefill"},
             },
         },
-        {
-            # Large micro-batches and four of them on every GPU: what the engines can do.
-            "torch/llama": {
-                "speed-dp4": {"overlap": "grad", "micro_batch_size": 4, "batch": 64},
-                "speed-dp4-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 64},
-                "speed-dp4-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 64},
-            },
-            "megatron/llama": {
-                "speed-dp4": {**GATHERED, "micro_batch_size": 4, "batch": 64},
-                "speed-tp2-pp2": {"tp": 2, "pp": 2, "micro_batch_size": 4, "batch": 64},
-                "speed-tp2-pp2-vpp2": {"tp": 2, "pp": 2, "vpp": 2, "micro_batch_size": 4, "batch": 64},
-            },
-            "deepspeed/llama": {
-                "speed-dp4-zero1": {"sharding": "zero1", "micro_batch_size": 4, "batch": 64},
-                "speed-dp4-zero3": {**ZERO_3, "micro_batch_size": 4, "batch": 64},
-            },
-            "torch/mixtral": {"speed-ep4": {"ep": 4, **GATHERED, "micro_batch_size": 4, "batch": 64}},
-            "megatron/mixtral": {"speed-ep4": {"ep": 4, **GATHERED, "micro_batch_size": 4, "batch": 64}},
-            "deepspeed/mixtral": {"speed-ep4": {"ep": 4, "sharding": "zero1", "micro_batch_size": 4, "batch": 64}},
-        },
-        {
-            # One micro-batch a step, so that every step reduces its gradients: what overlap does.
-            f"{engine}/llama": {
-                f"once-{'-'.join(part for part in (sharding, overlap) if part != 'none') or 'none'}": {
-                    "sharding": sharding,
-                    "overlap": overlap,
-                    "batch": 4,
-                }
-                for sharding, overlaps in ONCE[engine].items()
-                for overlap in overlaps
-            }
-            for engine in ONCE
-        },
     ),
 }
-"""By number of GPUs, importance, engine and model, and name: what differs from the neutral plan, and the mode."""
+"""By number of GPUs, importance, engine and model, and name: what differs from the neutral plan, and the mode.
+
+`speed` and `once` follow.
+"""
 
 
 def cases(ranks: int) -> list[Case]:
     """The cases of a number of GPUs, in order of importance."""
     found = []
-    for tier in TIERS[ranks]:
+    for tier in (*TIERS[ranks], speed(ranks), once(ranks)):
         for of, named in tier.items():
             engine, model = of.split("/")
             for name, chosen in named.items():

@@ -1,6 +1,7 @@
 """The command line on input it must refuse, and the verbs that need neither Ray nor training."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from wattune.cli import main
+from wattune.cli import _end_in_order, main
 
 SPACE: dict[str, Any] = {
     "study": "tiny",
@@ -170,3 +171,21 @@ def test_tables_for_people(wattune: Command) -> None:
         assert code == 0 and shown in out
     code, out, _ = wattune("--version")
     assert code == 0 and out.startswith("wattune ")
+
+
+@pytest.mark.parametrize("terminal", [signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])
+def test_a_closed_terminal_interrupts_unless_nohup_keeps_it_away(terminal: signal.Handlers) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, terminal)
+        _end_in_order()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        if terminal is signal.SIG_IGN:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGHUP)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -161,7 +161,7 @@ class Sampler:
                 if self._ended is None and now_ns >= task.schedule.next_ns:
                     task.action(task.schedule.take(now_ns))
             self._witness("at_end")
-        except BaseException as error:
+        except BaseException as error:  # raised on: the manifest says why the files end, an interrupt too
             self._ended = f"failed: {error!r}"
             raise
         finally:

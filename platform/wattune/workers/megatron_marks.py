@@ -45,7 +45,7 @@ class Marks:
         with self._recorder.phase("step"):
             try:
                 yield
-            except BaseException as error:
+            except BaseException as error:  # raised on: whatever ends the step, the phase it came out of is noted
                 self._end(error)
                 raise
 

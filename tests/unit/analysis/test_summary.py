@@ -81,6 +81,7 @@ def test_a_whole_trial(bench):
     assert summary.quality == PUBLISHABLE
     assert summary.quality_reasons == ("short_for_thermal",)
     assert summary.tags["quality_thermal"] == INDICATIVE
+    assert summary.tags["excursion_limit"] == "enforced"
     assert summary.metrics["step_time_s"] == pytest.approx(1.0)
     assert summary.metrics["tokens_per_s"] == pytest.approx(4096 * 16)
     assert summary.metrics["device_power_mean_w"] == pytest.approx(560.0, rel=2e-3)
