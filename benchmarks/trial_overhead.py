@@ -123,6 +123,7 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
         "build_s": build_s,
         "overhead_s": wall_s - steps_s - build_s,
         "workers_s": float(result.tags["group_start_s"]),
+        "lost": f"; its workers are replaced: {lost}" if (lost := result.tags.get("group_lost")) else "",
     }
 
 
@@ -137,7 +138,7 @@ def compare(given: argparse.Namespace, root: Path) -> dict[str, Any]:
             trials.append(one(root, spec, number, isolation, cluster, lanes))
             print(
                 f"{isolation:5s} {trials[-1]['wall_s']:7.2f} s = overhead {trials[-1]['overhead_s']:.2f} + build "
-                f"{trials[-1]['build_s']:.2f} + steps {trials[-1]['steps_s']:.2f}",
+                f"{trials[-1]['build_s']:.2f} + steps {trials[-1]['steps_s']:.2f}{trials[-1]['lost']}",
                 file=sys.stderr,
                 flush=True,
             )

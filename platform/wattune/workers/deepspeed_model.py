@@ -49,11 +49,8 @@ def compiler_of(spec: TrialSpec, device: torch.device) -> Compiler:
     """What compiles layers: as in the torch engine, where DeepSpeed leaves them whole graphs.
 
     Automatic tensor parallel puts collectives into layers, ZeRO-3 hooks into those that `whole_model` cannot make one.
-    Pipelines whose ends share a table are right eagerly; compiled on GPUs the gradient's norm was wrong by half
-    (benchmarks/results/engine_cases.md, torch 2.11), maybe for a reason that is gone since: not tried again.
     """
-    plan, model = spec.plan, spec.model
-    cut = plan.tp > 1 or (_shards_weights(spec) and model.is_moe) or (plan.pp > 1 and model.tied_embeddings)
+    cut = spec.plan.tp > 1 or (_shards_weights(spec) and spec.model.is_moe)
     return EAGER if cut else compiler_for(device)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -50,15 +51,15 @@ def abort_groups() -> None:
     Gloo has no such call: there `leave_groups` on the rank that failed closes the connections others wait on.
     """
     # Copied at once: the rank may be making groups meanwhile.
-    groups = sorted(dict(distributed_c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
-    backends = [backend for group, _ in groups if (backend := _nccl(group)) is not None]
+    groups = list(distributed_c10d._world.pg_names)
+    backends = [backend for group in groups if (backend := _nccl(group)) is not None]
     if not backends:
         return
-    # As torch's own `_abort_process_group` does it: communicators aborted one by one can wait for each other.
-    backends[0]._group_start()
-    for backend in backends:
-        backend.abort()
-    backends[0]._group_end()
+    # All at the same time: the memory of an idle communicator is freed when the device is, and the device waits for the
+    # kernel of the one that hangs. One by one, also between ncclGroupStart and ncclGroupEnd as torch does it, the first
+    # abort never returned (two H200s, torch 2.11: benchmarks/results/trial_overhead.md).
+    with ThreadPoolExecutor(len(backends)) as pool:
+        list(pool.map(lambda backend: backend.abort(), backends))
 
 
 def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":

@@ -17,7 +17,9 @@ DEVICE_RESERVED_BYTES: Final = 256 * 2**20
 TENSOR_GROWTH_BYTES: Final = 64 * 2**20
 """How much more tensors on the host may hold than before the worker's first trial."""
 HOST_GROWTH_BYTES: Final = 2**30
-"""How much the process may have grown since its first trial: libraries load, compilers cache, heaps fragment."""
+"""How much the process may have grown since its first trial: compilers cache, heaps fragment."""
+FIRST_GROWTH_BYTES: Final = 4 * 2**30
+"""How much it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler come to life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Leftovers:
     tensor_bytes: int = 0
     """Held by tensors on the host."""
     host_bytes: int = 0
-    """Resident set of the process."""
+    """Resident memory of the process that no file stands behind; pages of libraries are nobody's leak."""
     num_groups: int = 0
     """Process groups the engine did not end; they are ended now."""
 
@@ -62,12 +64,12 @@ def leftovers(device: str, num_groups: int) -> Leftovers:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)  # where an earlier kernel failed, this says so
         allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    resident, shared = (int(pages) for pages in Path("/proc/self/statm").read_text().split()[1:3])
     return Leftovers(
         device_allocated_bytes=allocated,
         device_reserved_bytes=reserved,
         tensor_bytes=_tensor_bytes(),
-        host_bytes=pages * os.sysconf("SC_PAGESIZE"),
+        host_bytes=(resident - shared) * os.sysconf("SC_PAGESIZE"),
         num_groups=num_groups,
     )
 
@@ -83,18 +85,20 @@ def _tensor_bytes() -> int:
     return sum(storages.values())
 
 
-def leak(before: Leftovers, after: Leftovers) -> str | None:
+def leak(before: Leftovers, after: Leftovers, *, is_first: bool = False) -> str | None:
     """Why a worker must not go on, None where its memory came back.
 
     Args:
         before: What it held when it had run one trial, or, of tensors, none.
         after: What it holds now.
+        is_first: Whether it had run none, so that `before` is what a process holds that has done nothing yet.
     """
+    host_bound = FIRST_GROWTH_BYTES if is_first else HOST_GROWTH_BYTES
     bounds = (
         ("device memory allocated", after.device_allocated_bytes, DEVICE_LEFT_BYTES),
         ("device memory reserved", after.device_reserved_bytes, DEVICE_RESERVED_BYTES),
         ("host tensors more than before", after.tensor_bytes - before.tensor_bytes, TENSOR_GROWTH_BYTES),
-        ("resident memory more than before", after.host_bytes - before.host_bytes, HOST_GROWTH_BYTES),
+        ("resident memory more than before", after.host_bytes - before.host_bytes, host_bound),
     )
     found = [
         f"{value / 2**20:.0f} MiB of {what} (at most {bound / 2**20:.0f})"

@@ -1,10 +1,12 @@
 """Process groups that are made anew for each trial, over the store of the group somebody else made."""
 
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.workers import groups
 from wattune.workers.engine import Ranks, StepMarks
 from wattune.workers.groups import abort_groups, join_groups, leave_groups, take_store
 from wattune.workers.loop import measure_trial
@@ -172,3 +175,25 @@ def _run_profiled(rank: int, folder: Path) -> None:
 
 def test_a_rank_that_fails_in_the_profiled_pass_costs_no_rank_what_it_measured(tmp_path: Path) -> None:
     mp.spawn(_run_profiled, (tmp_path,), nprocs=2)
+
+
+def test_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where an idle communicator cannot go before the one whose kernel hangs."""
+    hangs_no_more = threading.Event()
+    aborted: list[str] = []
+
+    class Idle:
+        def abort(self) -> None:
+            assert hangs_no_more.wait(10), "waits for a communicator that is aborted after it"
+            aborted.append("idle")
+
+    class Hanging:
+        def abort(self) -> None:
+            aborted.append("hanging")
+            hangs_no_more.set()
+
+    backends = {"0": Idle(), "1": Idle(), "2": Hanging(), "no GPUs": None}
+    monkeypatch.setattr(groups.distributed_c10d, "_world", SimpleNamespace(pg_names=dict.fromkeys(backends, "")))
+    monkeypatch.setattr(groups, "_nccl", backends.get)
+    abort_groups()
+    assert aborted == ["hanging", "idle", "idle"]

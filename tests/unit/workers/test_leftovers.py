@@ -48,6 +48,14 @@ def test_every_kind_of_memory_has_its_bound(after: Leftovers, said: str) -> None
     assert leak(before, Leftovers(host_bytes=2000 * MIB, device_allocated_bytes=63 * MIB)) is None
 
 
+def test_a_first_trial_may_bring_libraries_to_life_and_no_more() -> None:
+    before = Leftovers(host_bytes=500 * MIB)
+    grown = Leftovers(host_bytes=4000 * MIB)
+    assert leak(before, grown, is_first=True) is None and leak(before, grown) is not None
+    assert leak(before, Leftovers(host_bytes=4600 * MIB), is_first=True) is not None
+    assert leak(before, Leftovers(device_allocated_bytes=65 * MIB), is_first=True) is not None
+
+
 def test_memory_outside_of_tensors_is_seen_too() -> None:
     code = """
 from wattune.workers.leftovers import clean_up, leak, leftovers
