@@ -131,6 +131,7 @@ PARITY = {
     "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
     "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),
     "pp2-vpp2": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2),
+    "pp2-vpp2-one-micro-batch": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=8),
     "gpt-pp2-vpp2-uneven": case(GPT, 2, pp=2, vpp=2, micro_batch_size=2, layout=(1, 1, 1, 1)),
     "pp2-full-bf16": case(LLAMA, 2, pp=2, micro_batch_size=2, recompute="full", dtype="bf16"),
     "mixtral-pp2": case(MIXTRAL, 2, pp=2, micro_batch_size=2),
@@ -158,6 +159,7 @@ PARITY = {
     "lora-bf16": lora(case(LLAMA, 1, micro_batch_size=4, dtype="bf16")),
     "lora-dp2-zero3": lora(case(LLAMA, 2, sharding="zero3", overlap="grad_param")),
     "lora-tp2": lora(case(LLAMA, 2, tp=2, micro_batch_size=4)),
+    "lora-tp2-full": lora(case(LLAMA, 2, tp=2, micro_batch_size=4, recompute="full")),
     "lora-pp2": lora(case(LLAMA, 2, pp=2, micro_batch_size=2)),
     "lora-ep2": lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *ATTENTION),
     "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, sharding="zero1", overlap="grad")),
@@ -169,6 +171,7 @@ PARITY = {
     "prefill-pp2": prefill(case(LLAMA, 2, pp=2, micro_batch_size=2)),
     "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
     "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
+    "prefill-pp4-one-micro-batch": prefill(case(LLAMA, 4, pp=4, micro_batch_size=8)),
 }
 COMPILED = {
     f"compiled-{name}": replace(PARITY[name], compiler="aot_eager")
@@ -182,6 +185,7 @@ COMPILED = {
         "gpt-pp2-vpp2-uneven",
         "ep2",
         "lora-full",
+        "lora-tp2-full",
         "prefill-accumulation",
     )
 }

@@ -10,6 +10,7 @@ from wattune.analysis.readings import codes, integers
 from wattune.analysis.series import Floats, Ints
 from wattune.analysis.steps import Steps
 from wattune.plan.axes import Plan
+from wattune.plan.parallel import pipeline_bubble_ratio
 from wattune.units import NS_PER_S
 
 MODEL: Final = ("forward", "backward")
@@ -41,9 +42,8 @@ def divide(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     `wait`. Marks of one rank may nest and overlap, no moment is counted twice.
 
     - compute: marked compute.
-    - bubble: marked wait, up to what an ideal schedule idles: (p - 1) / (v m) of the slowest rank's forward and
-      backward time, for p stages, v chunks a stage and m micro-batches (Narayanan et al. 2021, arXiv 2104.04473,
-      sections 2.1 and 2.2).
+    - bubble: marked wait, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and
+      backward time.
     - straggler: marked wait that is left, up to the difference between the slowest rank's compute in that step and this
       rank's: uneven stages and slow devices.
     - exposed communication: marked wait that is left: communication no compute hides.
@@ -68,7 +68,7 @@ def divide(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     busy_s = phases.time_s(*MODEL, OPTIMIZER, WAIT) - wait_s
     if not np.all(model_s > 0) or (len(steps.rank) > 1 and not np.any(wait_s > 0)):
         return None
-    ideal_s = (plan.pp - 1) / (plan.vpp * num_micro_batches) * model_s.max(axis=1, keepdims=True)
+    ideal_s = pipeline_bubble_ratio(plan, num_micro_batches) * model_s.max(axis=1, keepdims=True)
     bubble_s = np.minimum(wait_s, ideal_s)
     straggler_s = np.minimum(wait_s - bubble_s, busy_s.max(axis=1, keepdims=True) - busy_s)
     return Division(

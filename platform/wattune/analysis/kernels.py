@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wattune.plan.axes import Plan
+from wattune.plan.parallel import pipeline_bubble_ratio
 
 COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")
 """Kinds of compute. Where several run at once, time is counted for the first in this order."""
@@ -95,8 +96,8 @@ def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> 
     - `compute_frac`: some compute runs.
     - `exposed_comm_frac`: communication runs and no compute does, less what is waiting for others. Its parts by axis
       are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; what remains is the communication of all ranks together.
-    - `bubble_frac`: exposed pipeline communication, up to what an ideal schedule idles: (p - 1) / (v m) of the slowest
-      rank's forward and backward compute (Narayanan et al. 2021, arXiv 2104.04473, sections 2.1 and 2.2).
+    - `bubble_frac`: exposed pipeline communication, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the
+      slowest rank's forward and backward compute.
     - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective: its
       kernel ran only for the transfer, the others' also while they waited for it. Between pipeline stages, exposed
       time beyond the ideal bubble, up to the difference between the slowest rank's compute and this rank's. Absent
@@ -151,7 +152,7 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str,
     whole_ns = float(sum(rows.spans.values()))
     for index, (cell, each) in enumerate(zip(rows.spans, exposed, strict=True)):
         same = steps == cell[1]
-        ideal = (plan.pp - 1) / (plan.vpp * num_micro_batches) * float(model[same].max())
+        ideal = pipeline_bubble_ratio(plan, num_micro_batches) * float(model[same].max())
         slower = float(busy[same].max() - busy[index])
         for name, time_ns in each.items():
             left_ns = time_ns

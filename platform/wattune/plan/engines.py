@@ -131,7 +131,9 @@ class Capabilities:
     etp_is_tp: bool = True
     """Whether experts can only be split by the same tensor parallel degree as the rest."""
     fills_pipeline: bool = False
-    """Whether its 1F1B schedule needs at least as many micro-batches as stages."""
+    """Whether its 1F1B schedule, which prompts do not run through, needs as many micro-batches as stages at least."""
+    rounds_of_pp: bool = True
+    """Whether interleaved stages take micro-batches in rounds of `pp`; else equal rounds of `pp` or more will do."""
     expert_row_bytes: int = 1
     """What the width of an expert's matrices, in bytes on one rank, must be a multiple of."""
     experts: "ExpertLimits | None" = None
@@ -163,6 +165,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             name="torch",
             vendors=("nvidia", "amd", "cpu"),
             fills_pipeline=True,
+            rounds_of_pp=False,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),

@@ -51,11 +51,12 @@ def num_micro_batches(plan: Plan, world_size: int, global_batch_size: int) -> in
     return global_batch_size // (plan.micro_batch_size * plan.dp(world_size))
 
 
-def pipeline_bubble_frac(plan: Plan, world_size: int, global_batch_size: int) -> float:
-    """Idle share of an ideal 1F1B schedule with equal stages.
+def pipeline_bubble_ratio(plan: Plan, num_micro_batches: int) -> float:
+    """Idle over busy time of a rank in an ideal 1F1B schedule with equal stages and free communication.
 
-    (p - 1) / (v m + p - 1) for p stages, v chunks a stage and m micro-batches: Narayanan et al. 2021 (arXiv
-    2104.04473), sections 2.1 and 2.2, there given relative to ideal time. With v = 1, p = 16, m = 128: 0.105.
+    (p - 1) / (v m) for p stages, v chunks a stage and m >= p micro-batches: Narayanan et al. 2021 (arXiv 2104.04473),
+    sections 2.1 and 2.2. With v = 1, p = 16, m = 128: 0.117. With m < p the first micro-batch comes back to a stage for
+    its next chunk only after p slots, of which m are filled: p - m more idle slots for each further chunk.
     """
-    m = num_micro_batches(plan, world_size, global_batch_size)
-    return (plan.pp - 1) / (plan.vpp * m + plan.pp - 1)
+    p, v, m = plan.pp, plan.vpp, num_micro_batches
+    return (p - 1 + (v - 1) * max(p - m, 0)) / (v * m)

@@ -201,14 +201,21 @@ def positions(c: Configuration) -> str | None:
 
 
 def sequence(c: Configuration) -> str | None:
-    """Context parallel splits the sequence, and tensor parallel (its sequence parallel half) splits each part."""
+    """Context parallel splits the sequence, and tensor parallel (its sequence parallel half) splits each part.
+
+    A context parallel rank has an early and a late piece, since late tokens attend to more than early ones: `own_part`
+    in `workers/megatron_engine.py`.
+    """
     if not CAPABILITIES[c.engine].splits_ends:
         return None
-    ways = c.plan.cp * c.plan.tp
-    if c.workload.seq_len % ways == 0:
+    cp, tp, seq_len = c.plan.cp, c.plan.tp, c.workload.seq_len
+    ways, text = cp * tp, f"cp*tp={cp}*{tp}={cp * tp}"
+    if cp > 1 and tp % 2:
+        ways, text = 2 * ways, f"2*cp*tp=2*{cp}*{tp}={2 * ways}"
+    if seq_len % ways == 0:
         return None
     return (
-        f"cp*tp={c.plan.cp}*{c.plan.tp}={ways} does not divide seq_len={c.workload.seq_len}; "
+        f"{text} does not divide seq_len={seq_len}; "
         f"use degrees whose product does, or a seq_len that is a multiple of {ways}"
     )
 
@@ -286,15 +293,21 @@ def batch(c: Configuration) -> str | None:
 
 
 def micro_batches(c: Configuration) -> str | None:
-    """Pipeline schedules have the micro-batches they are made of: whole rounds of `pp` where chunks interleave."""
-    pp = c.plan.pp
+    """Pipeline schedules have the micro-batches they are made of: whole rounds where chunks interleave."""
+    pp, vpp, engine = c.plan.pp, c.plan.vpp, CAPABILITIES[c.engine]
     number = num_micro_batches(c.plan, c.cluster.world_size, c.workload.global_batch_size)
-    if c.plan.vpp > 1 and number % pp:
+    rounds = max(1, number // pp)
+    if vpp > 1 and engine.rounds_of_pp and number % pp:
         return (
-            f"{number} micro-batches are not a multiple of pp={pp}, which vpp={c.plan.vpp} needs; "
+            f"{number} micro-batches are not a multiple of pp={pp}, which vpp={vpp} needs; "
             "use vpp=1, or another micro_batch_size or global_batch_size"
         )
-    if number < pp and CAPABILITIES[c.engine].fills_pipeline:
+    if vpp > 1 and number % rounds:
+        return (
+            f"{number} micro-batches do not make {rounds} equal rounds of at least pp={pp}, which vpp={vpp} needs; "
+            "use vpp=1, or another micro_batch_size or global_batch_size"
+        )
+    if vpp == 1 and number < pp and engine.fills_pipeline and c.workload.mode != "prefill":
         return (
             f"{number} micro-batches do not fill pp={pp} stages, as engine {c.engine} needs; "
             "use a smaller pp or micro_batch_size, or a larger global_batch_size"

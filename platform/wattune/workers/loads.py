@@ -60,8 +60,10 @@ class Work(ABC):
     """Equal pieces of work on one device, one after another."""
 
     def __init__(self, device: str) -> None:
-        """Takes the device: `cpu`, or `cuda:` and an index."""
+        """Takes the device: `cpu`, or `cuda:` and an index, which becomes torch's current one."""
         self._cuda = device != "cpu"
+        if self._cuda:  # events and the streams they are recorded on are the current device's
+            torch.cuda.set_device(device)
         self._queued: deque[torch.cuda.Event] = deque()
 
     @abstractmethod

@@ -147,7 +147,7 @@ def measure_trial(
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
     status, reason = TrialStatus.COMPLETED, ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
-    out_of_memory, kernels, facts = None, None, {}
+    out_of_memory, read_profile, facts = None, _no_profile, {}
     try:
         report("build", 0, 1)
         start_ns = time.monotonic_ns()
@@ -165,8 +165,7 @@ def measure_trial(
         facts = dict(engine.facts())
         if profile_steps := _profile_steps(measure, ranks):
             report("profile", 0, profile_steps)
-            kernels, problem = _profile(engine, spec, ranks, profile_steps)
-            facts |= {"profile": problem} if problem else {}
+            read_profile = _profile(engine, spec, ranks, profile_steps)
     except _NonFiniteLossError as error:
         status, reason = TrialStatus.CRASHED, f"non_finite_loss: {error}"
     except (MemoryError, RuntimeError) as error:
@@ -176,6 +175,9 @@ def measure_trial(
         status, reason = TrialStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     engine.close()
+    # Not before: reading a large trace takes longer than a step, and whoever waits for one would take it for a hang.
+    kernels, problem = read_profile()
+    facts |= {"profile": problem} if problem else {}
     return RankOutcome(
         rank=ranks.rank,
         status=status,
@@ -197,14 +199,16 @@ def measure_trial(
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that host or device memory ran out.
 
-    PyTorch has a class of its own for device memory only; its CPU allocator raises a plain RuntimeError.
+    PyTorch has a class of its own only for what its device allocator is asked for. Its CPU allocator, the driver, and
+    the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS) end up in a RuntimeError, the operating
+    system in an OSError.
     """
-    text = str(error)
-    return (
-        isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        or "can't allocate memory" in text
-        or "Cannot allocate memory" in text
-    )
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(str(error)) is not None
+
+
+_NO_MEMORY: Final = re.compile(r"(can't|cannot) allocate memory|out of memory|BLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 
 
 PROFILE_STEPS: Final = 2
@@ -217,18 +221,37 @@ def _profile_steps(measure: Measure, ranks: Ranks) -> int:
     return 0 if ranks.device == "cpu" else PROFILE_STEPS
 
 
-def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> tuple[pa.Table | None, str]:
-    """What ran in further steps, or why that cannot be told: what was measured is not lost over it."""
+Profile = tuple[pa.Table | None, str]
+"""What ran in profiled steps, or why that cannot be told: what was measured is not lost over it."""
+
+
+def _no_profile() -> Profile:
+    return None, ""
+
+
+def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> Callable[[], Profile]:
+    """Runs further steps under the profiler; what is returned reads what ran in them."""
     try:
         spans, trace = profiled_steps(engine.step, num_steps, on_gpu=ranks.device != "cpu")
-        table = kernels_table(trace(), spans, rank=ranks.rank, devices_per_node=spec.cluster.devices_per_node)
     except Exception as error:  # whatever it is: the pass only explains what was measured before it
-        problem = f"rank {ranks.rank}: {type(error).__name__}: {_first_line(error)}"
-        if is_out_of_memory(error):
-            problem = f"out of memory, {OutOfMemory.of(error, ranks, outside='profile')}"
-        traceback.clear_frames(error.__traceback__)  # they hold the activations of a step
-        return None, f"missing, since the profiled pass failed: {problem}"
-    return table, ""
+        failed = None, _profile_problem(error, ranks)
+        return lambda: failed
+
+    def read() -> Profile:
+        try:
+            return kernels_table(trace(), spans, rank=ranks.rank, devices_per_node=spec.cluster.devices_per_node), ""
+        except Exception as error:  # as above
+            return None, _profile_problem(error, ranks)
+
+    return read
+
+
+def _profile_problem(error: Exception, ranks: Ranks) -> str:
+    problem = f"rank {ranks.rank}: {type(error).__name__}: {_first_line(error)}"
+    if is_out_of_memory(error):
+        problem = f"out of memory, {OutOfMemory.of(error, ranks, outside='profile')}"
+    traceback.clear_frames(error.__traceback__)  # they hold the activations of a step
+    return f"missing, since the profiled pass failed: {problem}"
 
 
 def _silent(_part: str, _done: int, _total: int) -> None:

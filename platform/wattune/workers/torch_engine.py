@@ -56,8 +56,8 @@ class TorchEngine(Answering):
             has_experts=spec.model.is_moe,
         )
         compiler = self._compiler or compiler_for(device)
-        # Graphs of tensor parallel layers hold their process groups, which are new in every trial.
-        own = self._meshes.generation if spec.plan.tp > 1 else None
+        # Graphs of tensor parallel layers name their process groups.
+        own = self._meshes.identity if spec.plan.tp > 1 else None
         begin_variant((spec.model, spec.cluster, spec.workload, spec.plan, device, compiler, own))
         self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
 

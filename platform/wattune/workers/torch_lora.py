@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-from torch.distributed.tensor.placement_types import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleOutput, RowwiseParallel
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from wattune.trial import Lora
 from wattune.workers.torch_model import Decoder, Layer
@@ -60,7 +60,7 @@ def lower_frozen(part: nn.Module, dtype: torch.dtype) -> None:
                 setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))
 
 
-def columns(module: nn.Module, name: str) -> dict[str, ColwiseParallel | RowwiseParallel]:
+def columns(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
     """How tensor parallel cuts a linear layer by its outputs, given its name; adapters by their rank and outputs."""
     if not isinstance(module, AdaptedLinear):
         return {name: ColwiseParallel()}
@@ -71,13 +71,16 @@ def columns(module: nn.Module, name: str) -> dict[str, ColwiseParallel | Rowwise
     }
 
 
-def rows(module: nn.Module, name: str) -> dict[str, ColwiseParallel | RowwiseParallel]:
+def rows(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
     """How tensor parallel cuts a linear layer by its inputs, its result along the sequence."""
     if not isinstance(module, AdaptedLinear):
         return {name: RowwiseParallel(output_layouts=Shard(1))}
+    # Both addends are sums over ranks: added first and reduced once. A result of the base alone, still under way when
+    # a recomputation ends early at the adapter, would be waited for by nobody and kept for good.
     return {
-        f"{name}.base": RowwiseParallel(output_layouts=Shard(1)),
+        f"{name}.base": RowwiseParallel(output_layouts=Partial(), use_local_output=False),
         # Sums of thin results are scattered by the rank, so that B is cut by it too.
         f"{name}.lora_a": RowwiseParallel(output_layouts=Shard(-1)),
-        f"{name}.lora_b": RowwiseParallel(input_layouts=Shard(-1), output_layouts=Shard(1)),
+        f"{name}.lora_b": RowwiseParallel(input_layouts=Shard(-1), output_layouts=Partial(), use_local_output=False),
+        name: PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Shard(1)),
     }

@@ -1,6 +1,5 @@
 """The ranks of a plan as device meshes, agreeing with `wattune.plan.parallel`."""
 
-import itertools
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from wattune.plan.axes import Plan
 from wattune.plan.parallel import coordinates
 from wattune.workers.torch_experts import ExpertShard
 
-_generation = itertools.count()
+_identities: dict[tuple[int, tuple[str, ...]], int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +20,18 @@ class Meshes:
     """(pp, replicate, shard, tp)."""
     _experts: DeviceMesh | None
     """(pp, replicate, shard, ep, tp) where the model has experts."""
-    generation: int
-    """Counts the meshes of this process."""
+    identity: int
+    """Equal for two plans of this process where this rank stands alike in groups of the same names."""
     _suffix: str
-    """Ends every dimension's name. DTensor caches its decisions, groups included, for all meshes that compare equal:
-    those of a later plan must not, since by then the groups are destroyed."""
+    """Ends every dimension's name, one for each identity. DTensor caches its decisions, and compiled graphs are reused,
+    for all meshes that compare equal; both name groups and hold this rank's place in them."""
 
     @classmethod
     def create(cls, plan: Plan, *, world_size: int, rank: int, device_type: str, has_experts: bool) -> "Meshes":
         """Makes the process groups; all ranks must call it together."""
-        generation = next(_generation)
-        suffix = f"_{generation}"
 
         def mesh(**sizes: int) -> DeviceMesh:
-            names = tuple(name + suffix for name in sizes)
-            return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=names)
+            return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
         def split(size: int) -> dict[str, int]:
             return {"replicate": size, "shard": 1} if plan.sharding == "none" else {"replicate": 1, "shard": size}
@@ -46,7 +42,15 @@ class Meshes:
         place = dense.get_coordinate()
         assert place is not None and (place[0], place[1] + place[2], place[3]) == (here.pp, here.dp, here.tp)
         experts = mesh(pp=plan.pp, **split(dp // plan.ep), ep=plan.ep, tp=plan.tp) if has_experts else None
-        return cls(_dense=dense, _experts=experts, generation=generation, _suffix=suffix)
+        groups = [group for each in (dense, experts) if each is not None for group in each.get_all_groups()]
+        identity = _identities.setdefault((rank, tuple(group.group_name for group in groups)), len(_identities))
+        suffix = f"_{identity}"
+        return cls(
+            _dense=_renamed(dense, suffix),
+            _experts=None if experts is None else _renamed(experts, suffix),
+            identity=identity,
+            _suffix=suffix,
+        )
 
     def dense(self, *dims: str) -> DeviceMesh:
         """Dimensions `pp`, `replicate`, `shard`, `tp` of the mesh of everything but experts."""
@@ -76,3 +80,14 @@ class Meshes:
             for group in mesh.get_all_groups() if mesh is not None else []:
                 if group is not dist.group.WORLD:
                     dist.destroy_process_group(group)
+
+
+def _renamed(mesh: DeviceMesh, suffix: str) -> DeviceMesh:
+    """The same groups under other names of dimensions: what the groups are called is known once they exist."""
+    assert mesh.mesh_dim_names is not None
+    return DeviceMesh.from_group(
+        mesh.get_all_groups(),
+        mesh.device_type,
+        mesh=mesh.mesh,
+        mesh_dim_names=tuple(name + suffix for name in mesh.mesh_dim_names),
+    )

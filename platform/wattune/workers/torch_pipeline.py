@@ -3,7 +3,8 @@
 A model without pipeline parallelism is a pipeline of one stage: the same schedule then accumulates its gradients.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from wattune.plan.axes import Plan
 from wattune.workers.torch_model import Decoder
 from wattune.workers.torch_parallel import fsdp_modules
 from wattune.workers.torch_recorder import Recorder
+
+
+@contextmanager
+def _as_raised() -> Iterator[None]:
+    """Raises what a pass raised: torch's pipeline wraps it, and memory that ran out could not be told from a bug."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise error.__cause__ or error from None
 
 
 class Chunk(nn.Module):
@@ -81,11 +91,8 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch forward."""
-        with self._recorder.phase("forward", micro_batch=fwd_chunk_id, chunk=self._chunk):
-            try:
-                out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-            except RuntimeError as error:  # torch's pipeline wraps whatever the model raises
-                raise error.__cause__ or error from None
+        with self._recorder.phase("forward", micro_batch=fwd_chunk_id, chunk=self._chunk), _as_raised():
+            out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last:
             self._losses.append(out.detach())
         return out
@@ -106,7 +113,7 @@ class Stage(PipelineStage):
         self._model.set_requires_gradient_sync(
             self._reduces_in_backward and (self._reduces_every_time or last_backward)
         )
-        with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk):
+        with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk), _as_raised():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:

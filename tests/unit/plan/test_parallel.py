@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import AXES, Plan
-from wattune.plan.parallel import coordinates, num_micro_batches, pipeline_bubble_frac, stage_layers
+from wattune.plan.parallel import coordinates, num_micro_batches, pipeline_bubble_ratio, stage_layers
 
 DEGREE = st.integers(1, 4)
 
@@ -53,15 +53,25 @@ def test_micro_batches_share_the_global_batch():
 
 @pytest.mark.parametrize(("size", "bubble"), [(1, 0.105), (2, 0.190), (4, 0.319), (8, 0.484)])
 def test_bubble_of_sixteen_stages_grows_with_the_micro_batch(size, bubble):
-    """The worked numbers of TP2-PP16 on 32 devices with a global batch of 128."""
+    """The worked numbers of TP2-PP16 on 32 devices with a global batch of 128, as shares of the whole step."""
     plan = Plan(tp=2, pp=16, micro_batch_size=size)
-    assert pipeline_bubble_frac(plan, 32, 128) == pytest.approx(bubble, abs=5e-4)
+    ratio = pipeline_bubble_ratio(plan, num_micro_batches(plan, 32, 128))
+    assert ratio / (1 + ratio) == pytest.approx(bubble, abs=5e-4)
 
 
-def test_interleaving_divides_the_bubble():
-    plain, interleaved = Plan(pp=4), Plan(pp=4, vpp=2)
-    assert pipeline_bubble_frac(plain, 4, 8) == pytest.approx(3 / 11)
-    assert pipeline_bubble_frac(interleaved, 4, 8) == pytest.approx(3 / 19)
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("vpp", [1, 2, 3])
+@pytest.mark.parametrize("pp", [1, 4, 8])
+def test_the_bubble_is_what_a_schedule_slot_by_slot_idles(pp, vpp, number):
+    """Chunk by chunk over rounds of `pp` micro-batches, each as soon as the stage is free and its input is there."""
+    end = {}
+    for first in range(0, number, pp):
+        for virtual in range(pp * vpp):
+            for micro_batch in range(first, min(first + pp, number)):
+                free = max((at for (v, _), at in end.items() if v % pp == virtual % pp), default=0)
+                end[virtual, micro_batch] = max(free, end.get((virtual - 1, micro_batch), 0)) + 1
+    idle = max(end.values()) - vpp * number
+    assert pipeline_bubble_ratio(Plan(pp=pp, vpp=vpp), number) == pytest.approx(idle / (vpp * number))
 
 
 def test_a_label_names_what_is_not_neutral():

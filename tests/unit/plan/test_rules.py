@@ -39,6 +39,11 @@ def adapted(model=DENSE, *, rank=8, targets=("q", "v"), **plan):
     return spec(model, mode="lora", lora=Lora(rank=rank, targets=targets), **plan)
 
 
+def megatron_cp(**axes):
+    plain = spec(engine="megatron", **axes)
+    return replace(plain, cluster=replace(plain.cluster, transformer_engine=True))
+
+
 BROKEN = {
     "world_size": (spec(tp=3), "tp*pp*cp=3*1*1=3 does not divide world_size=16", "{1, 2, 4, 8, 16}"),
     "adapters": (adapted(rank=6, tp=4), "tp=4 does not divide lora.rank=6", "a multiple of tp"),
@@ -99,6 +104,10 @@ def test_a_valid_configuration_breaks_no_rule(name):
         adapted(tp=2, targets=("q", "k", "v", "o", "gate", "up", "down")),
         adapted(MOE, targets=("q", "k", "v", "o")),
         spec(mode="prefill", pp=2, micro_batch_size=2),
+        spec(mode="prefill", pp=4, micro_batch_size=8),  # 2 prompts through 4 stages: GPipe's forward half takes any
+        spec(pp=4, vpp=2, batch=24),  # 6 micro-batches in 1 round, as torch's interleaved schedule has it
+        spec(engine="megatron", pp=4, vpp=2, batch=32),
+        megatron_cp(cp=2, tp=2, seq_len=1028),
     ):
         assert rule(valid) is None
         assert list(violations(valid)) == []
@@ -130,7 +139,13 @@ def test_several_rules_can_be_broken_at_once():
         (adapted(MOE, targets=("q", "up")), "lora targets {up} are inside experts of mixtral_8x7b"),
         (adapted(LEARNED, targets=("gate",)), "lora target gate is none of gpt3_175b, whose activation is gelu"),
         (spec(batch=24), "use a global_batch_size that is a multiple of dp=16"),
-        (spec(pp=4, vpp=2, batch=24, micro_batch_size=1), "6 micro-batches are not a multiple of pp=4"),
+        (
+            spec(engine="megatron", pp=4, vpp=2, batch=24, micro_batch_size=1),
+            "6 micro-batches are not a multiple of pp=4, which vpp=2 needs; use vpp=1",
+        ),
+        (spec(pp=2, vpp=2, batch=40), "5 micro-batches do not make 2 equal rounds of at least pp=2, which vpp=2 needs"),
+        (megatron_cp(cp=2, seq_len=1026), "2*cp*tp=2*2*1=4 does not divide seq_len=1026; use degrees whose"),
+        (megatron_cp(cp=2, tp=2, seq_len=1026), "cp*tp=2*2=4 does not divide seq_len=1026"),
         (spec(MOE, engine="megatron", world=6, etp=4, batch=6), "use etp in {1, 2, 3, 6}"),
     ],
 )

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from wattune.schema import MARKS
 from wattune.units import ns_to_s
 from wattune.workers import loads
-from wattune.workers.loads import HostCopies, MatrixProducts, square_wave, steady
+from wattune.workers.loads import HostCopies, MatrixProducts, Work, square_wave, steady
 
 LATE_S = 0.1
 """An edge may be so late on a busy test machine."""
@@ -55,6 +56,19 @@ def test_copies_go_both_ways_until_they_are_done(monkeypatch: pytest.MonkeyPatch
     assert [int(target.unique()) for target, _ in copies._pairs] == [1, 2]
     marks = steady(copies, 0.3)
     assert ns_to_s(marks[-1].end_mono_ns - marks[0].start_mono_ns) >= 0.3
+
+
+def test_events_are_of_the_device_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of another device is done at once: pieces would be queued without end."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+
+    class Idle(Work):
+        def _start(self) -> None: ...
+
+    Idle("cpu")
+    Idle("cuda:1")
+    assert current == ["cuda:1"]
 
 
 def test_work_until_a_time_gone_by_is_one_product(products: MatrixProducts) -> None:

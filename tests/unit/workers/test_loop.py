@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.errors import EngineError
 from wattune.plan.axes import Plan
 from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.workers import loop
 from wattune.workers.engine import Ranks, StepMarks
 from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
 from wattune.workers.phases import Mark, PhaseRecorder
@@ -216,6 +218,18 @@ def test_what_was_measured_stands_whatever_becomes_of_the_profile(error: Excepti
     assert outcome.facts["compiler"] == "none" and engine.num_closed == 1
 
 
+def test_a_profile_is_read_when_nobody_waits_for_a_step_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine(lambda _: 0.1)
+
+    def read(*_: object, **__: object) -> None:
+        raise ValueError(f"a trace cut short, {engine.num_closed} engine closed")
+
+    monkeypatch.setattr(loop, "kernels_table", read)
+    outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=1)
+    assert outcome.status is TrialStatus.COMPLETED and outcome.kernels is None and outcome.losses == (1.0, 1.0, 1.0)
+    assert outcome.facts["profile"].endswith("rank 0: ValueError: a trace cut short, 1 engine closed")
+
+
 def test_any_other_error_is_the_runners() -> None:
     def broken(step: int) -> float:
         raise RuntimeError("Connection closed by peer")
@@ -230,6 +244,25 @@ def test_stable_needs_four_steps_and_close_halves() -> None:
     assert not is_stable([1.0, 1.0, 1.0])
 
 
-def test_what_counts_as_out_of_memory() -> None:
-    assert is_out_of_memory(RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported at some other call"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+        dist.DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+        ),
+    ],
+)
+def test_memory_that_anybody_asks_for_in_vain_counts_as_out_of_memory(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+def test_other_errors_do_not_count_as_out_of_memory() -> None:
     assert not is_out_of_memory(ValueError("memory"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(EngineError("a plan that would run out of memory"))

@@ -3,10 +3,12 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -16,6 +18,7 @@ from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers import torch_compiler
 from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.groups import join_groups, leave_groups, take_store
 from wattune.workers.torch_compiler import (
     EAGER,
     GRAPHS_PER_VARIANT,
@@ -83,6 +86,35 @@ def test_a_graph_is_made_once_and_shared_by_layers_and_trials() -> None:
     assert [step.loss for step in first] == pytest.approx([step.loss for step in eager], rel=1e-6)
     trained(GRAPHS, spec(seq_len=16))
     assert num_graphs() == 2 * made  # another shape is another graph, and none is made for shapes that vary
+
+
+def _tensor_parallel_trials(rank: int, folder: Path) -> None:
+    """Trials of one plan in process groups of their own; in the third the processes have changed places."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    store = take_store()
+    wanted = replace(
+        spec(tp=2, etp=2),
+        model=replace(LLAMA, num_layers=1),
+        cluster=ClusterSpec(device="cpu", devices_per_node=2),
+    )
+    made, losses = [], []
+    for trial, mine in enumerate((rank, rank, 1 - rank, rank)):
+        join_groups(store, f"trial-{trial}", rank=mine, world_size=2, device="cpu", timeout_s=120)
+        engine = TorchEngine(GRAPHS)
+        engine.build(wanted, Ranks(rank=mine, world_size=2, local_rank=rank, device="cpu"), seed=3)
+        losses.append([engine.step().loss for _ in range(2)])
+        engine.close()
+        assert leave_groups() == 0
+        made.append(num_graphs())
+    # The graph of a rank names that rank's groups: another rank needs its own, and an equal one none.
+    assert made == [1, 1, 2, 2]
+    assert all(each == losses[0] for each in losses)
+
+
+@pytest.mark.timeout(240)
+def test_equal_plans_share_graphs_of_tensor_parallel_layers(tmp_path: Path) -> None:
+    mp.spawn(_tensor_parallel_trials, (tmp_path,), nprocs=2)
 
 
 def test_many_configurations_are_forgotten_before_torch_gives_up() -> None:

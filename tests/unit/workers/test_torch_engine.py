@@ -1,7 +1,8 @@
 """The engine on one rank against a plain training loop that shares only the model, the data and the initial weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from wattune.errors import EngineError
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
+from wattune.workers.phases import failed_phase
 from wattune.workers.torch_data import Batches
 from wattune.workers.torch_engine import TorchEngine
 from wattune.workers.torch_experts import ExpertShard
-from wattune.workers.torch_model import Decoder, Rotation
+from wattune.workers.torch_model import Decoder, Layer, Rotation
 from wattune.workers.torch_optimizer import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 from wattune.workers.torch_weights import initialise
 
@@ -134,17 +136,33 @@ def test_ranks_must_be_those_of_the_cluster() -> None:
         TorchEngine().build(spec(LLAMA), two, seed=SEED)
 
 
-def test_memory_that_runs_out_stays_recognisable(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's pipeline wraps what the model raises; the measuring loop has to see the original."""
+class _Exhausted(torch.autograd.Function):
+    """The identity, whose gradient finds no memory."""
 
-    def fail(*_: object) -> None:
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("no memory left")
 
+
+def _fail(*_: object) -> torch.Tensor:
+    raise torch.OutOfMemoryError("no memory left")
+
+
+@pytest.mark.parametrize(("phase", "layer"), [("forward", _fail), ("backward", lambda _, x: _Exhausted.apply(x))])
+def test_memory_that_runs_out_stays_recognisable(
+    process_group: None, monkeypatch: pytest.MonkeyPatch, phase: str, layer: Callable[..., torch.Tensor]
+) -> None:
+    """torch's pipeline wraps what either pass raises; the measuring loop has to see the original."""
     engine = TorchEngine()
     engine.build(spec(LLAMA), RANKS, seed=SEED)
-    monkeypatch.setattr(Decoder, "forward", fail)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+    monkeypatch.setattr(Layer, "forward", layer)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left") as found:
         engine.step()
+    assert failed_phase(found.value) == phase
     engine.close()
 
 
