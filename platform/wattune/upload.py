@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from wattune.analysis.align import align
+from wattune.analysis.intake import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import TrackingError, WattuneError
 from wattune.ranking.order import Ranking
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
-from wattune.storage.study import MeasuredFolder, StudyFolder
+from wattune.storage.study import StudyFolder
 from wattune.tracking.run import Series
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec
@@ -30,8 +32,12 @@ STOP_WITHIN_S: Final = 300.0
 
 
 def chart_series(folder: MeasuredFolder) -> Series:
-    """Node power over wall time for a tracking store's charts, by node; empty where no device power was recorded."""
-    aligned = align(folder.telemetry(), folder.marks(), folder.manifests())
+    """Node power over wall time for a tracking store's charts, by node.
+
+    Empty where no device power was recorded, or where the tables are not what analysis takes them for.
+    """
+    tables, marks = folder.telemetry(), folder.marks()
+    aligned = None if schema_problems(tables, marks) else align(tables, marks, folder.manifests())
     if aligned is None:
         return {}
     return {
@@ -41,11 +47,11 @@ def chart_series(folder: MeasuredFolder) -> Series:
 
 
 def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
-    """Sends trials of a study to a tracking store."""
+    """Sends trials of a study to a tracking store, with the result that is in the folder when it is their turn."""
 
     def send(spec: TrialSpec, result: TrialResult) -> bool:
         folder = study.trial(result.trial_id, result.repeat)
-        return tracker.log_trial(spec, result, folder.path, chart_series(folder))
+        return tracker.log_trial(spec, folder.result() or result, folder.path, chart_series(folder))
 
     return send
 
@@ -216,7 +222,21 @@ class Delivery:
         remote, study = self._remote, self._study
         if remote is not None and self._storage is not None:
             self._storage.call(functools.partial(remote.send_study, study))
+        self._tracking.call(self._correct)
         self._tracking.call(
             lambda: self._tracker.log_study(study.document(), ranking.to_json(), study.report_path, study.results())
         )
         self.__exit__()
+
+    def _correct(self) -> None:
+        """Sends what the tracking store calls interrupted and the study folder does not.
+
+        A trial may complete in the moment its study is stopped, after the store was told otherwise: in this call, or at
+        the end of an earlier one.
+        """
+        send = to_tracking(self._study, self._tracker)
+        for trial_id, repeat in self._tracker.interrupted():
+            folder = self._study.trial(trial_id, repeat)
+            result = folder.result()
+            if result is not None and result.status.is_final:
+                send(folder.spec(), result)

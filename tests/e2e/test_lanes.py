@@ -199,6 +199,76 @@ with connect() as cluster, Lanes() as lanes:
 
 
 @pytest.mark.slow
+def test_a_keeper_killed_while_workers_start_takes_no_place_with_it(script) -> None:
+    """Ray keeps the placement group of a controller that is killed before Train's own cleaner knows of it."""
+    found = script(
+        KILLS
+        + """
+from ray.util.placement_group import placement_group_table
+
+def kill_at_start():
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if any(group["state"] == "CREATED" for group in placement_group_table().values()):
+            os.kill(keeper(), signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+with connect() as cluster, Lanes() as lanes:
+    thread = threading.Thread(target=kill_at_start)
+    thread.start()
+    run("killed", lanes, cluster, 0)
+    thread.join()
+    run("next", lanes, cluster, 1)
+    (left,) = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+"""
+    )
+    assert [found[label]["status"] for label in ("killed", "next")] == ["crashed", "completed"]
+    assert "the process that holds the lanes ended" in found["killed"]["reason"]
+    assert found["next"]["tags"]["lane_trial"] == "1" and float(found["next"]["tags"]["group_start_s"]) < 60
+
+
+@pytest.mark.slow
+def test_only_what_dead_controllers_left_is_removed(script) -> None:
+    script("""
+from ray.util.placement_group import placement_group, placement_group_table
+from wattune.orchestrate.orphans import remove_orphans
+
+def make(label):
+    group = placement_group([{"CPU": 0.1}], name=label)
+    assert group.wait(30)
+
+@ray.remote(num_cpus=0)
+class TrainController:
+    make = staticmethod(make)
+
+@ray.remote(num_cpus=0)
+class Other:
+    make = staticmethod(make)
+
+with connect():
+    make("driver")
+    actors = {"alive": TrainController.remote(), "dead": TrainController.remote(), "stranger": Other.remote()}
+    ray.get([actor.make.remote(label) for label, actor in actors.items()])
+    ray.kill(actors["dead"])
+    ray.kill(actors["stranger"])
+    deadline = time.monotonic() + 30
+    while not remove_orphans():
+        assert time.monotonic() < deadline, "the dead controller's group was not found"
+        time.sleep(0.2)
+    states = {"REMOVED": set(), "CREATED": set()}
+    while len(states["REMOVED"]) != 1:
+        assert time.monotonic() < deadline, states
+        time.sleep(0.2)
+        states = {"REMOVED": set(), "CREATED": set()}
+        for group in placement_group_table().values():
+            states[group["state"]].add(group["name"])
+    assert states == {"REMOVED": {"dead"}, "CREATED": {"alive", "driver", "stranger"}}, states
+    assert not remove_orphans()
+""")
+
+
+@pytest.mark.slow
 def test_warm_and_fresh_workers_measure_the_same(script) -> None:
     found = script(
         """

@@ -84,6 +84,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
     rest = running.stdout.read()
     assert running.wait(90) == 1, rest
     assert "Traceback" not in rest
+    assert "1 interrupted: run again by the same command" in rest and "failed" not in rest
     statuses = sorted(one["status"] for one in results(storage / "stopped").values())
     assert statuses == ["completed", "interrupted"]
     assert (storage / "stopped" / "report.html").exists()

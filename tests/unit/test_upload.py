@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,16 @@ from study_files import DOCUMENT, SPEC, measured, result_of
 
 from wattune import upload
 from wattune.errors import TrackingError
+from wattune.objective import parse_objective
+from wattune.ranking.order import rank
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.upload import Delivery, Uploader, send_all, to_storage
+from wattune.tracking.ledger import read_study
+from wattune.tracking.store import default_uri
+from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialStatus
+from wattune.upload import Delivery, Uploader, chart_series, send_all, to_storage
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +33,7 @@ def here(tmp_path: Path) -> StudyFolder:
     return StudyFolder.create(tmp_path / "here", "mine", DOCUMENT)
 
 
-class Tracker:
+class FakeTracker:
     """What `Delivery` needs of a tracker."""
 
     def __init__(self, problem: str = "") -> None:
@@ -40,14 +48,27 @@ class Tracker:
     def log_study(self, *_: object) -> None:
         self.studies += 1
 
+    def interrupted(self) -> list[tuple[str, int]]:
+        return []
+
 
 class Ranking:
     def to_json(self) -> dict[str, object]:
         return {}
 
 
+def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder) -> None:
+    folder = here.trial("0" * 12, 0)
+    recorded = MeasuredFolder(Path(__file__).parents[1] / "golden" / "h200x4" / "dp4")
+    folder.write_telemetry("node0", recorded.telemetry(), {})
+    folder.write_marks(recorded.marks())
+    assert list(chart_series(folder)) == ["node0/node_device_power_w"]
+    folder.write_marks(recorded.telemetry()["fast"])
+    assert chart_series(folder) == {}
+
+
 def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: Path) -> None:
-    tracker, url = Tracker(), (tmp_path / "there").as_uri()
+    tracker, url = FakeTracker(), (tmp_path / "there").as_uri()
     with Delivery(here, tracker, RemoteStorage(url)) as delivery:
         for repeat in (0, 1):
             result = result_of(repeat=repeat)
@@ -62,9 +83,55 @@ def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: 
     assert len(list(there.glob("trials/*/result.json"))) == 2
 
 
+@pytest.mark.parametrize("call", ["this", "next"])
+def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_completed(
+    here: StudyFolder, tmp_path: Path, call: str
+) -> None:
+    """The ledger says interrupted and tells the store so; then the trial's own result arrives and stays."""
+    uri, stopped = default_uri(tmp_path), result_of(TrialStatus.INTERRUPTED)
+    completed = replace(result_of(), start_wall_ns=10**18, end_wall_ns=10**18 + 10**9)
+    ranking = rank([(SPEC, stopped)], parse_objective(DOCUMENT["objective"]), [])
+
+    def tracked() -> list[TrialStatus]:
+        return [result.status for _, result in read_study(uri, here.name).results]
+
+    measured(here, stopped)
+    here.write_report("<html>")
+    with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
+        delivery.send(SPEC, stopped)
+        sent = threading.Event()
+        delivery._tracking.call(sent.set)
+        assert sent.wait(60)
+        if call == "next":
+            delivery.conclude(ranking)
+        assert tracked() == ["interrupted"]
+        measured(here, completed)
+        if call == "this":
+            delivery.conclude(ranking)
+    if call == "next":
+        with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
+            delivery.conclude(ranking)
+    assert delivery.tracking_problem == ""
+    assert tracked() == ["completed"]
+    assert Tracker(uri, here.name).interrupted() == []
+
+
+def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> None:
+    class Slow(FakeTracker):
+        def log_trial(self, spec, result, folder, series) -> bool:
+            self.trials.append(result.status)
+            return True
+
+    tracker = Slow()
+    measured(here, result_of())
+    with Delivery(here, tracker, None) as delivery:
+        delivery.send(SPEC, result_of(TrialStatus.INTERRUPTED))
+    assert tracker.trials == [TrialStatus.COMPLETED]
+
+
 @pytest.mark.parametrize("dead", ["tracking", "storage"])
 def test_a_dead_place_is_a_problem_of_its_own(here: StudyFolder, tmp_path: Path, dead: str) -> None:
-    tracker = Tracker("no server" if dead == "tracking" else "")
+    tracker = FakeTracker("no server" if dead == "tracking" else "")
     url = "ftp://127.0.0.1:1/x" if dead == "storage" else (tmp_path / "there").as_uri()
     result = result_of()
     measured(here, result)
@@ -84,7 +151,7 @@ def test_what_an_earlier_run_could_not_store_is_stored_and_what_others_did_is_fe
     remote.send_trial("mine", measured(other, result_of(repeat=7)))
     result = result_of()
     measured(here, result)
-    with Delivery(here, Tracker(), RemoteStorage(url)) as delivery:
+    with Delivery(here, FakeTracker(), RemoteStorage(url)) as delivery:
         assert here.trial(SPEC.trial_id, 7).result() is not None
         delivery.send_again(SPEC, result)
     assert len(list((tmp_path / "there" / "mine").glob("trials/*/result.json"))) == 2

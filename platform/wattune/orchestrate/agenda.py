@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from wattune.catalog.hardware import ClusterSpec
@@ -71,6 +72,14 @@ class Ticket:
     def node_names(self) -> tuple[str, ...]:
         """Names of the nodes it runs on."""
         return tuple(node.name for node in self.nodes)
+
+
+def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
+    """Seconds of turns one after another, by the cluster they need."""
+    loads_s: dict[ClusterSpec, float] = defaultdict(float)
+    for cluster, cost_s in costs:
+        loads_s[cluster] += cost_s
+    return dict(loads_s)
 
 
 class Agenda:
@@ -241,35 +250,41 @@ class Agenda:
         return self._pace.expected_s(turn.spec, turn.measure.min_seconds)
 
     def preview(self) -> Preview:
-        """What this call is going to do, as far as it is known before the first trial."""
-        measure = self._run.measure
-        waiting = [turn for queue in self._queues.values() for _, turn in queue if not self._is_needless(turn)]
-        counts = Counter(workers_of(turn.spec) for turn in waiting)
-        examples = {workers_of(turn.spec): turn for turn in waiting}
-        num_asked = 0
+        """What is left to do, as far as it is known before the first trial, and how much of it this call may do."""
+        measure, budget = self._run.measure, self._run.budget or Budget()
+        costs: list[tuple[ClusterSpec, float]] = []  # of every turn, in the order they run
+        counts: Counter[Hashable] = Counter()
+        expected_s: dict[Hashable, float] = {}
+        num_anchors = 0
+        for _, turn in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
+            if self._is_needless(turn):
+                continue
+            workers = workers_of(turn.spec)
+            if workers not in expected_s:  # equal for all of them, and not for nothing
+                expected_s[workers] = self.expected_s(turn)
+            # After the last trial nothing is anchored.
+            anchored = bool(measure.anchor_every and counts[workers] and not counts[workers] % measure.anchor_every)
+            num_anchors += anchored
+            counts[workers] += 1
+            costs += [(turn.spec.cluster, expected_s[workers])] * (1 + anchored)
+        first = self._run.clusters[0]  # on which cluster a strategy that learns asks for is its own choice
         if self._strategy.learns:
             num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
-        load_s: dict[ClusterSpec, float] = defaultdict(float)
-        num_anchors = 0
-        for workers, count in counts.items():
-            # After the last trial nothing is anchored.
-            anchors = (count - 1) // measure.anchor_every if measure.anchor_every else 0
-            num_anchors += anchors
-            load_s[examples[workers].spec.cluster] += (count + anchors) * self.expected_s(examples[workers])
+            costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
         num_soaked = sum(repeat == measure.repeats for _, repeat in self.done)
         num_finalists = max(0, measure.soak_finalists - num_soaked)
-        first = self._run.clusters[0]
-        if num_asked:  # on which cluster is the strategy's choice
-            load_s[first] += num_asked * max(self._pace.typical_s, measure.min_seconds)
-        if num_finalists:
-            load_s[first] += num_finalists * measure.soak_seconds
+        costs += [(first, measure.soak_seconds)] * num_finalists
+        num_now = int(min(len(costs), budget.num_left))
         return Preview(
-            num_turns=len(waiting) + num_asked + num_anchors + num_finalists,
+            num_turns=len(costs),
+            num_now=num_now,
             num_anchors=num_anchors,
             num_finalists=num_finalists,
             num_again=self._num_again,
             done=Counter(result.status for result in self.done.values()),
-            load_s=dict(load_s),
+            load_s=_loads_s(costs),
+            load_now_s=_loads_s(costs[:num_now]),
+            most_s=budget.left_s,
             measured=self._pace.typical_s > 0,
         )
 

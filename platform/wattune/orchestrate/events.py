@@ -13,10 +13,12 @@ Role = Literal["trial", "anchor", "finalist"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What this call is going to do, before anything starts."""
+    """What is left to do, and how much of it this call is going to do at most, before anything starts."""
 
     num_turns: int
     """Trials to run with all their repeats, anchors and finalists."""
+    num_now: int
+    """Of them, those this call starts at most: as many as its budget of trials allows."""
     num_anchors: int
     num_finalists: int
     num_again: int
@@ -25,6 +27,10 @@ class Preview:
     """What is skipped because an earlier call finished it, by status."""
     load_s: Mapping[ClusterSpec, float]
     """Expected seconds of all turns one after another, by the cluster they need."""
+    load_now_s: Mapping[ClusterSpec, float]
+    """The same of the turns this call starts at most."""
+    most_s: float
+    """Seconds on the clock this call has; infinite without a budget of hours."""
     measured: bool
     """Whether that comes from finished trials; else it is the least the settings allow, without build and warm-up."""
 
@@ -36,7 +42,16 @@ class Preview:
     @property
     def device_s(self) -> float:
         """Expected seconds of work times the devices it occupies."""
-        return sum(cluster.world_size * seconds for cluster, seconds in self.load_s.items())
+        return _device_s(self.load_s)
+
+    @property
+    def device_now_s(self) -> float:
+        """The same of what this call starts at most."""
+        return _device_s(self.load_now_s)
+
+
+def _device_s(load_s: Mapping[ClusterSpec, float]) -> float:
+    return sum(cluster.world_size * seconds for cluster, seconds in load_s.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,11 @@ class Placement:
     num_at_once: int
     """Most trials that run side by side."""
     wall_s: float
-    """Expected seconds to the end; with `Preview.measured`, else the least."""
+    """Expected seconds to the end of this call; with `Preview.measured`, else the least."""
+    device_s: float
+    """Device-seconds of this call; likewise, and never more than its budget of hours leaves room for."""
+    cut_short: bool = False
+    """Whether it is the budget of hours that ends this call."""
     missing: tuple[str, ...] = ()
     """What some trials want of the cluster and what it has, where they have to wait for nodes."""
 
@@ -78,7 +97,8 @@ class TrialEvent:
     nodes: tuple[str, ...] = ()
     """Names of the nodes it runs on."""
     num_left: int | None = None
-    """Trials expected after those that run now, repeats, anchors and finalists counted; None where nobody counted."""
+    """Trials this call is expected to start after those that run now, repeats, anchors and finalists counted; None
+    where nobody counted."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
     """Of a trial that started: asks its workers how far they are; may take a moment, None where nobody answers."""
 

@@ -22,6 +22,7 @@ from wattune.orchestrate.assignment import Answer, Assignment, GroupKey, Halt, P
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lane import Lane
 from wattune.orchestrate.lane_worker import COLLECTIVE_TIMEOUT_S, serve
+from wattune.orchestrate.orphans import remove_orphans
 from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.workers.loop import RankOutcome
 
@@ -186,8 +187,8 @@ class _Losses(UserCallback):  # type: ignore[misc]
             wanted = False
         if not wanted:
             # The process that held this lane is gone, and Ray is about to end this one. Until then Train would start
-            # other workers, in a placement group that nobody ever removes: the next trial would wait for its place
-            # forever (seen with Ray 2.60: `PlacementGroupCleaner` has cleaned up and gone by then).
+            # other workers, in a placement group that nobody removes where it comes after `remove_orphans` has looked:
+            # the next trial would wait for its place (seen with Ray 2.60: `PlacementGroupCleaner` has gone by then).
             os._exit(1)
 
 
@@ -208,6 +209,8 @@ class _Launcher:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _fit(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str) -> None:
+        if orphans := remove_orphans():
+            _log.warning("%d placement group(s) of runs that were killed while they started are removed", orphans)
         environment = {**(_NVIDIA_ENVIRONMENT if key.has_gpus else {}), **dict(key.environment)}
         TorchTrainer(
             serve,

@@ -180,7 +180,7 @@ class _Worker:
             after = leftovers(self._device, num_groups)
         except Exception as error:  # a device that no longer answers, a group that cannot be ended
             return Report(problem=f"the worker cannot be cleaned up: {_first_line(error)}")
-        problem = leak(self._before, after)
+        problem = leak(self._before, after, is_first=not self._has_run)
         if not self._has_run:
             # Its first trial loads libraries; from then on the process has no reason to grow. What they hold is not
             # looked through again and again: a collection takes milliseconds then instead of a fifth of a second.

@@ -79,8 +79,11 @@ class Lanes:
         Raises:
             TelemetryError: The actor that holds them does not answer.
         """
+        # The first thing a trial asks for. It waits for an actor that is being restarted, whose death costs the trial
+        # that ran and not the next one.
+        asks = self._keeper.telemetry.options(max_task_retries=-1)
         try:
-            actors: list[ActorHandle] = ray.get(self._keeper.telemetry.remote(nodes, backends), timeout=_SETTLE_S)
+            actors: list[ActorHandle] = ray.get(asks.remote(nodes, backends), timeout=_SETTLE_S)
         except (RayActorError, GetTimeoutError) as error:
             raise TelemetryError(f"the process that holds the lanes did not answer: {type(error).__name__}") from error
         return actors

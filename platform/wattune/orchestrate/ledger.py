@@ -141,21 +141,30 @@ class Ledger:
         """
         with self._lock:
             self._slots, self._alive = Slots(cluster), alive
+            preview = self._agenda.preview()
             walls_s: dict[str, float] = defaultdict(float)
+            devices_s: dict[str, float] = defaultdict(float)
             at_once: dict[str, int] = defaultdict(int)
+            devices: dict[str, int] = defaultdict(int)
             lanes: dict[str, None] = {}
             missing = []
-            for spec, load_s in self._agenda.preview().load_s.items():
-                sets = self._slots.lanes(spec)
-                walls_s[spec.device] += load_s / max(1, len(sets))
+            for spec in preview.load_s:
+                sets, load_s = self._slots.lanes(spec), preview.load_now_s.get(spec, 0.0)
+                num_lanes = max(1, len(sets))
+                walls_s[spec.device] += load_s / num_lanes
+                devices_s[spec.device] += load_s * spec.world_size
                 at_once[spec.device] = max(at_once[spec.device], len(sets))
+                devices[spec.device] = max(devices[spec.device], num_lanes * spec.world_size)
                 lanes |= {"+".join(node.name for node in nodes): None for nodes in sets}
                 missing += [] if sets else [self._slots.missing(spec)]
+            wall_s = max(walls_s.values(), default=0.0)
             self._emit(
                 Placement(
                     lanes=tuple(lanes),
                     num_at_once=sum(at_once.values()),
-                    wall_s=max(walls_s.values(), default=0.0),
+                    wall_s=min(wall_s, preview.most_s),
+                    cut_short=wall_s > preview.most_s,
+                    device_s=sum(min(devices_s[kind], preview.most_s * count) for kind, count in devices.items()),
                     missing=tuple(missing),
                 )
             )
@@ -236,6 +245,12 @@ class Ledger:
                     self._agenda.again(ticket.turn)  # by whoever continues the study: it counts as left
                 self._conclude(ticket, stopped)
             self._in_flight.clear()
+
+    @property
+    def _num_to_come(self) -> int:
+        """Turns this call is expected to start after those that run now."""
+        budget = self._run.budget
+        return self._agenda.num_left if budget is None else int(min(self._agenda.num_left, budget.num_left))
 
     @property
     def _opened(self) -> Slots:
@@ -348,7 +363,7 @@ class Ledger:
                 role=turn.role,
                 nodes=ticket.node_names,
                 progress=progress,
-                num_left=self._agenda.num_left,
+                num_left=self._num_to_come,
             )
         )
 

@@ -82,13 +82,18 @@ def run_study(study: StudyFolder, ledger: Ledger, run: StudyRun, cluster: Cluste
         except KeyboardInterrupt:
             ledger.interrupt()
         except (TuneError, RayError, ConnectionError) as error:
-            cause = " ".join(str(error).split()) or type(error).__name__
             raise EngineError(
-                f"the Ray cluster ended under the study: {cause[:300]}; what was finished is in {study.path}, the same "
-                "command continues"
+                f"the study was cut short: {_cause(error)}; what was finished is in {study.path}, the same command "
+                "continues"
             ) from error
     assert ledger.ending is not None, "Tune goes on until the ledger says why it ends"
     return ledger.ending
+
+
+def _cause(error: Exception) -> str:
+    """Why Ray gave up, in one line; of what a trial's own process raised, Tune gives the whole traceback."""
+    said = str(error).strip() or type(error).__name__
+    return (said.splitlines()[-1] if said.startswith("Traceback") else " ".join(said.split()))[:300]
 
 
 def _quiet_ray() -> None:

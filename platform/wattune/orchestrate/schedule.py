@@ -191,6 +191,16 @@ class Budget:
         self._trials = math.inf if max_trials is None else max_trials
         self._clock_s = clock_s
 
+    @property
+    def num_left(self) -> float:
+        """Trials that may still start; infinite without a bound."""
+        return self._trials
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; infinite without a bound."""
+        return max(0.0, self._end_s - self._clock_s())
+
     def allows(self, expected_s: float) -> bool:
         """Whether a trial that is expected to take so long may start."""
         return self._trials > 0 and self._clock_s() + expected_s <= self._end_s

@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.clock import ClockAnchor
+from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.limits import node_power_peak_w
 from wattune.telemetry.backend import OTHER_PROCESSES
@@ -148,7 +149,7 @@ class TelemetryActor:
 
     def _start(self, key: str, cpus: Sequence[int]) -> SamplerProcess:
         if self._sampler is not None:
-            self._sampler.stop(STOP_TIMEOUT_S)
+            self._sampler.end(STOP_TIMEOUT_S)
         shutil.rmtree(self._spool / key, ignore_errors=True)
         return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus)
 
@@ -208,7 +209,7 @@ class TelemetryActor:
         with self._lock:
             sampler, self._sampler = self._sampler, None
             if sampler is not None:
-                sampler.stop(STOP_TIMEOUT_S)
+                sampler.end(STOP_TIMEOUT_S)
                 shutil.rmtree(sampler.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # a trial's driver is still bringing something home
             self._spool.rmdir()
@@ -218,7 +219,10 @@ class TelemetryActor:
             time.sleep(RENEW_INTERVAL_S)
             with self._lock:
                 if self._sampler is not None:
-                    self._sampler.renew()
+                    with contextlib.suppress(
+                        TelemetryError
+                    ):  # its folder is gone; `stop` says so, and others follow it
+                        self._sampler.renew()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

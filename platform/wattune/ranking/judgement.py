@@ -41,8 +41,10 @@ class Verdict(StrEnum):
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
     """A metric the objective or a constraint needs was not measured."""
+    INTERRUPTED = "interrupted"
+    """Its study was stopped, or died, before anything was measured: the same command runs it again."""
     FAILED = "failed"
-    """It did not complete."""
+    """It ran and did not complete, or never will run."""
 
 
 class Spreads:
@@ -289,7 +291,8 @@ def judge(
     missing = [name for name in needed if any(name not in result.metrics for result in counted)]
     failing = [margin for margin in margins if not margin.holds]
     if failures:
-        verdict = Verdict.FAILED
+        runs_again = not broken and any(result.status is TrialStatus.INTERRUPTED for result in failures)
+        verdict = Verdict.INTERRUPTED if runs_again else Verdict.FAILED
         share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
         reason = "; ".join(sorted({": ".join(filter(None, (str(r.status), r.reason))) for r in failures})) + share
     elif failing:

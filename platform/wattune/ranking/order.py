@@ -34,6 +34,7 @@ class Ranking:
     infeasible: tuple[RankedTrial, ...]
     """By objective: the first is what the bounds cost."""
     unknown: tuple[RankedTrial, ...]
+    interrupted: tuple[RankedTrial, ...]
     failed: tuple[RankedTrial, ...]
     num_filtered: int
     """Trials `where` and `least_quality` left out before ranking."""
@@ -47,7 +48,7 @@ class Ranking:
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
         """Every judged trial in the order it is listed."""
-        return self.feasible + self.infeasible + self.unknown + self.failed
+        return self.feasible + self.infeasible + self.unknown + self.interrupted + self.failed
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -195,6 +196,9 @@ def rank(
         low, high = _score(row, objective)
         return (row.rank or 0, -low, -high, row.trial_id, row.study)
 
+    def by_reason(row: RankedTrial) -> tuple[str, str, str]:
+        return row.reason, row.trial_id, row.study
+
     return Ranking(
         objective=objective,
         constraints=tuple(constraints),
@@ -202,7 +206,8 @@ def rank(
         feasible=tuple(sorted(_with_ranks(judged[Verdict.FEASIBLE], objective), key=best_first)),
         infeasible=tuple(sorted(judged[Verdict.INFEASIBLE], key=best_first)),
         unknown=tuple(sorted(judged[Verdict.UNKNOWN], key=best_first)),
-        failed=tuple(sorted(judged[Verdict.FAILED], key=lambda row: (row.reason, row.trial_id, row.study))),
+        interrupted=tuple(sorted(judged[Verdict.INTERRUPTED], key=by_reason)),
+        failed=tuple(sorted(judged[Verdict.FAILED], key=by_reason)),
         num_filtered=num_filtered,
         least_quality=least_quality,
         studies=tuple(studies) if several else (),

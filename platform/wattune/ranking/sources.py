@@ -32,8 +32,8 @@ class Source:
         return cls(
             name=study.name,
             results=study.results(),
-            objective=document["objective"],
-            constraints=tuple(document["constraints"]),
+            objective=document.get("objective"),
+            constraints=tuple(document.get("constraints", ())),
             place=str(study.path),
         )
 

@@ -386,6 +386,12 @@ def _tables(ranking: Ranking) -> list[Html]:
             ["configuration", metric, "not measured"],
             lambda row: [row.label, _range(metric, row.objective), ", ".join(row.missing)],
         ),
+        part(
+            ranking.interrupted,
+            "Run again by the same command: the study ended while they ran.",
+            ["configuration", "how it ended"],
+            lambda row: [row.label, row.reason],
+        ),
         _failures(ranking),
     ]
 

@@ -1,5 +1,6 @@
 """What people see of a study while it runs: a live view on a terminal, plain lines elsewhere. Nothing is measured."""
 
+import math
 import statistics
 import threading
 import time
@@ -62,7 +63,7 @@ class Tally:
     objective: Objective
     constraints: Sequence[Constraint]
     total: int = 0
-    """Trials with all repeats, those done before included."""
+    """Trials with all repeats, those done before included and those left to a later call not."""
     done: int = 0
     skipped: int = 0
     failed: Counter[TrialStatus] = field(default_factory=Counter)
@@ -73,6 +74,8 @@ class Tally:
     """Seconds of each trial that ended in this call."""
     expected_s: float | None = None
     """Seconds to the end as they were expected before the first trial, where finished trials told."""
+    end_s: float = math.inf
+    """When this call's budget of hours is used, on the clock of `add`."""
     best: RankedTrial | None = None
     _measured: bool = False
     _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
@@ -81,7 +84,8 @@ class Tally:
     def add(self, event: Event, now_s: float) -> None:
         """Takes note of an event."""
         if isinstance(event, Preview):
-            self.total = event.num_turns + event.num_done
+            self.total = event.num_now + event.num_done
+            self.end_s = now_s + event.most_s
             self._measured = event.measured
         elif isinstance(event, Placement):
             self.lanes = max(1, event.num_at_once)
@@ -129,11 +133,12 @@ class Tally:
 
     def left_s(self, now_s: float) -> float | None:
         """Expected seconds to the end, None where nothing tells."""
-        if not self.took_s:
-            return self.expected_s
-        typical_s = statistics.median(self.took_s)
-        begun_s = sum(min(typical_s, now_s - one.begun_s) for one in self.running.values())
-        return max(0.0, (self.total - self.done) * typical_s - begun_s) / self.lanes
+        left_s = self.expected_s
+        if self.took_s:
+            typical_s = statistics.median(self.took_s)
+            begun_s = sum(min(typical_s, now_s - one.begun_s) for one in self.running.values())
+            left_s = max(0.0, (self.total - self.done) * typical_s - begun_s) / self.lanes
+        return None if left_s is None else min(left_s, max(0.0, self.end_s - now_s))
 
 
 def _key(event: TrialEvent) -> tuple[str, int]:
@@ -265,10 +270,9 @@ class StudyProgress:
             return self._preview_lines(event)
         if isinstance(event, Placement):
             self._state = "running"
-            most = "at least " if self._preview is not None and not self._preview.measured else "about "
             lanes = f"{event.num_at_once} at once on {', '.join(event.lanes)}"
             waiting = [Text(f"waits for nodes: {one}", style="yellow") for one in event.missing]
-            return [Text(f"{lanes}; {most}{_duration(event.wall_s)}", style="dim"), *waiting]
+            return [Text(f"{lanes}; {self._duration_of(event)}", style="dim"), *waiting]
         if event.kind == "started":
             return []
         if event.kind == "skipped":
@@ -280,14 +284,29 @@ class StudyProgress:
         extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
         extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
         among = f", {', '.join(extra)} among them" if extra else ""
-        hours = preview.device_s / 3600
         how = "about" if preview.measured else "at least"
         basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
-        lines = [Text(f"{preview.num_turns} trial(s) to run{among}: {how} {hours:.3g} device-hours ({basis})")]
+        whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
+        lines = [Text(f"{preview.num_turns} trial(s) to run{among}: {whole}")]
+        bounds = []
+        if preview.num_now < preview.num_turns:
+            now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
+            bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials)")
+        if preview.most_s < math.inf:
+            bounds.append(f"at most {_duration(preview.most_s)} on the clock (--max-hours)")
+        if bounds:
+            lines.append(Text(f"this call: {'; '.join(bounds)}"))
         if preview.num_done:
             kinds = ", ".join(f"{count} {status}" for status, count in preview.done.items())
             lines.append(Text(f"{preview.num_done} skipped, done before: {kinds}", style="dim"))
         return lines
+
+    def _duration_of(self, placement: Placement) -> str:
+        """How long this call will take, as far as it is known."""
+        if placement.cut_short:
+            return f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)} (--max-hours)"
+        how = "at least" if self._preview is not None and not self._preview.measured else "about"
+        return f"{how} {_duration(placement.wall_s)}"
 
     def _skipped_lines(self, event: TrialEvent) -> list[Text]:
         if self._tally.skipped <= MOST_SKIPPED:
@@ -364,6 +383,10 @@ def _part(progress: TrialProgress | None) -> str:
         return progress.part
     of = "" if progress.total is None else f"/{progress.total}"
     return f"{progress.part} {progress.done}{of}"
+
+
+def _device_hours(device_s: float) -> str:
+    return f"{device_s / 3600:.3g} device-hours"
 
 
 def _duration(seconds: float) -> str:

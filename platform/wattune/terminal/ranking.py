@@ -12,7 +12,13 @@ from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown
 
-_STYLES: Final = {"feasible": "green", "infeasible": "yellow", "unknown": "magenta", "failed": "red"}
+_STYLES: Final = {
+    "feasible": "green",
+    "infeasible": "yellow",
+    "unknown": "magenta",
+    "interrupted": "cyan",
+    "failed": "red",
+}
 
 METHODS: Final = {
     "repeats": "of the repeats",
@@ -49,11 +55,15 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
     hidden = 0 if top is None else max(0, len(ranking.feasible) - top) + max(0, len(ranking.infeasible) - top)
     if hidden:
         console.print(f"... and {hidden} more; raise --top to see them")
-    for title, rows in (("unknown", ranking.unknown), ("failed", ranking.failed)):
+    for title, rows in (
+        ("unknown", ranking.unknown),
+        ("interrupted: run again by the same command", ranking.interrupted),
+        ("failed", ranking.failed),
+    ):
         if rows:
             table = make_table(f"{len(rows)} {title}", "trial", *others, "plan", "why")
             for row in rows[:top]:
-                plan = Text(row.label, style=_STYLES[title])
+                plan = Text(row.label, style=_STYLES[str(row.verdict)])
                 table.add_row(row.trial_id, *(row.setting[name] for name in others), plan, row.reason)
             console.print(table)
     _print_notes(console, ranking)

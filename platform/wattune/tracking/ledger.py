@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from wattune.errors import TrackingError
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
-from wattune.tracking.store import Store, check_alive, search
+from wattune.tracking.store import Store, check_alive, require_store, search
 from wattune.trial import TrialResult, TrialSpec
 
 LEDGER: Final = "results.parquet"
@@ -55,6 +55,7 @@ def read_study(uri: str, name: str) -> TrackedStudy:
     Raises:
         TrackingError: The store cannot be reached, has no such study, or its runs are of another version of wattune.
     """
+    require_store(uri)
     with Store(uri, time.monotonic).speaking(f"read study {name}") as client:
         found = client.get_experiment_by_name(name)
         if found is None:

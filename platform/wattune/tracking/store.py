@@ -130,6 +130,17 @@ def _sqlite_file(uri: str) -> Path | None:
     return Path(name).absolute() if uri.startswith(_SQLITE) and name != ":memory:" else None
 
 
+def require_store(uri: str) -> None:
+    """Makes sure that reading does not make a store: a client of an sqlite file that is not there would.
+
+    Raises:
+        TrackingError: There is no such file.
+    """
+    database = _sqlite_file(uri)
+    if database is not None and not _is_filled(database):
+        raise TrackingError(f"there is no MLflow store {database}; give the file, or the server, a study was sent to")
+
+
 def _is_filled(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 

@@ -24,13 +24,13 @@ from wattune.tracking.run import (
 )
 from wattune.tracking.store import Store, artifacts_beside, check_alive, log, search
 from wattune.tracking.view import view_path, view_tags
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
 """Makes the UI open on runs and their charts, not on traces of language models; read by the UI of MLflow 3.17.2."""
 
-_VERDICTS: Final = ("feasible", "infeasible", "unknown", "failed")
+_VERDICTS: Final = ("feasible", "infeasible", "unknown", "interrupted", "failed")
 
 
 class Tracker:
@@ -145,6 +145,17 @@ class Tracker:
                 write_ledger(client, parent_id, results)
             log(client, parent_id, tags=known)
             client.set_terminated(parent_id)
+
+    def interrupted(self) -> list[tuple[str, int]]:
+        """Trial and repeat of every run that is said to have been interrupted.
+
+        Raises:
+            TrackingError: The store cannot be reached.
+        """
+        with self._store.speaking(f"find interrupted trials of study {self.study_name}") as client:
+            self._parent(client)
+            runs = list(search(client, self._experiment_id, {"status": str(TrialStatus.INTERRUPTED)}))
+        return [(run.data.tags["trial_id"], int(run.data.tags["repeat"])) for run in runs]
 
     def page(self) -> str:
         """The address of the page that compares this study's trials, after the server's own.

@@ -393,25 +393,6 @@ def test_every_lane_has_its_own_anchor_count(world, make_specs, new_node) -> Non
     assert len(set(repeats)) == len(repeats)
 
 
-def test_the_preview_counts_before_anything_starts(world, specs) -> None:
-    measure = Measure(min_seconds=10, repeats=2, soak_finalists=1, soak_seconds=100)
-    world.ledger(specs, measure=measure)
-    preview, placement = world.heard
-    assert isinstance(preview, Preview) and isinstance(placement, Placement)
-    assert (preview.num_turns, preview.num_finalists, preview.num_done) == (7, 1, 0)
-    assert not preview.measured and preview.device_s == 160 and placement.wall_s == 160
-
-
-def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> None:
-    spec = make_specs(4, ClusterSpec(device="cpu", devices_per_node=2))
-    world.write(spec[0], took_s=30)
-    world.write(spec[1], took_s=50, status=TrialStatus.OUT_OF_MEMORY)
-    world.ledger(spec, measure=Measure(min_seconds=1))
-    preview = world.heard[0]
-    assert preview.measured and preview.device_s == 2 * 2 * 30
-    assert preview.done == {TrialStatus.COMPLETED: 1, TrialStatus.OUT_OF_MEMORY: 1}
-
-
 class Learner:
     """Proposes in order, and only what it was not told of; remembers what it was told before each proposal."""
 

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RaySystemError
+from ray.tune import TuneError
 
 from wattune.orchestrate import run_study
 from wattune.orchestrate.agenda import StudyRun
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes import Lanes
-from wattune.orchestrate.run_study import _Dispatcher, _LedgerSearcher, _trainable
+from wattune.orchestrate.run_study import _cause, _Dispatcher, _LedgerSearcher, _trainable
 from wattune.trial import Measure, TrialStatus
+
+
+def test_of_a_trials_own_failure_the_last_line_is_the_cause() -> None:
+    stack = 'Traceback (most recent call last):\n  File "files.py", line 1\n' + "    write()\n" * 100
+    assert _cause(TuneError(stack + "OSError: [Errno 28] No space left on device\n")).startswith("OSError: [Errno 28]")
+    assert _cause(RayError("the node\nhas died")) == "the node has died"
+    assert _cause(ConnectionError()) == "ConnectionError"
 
 
 class FakeLanes:

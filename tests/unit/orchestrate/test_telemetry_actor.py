@@ -1,11 +1,14 @@
 """What a telemetry actor does without Ray: processors for the sampler, who is a stranger, what it reads."""
 
+import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.telemetry_actor import TelemetryActor, spare_cpus, without_own_processes
 from wattune.telemetry.sampler import SamplerProcess
@@ -74,3 +77,36 @@ def test_an_actor_of_a_stopped_study_leaves_neither_a_sampler_nor_files(actor: T
     sampler = SamplerProcess.attach(tmp_path / "actor" / "trial")
     actor.release()
     assert not sampler.alive() and not (tmp_path / "actor").exists()
+
+
+@pytest.mark.parametrize("after", ["start", "release"])
+def test_a_sampler_that_was_still_starting_when_its_actor_died_holds_up_nothing(
+    actor: TelemetryActor, tmp_path: Path, after: str
+) -> None:
+    starting = SamplerProcess(tmp_path / "actor" / "trial")
+    starting.folder.mkdir(parents=True)
+    # What holds the lock and has written no manifest is a sampler that starts.
+    starting._spawn([sys.executable, "-c", "import time; time.sleep(60)"])
+    restarted = TelemetryActor("actor", "n0", actor._backends)
+    if after == "start":
+        assert restarted.start("trial").device_names
+        assert restarted.stop("trial").manifest["closed"] is True
+    else:
+        restarted.release()
+        assert not starting.alive() and not starting.folder.exists()
+
+
+def test_a_lease_that_cannot_be_renewed_once_does_not_end_the_renewing(
+    actor: TelemetryActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattune.orchestrate.telemetry_actor.RENEW_INTERVAL_S", 0.01)
+    renewed = threading.Semaphore(0)
+
+    class WithoutFolder:
+        def renew(self) -> None:
+            renewed.release()
+            raise TelemetryError("the folder was cleared")
+
+    actor._sampler = cast(SamplerProcess, WithoutFolder())
+    assert all(renewed.acquire(timeout=10) for _ in range(2))
+    actor._sampler = None

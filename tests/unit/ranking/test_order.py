@@ -212,7 +212,20 @@ def test_a_repeat_that_decides_nothing_is_shown_but_not_counted(status):
     assert len(row.repeats) == 2
     assert len(row.counted) == 1
     assert (row.objective.value, row.objective.num_runs, row.quality) == (100.0, 1, "publishable")
-    assert [row.verdict for row in rank([lost], FASTEST, [POWER]).trials] == [Verdict.FAILED]
+    alone = Verdict.INTERRUPTED if status is TrialStatus.INTERRUPTED else Verdict.FAILED
+    assert [row.verdict for row in rank([lost], FASTEST, [POWER]).trials] == [alone]
+
+
+def test_what_runs_again_is_interrupted_and_not_failed_unless_another_repeat_failed():
+    stopped = [trial(number, repeat=1, status=TrialStatus.INTERRUPTED, reason="stopped") for number in (1, 2, 3)]
+    others = [
+        trial(1, status=TrialStatus.INVALID, quality="invalid"),
+        trial(2, status=TrialStatus.CRASHED, reason="died"),
+    ]
+    ranking = rank([*stopped, *others], FASTEST, [POWER])
+    assert (numbers(ranking.interrupted), numbers(ranking.failed)) == ([3, 1], [2])
+    assert ranking.interrupted[0].reason == "interrupted: stopped"
+    assert [row.verdict for row in ranking.trials] == ["interrupted", "interrupted", "failed"]
 
 
 def test_a_metric_missing_in_one_repeat_is_unknown_and_a_violation_elsewhere_weighs_more():
@@ -273,7 +286,7 @@ def test_json_and_table_hold_every_row():
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
     ranking = rank(pairs, FASTEST, [POWER], where=[])
     data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
-    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 1]
+    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 0, 1]
     assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
     table = to_table(ranking)
     assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]

@@ -234,6 +234,16 @@ def test_every_trial_is_in_the_table_of_its_verdict(page):
     assert failed[1] == ["out of memory", "1", "dp4 mbs8", "rank 3 at 140 GiB"]
 
 
+def test_what_the_same_command_runs_again_is_not_listed_as_failed():
+    stopped = trial(4, 0.0, status=TrialStatus.INTERRUPTED, reason="stopped by the user")
+    broken = trial(8, 0.0, status=TrialStatus.CRASHED, reason="died")
+    page = Page(render_report("moe", DOCUMENT, ranked([stopped, broken]), [], {}, None, []))
+    interrupted, failed = page.tables
+    assert interrupted[1:] == [["dp4 mbs4", "interrupted: stopped by the user"]]
+    assert failed[1:] == [["crashed", "1", "dp4 mbs8", "died"]]
+    assert "Run again by the same command" in page.text and "1\ninterrupted\ntrials" in page.text
+
+
 def test_rejected_combinations_are_counted_by_rule_with_the_first_reason(page):
     assert page.tables[-1][1:] == [
         ["kv_heads", "3", "rank 3 at 140 GiB 0"],

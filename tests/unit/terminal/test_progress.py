@@ -1,6 +1,7 @@
 """What is shown of a study while it runs."""
 
 import io
+import math
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -60,8 +61,14 @@ def ended(
 
 
 def preview(num_turns: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
-    facts = {"num_anchors": 0, "num_finalists": 0, "num_again": 0, "load_s": {CLUSTER: 1800.0}, "measured": False}
+    load_s = {CLUSTER: 1800.0}
+    facts = {"num_anchors": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
+    facts |= {"num_now": num_turns, "load_now_s": load_s, "most_s": math.inf}
     return Preview(num_turns=num_turns, done=Counter(done or {}), **(facts | more))
+
+
+def placement(**facts: Any) -> Placement:
+    return Placement(**{"lanes": ("n0",), "num_at_once": 1, "wall_s": 60, "device_s": 120, **facts})
 
 
 def tally() -> Tally:
@@ -92,7 +99,7 @@ def test_counts_and_time_left() -> None:
     assert seen.left_s(0) is None
     for size in (1, 2):
         seen.add(ended(size, 100, kind="skipped"), 0)
-    seen.add(Placement(lanes=("n0", "n1"), num_at_once=2, wall_s=60), 0)
+    seen.add(placement(lanes=("n0", "n1"), num_at_once=2), 0)
     seen.add(started(4), 0)
     seen.add(ended(4, status=TrialStatus.OUT_OF_MEMORY), 20)
     assert (seen.total, seen.done, seen.skipped) == (12, 3, 2)
@@ -124,7 +131,7 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
     lines = plain(
         preview(4, {TrialStatus.COMPLETED: 1}, num_again=1, num_anchors=1),
         ended(1, 100, kind="skipped"),
-        Placement(lanes=("n0",), num_at_once=1, wall_s=125),
+        placement(wall_s=125),
         started(2),
         ended(2, 250),
         started(4),
@@ -143,9 +150,42 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
     assert len(lines) == 6
 
 
+@pytest.mark.parametrize(
+    ("budget", "line"),
+    [
+        (
+            {"num_now": 1, "load_now_s": {CLUSTER: 450.0}},
+            "at most 1 of them, at least 0.25 device-hours (--max-trials)",
+        ),
+        ({"num_now": 0, "load_now_s": {}}, "none of them (--max-trials)"),
+        ({"most_s": 7200.0}, "at most 2:00 h on the clock (--max-hours)"),
+        (
+            {"num_now": 2, "load_now_s": {CLUSTER: 900.0}, "measured": True, "most_s": 90.0},
+            "at most 2 of them, about 0.5 device-hours (--max-trials); at most 1:30 min on the clock (--max-hours)",
+        ),
+    ],
+)
+def test_what_this_call_does_at_most_is_said_before_it_starts(budget: dict[str, Any], line: str) -> None:
+    lines = plain(preview(4, **budget))
+    assert lines[0].startswith("4 trial(s) to run: ") and "1 device-hours" in lines[0]
+    assert lines[1:] == [f"this call: {line}"]
+
+
+def test_time_left_and_trials_to_come_are_those_of_this_call() -> None:
+    seen = tally()
+    seen.add(preview(40, num_now=3, most_s=50.0), 0)
+    seen.add(placement(), 0)
+    assert seen.total == 3
+    seen.add(started(1), 0)
+    seen.add(ended(1, 100), 30)
+    assert seen.left_s(30) == 20, "two more would take 60 s"
+    lines = plain(preview(40, most_s=50.0), placement(wall_s=45, cut_short=True))
+    assert lines[-1] == "1 at once on n0; at most 45 s and 0.0333 device-hours (--max-hours)"
+
+
 def test_what_waits_for_nodes_is_said_at_once() -> None:
     missing = ("2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has n0: 2 CPU",)
-    lines = plain(preview(2), Placement(lanes=("n0",), num_at_once=1, wall_s=10, missing=missing))
+    lines = plain(preview(2), placement(missing=missing))
     assert lines[-1] == f"waits for nodes: {missing[0]}"
 
 
@@ -172,7 +212,7 @@ def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
     seen = tally()
     seen.add(replace(preview(3), measured=True), 0)
     assert seen.left_s(1) is None
-    seen.add(Placement(lanes=("n0",), num_at_once=1, wall_s=60), 2)
+    seen.add(placement(), 2)
     assert seen.left_s(2) == 60
 
 
@@ -193,7 +233,7 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
     told = TrialProgress(part="measure", done=12, total=20)
     for event in (
         preview(6),
-        Placement(lanes=("n0",), num_at_once=1, wall_s=60),
+        placement(),
         started(1),
         ended(1, 100),
         started(2),

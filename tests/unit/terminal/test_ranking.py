@@ -1,0 +1,26 @@
+"""Rankings in terminals."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+from study_files import SPEC, result_of
+
+from wattune.objective import parse_objective
+from wattune.ranking.order import rank
+from wattune.terminal.ranking import print_ranking
+from wattune.trial import TrialStatus
+
+
+def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> None:
+    other = replace(SPEC, plan=replace(SPEC.plan, micro_batch_size=2 * SPEC.plan.micro_batch_size))
+    stopped = replace(result_of(), status=TrialStatus.INTERRUPTED, reason="stopped by the user", metrics={})
+    broken = replace(
+        stopped, trial_id=other.trial_id, status=TrialStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
+    )
+    console = Console(file=io.StringIO(), width=160)
+    print_ranking(console, rank([(SPEC, stopped), (other, broken)], parse_objective("maximize tokens_per_s"), []))
+    shown = console.file.getvalue()
+    interrupted, failed = shown.split("1 interrupted: run again by the same command")[1].split("1 failed")
+    assert SPEC.trial_id in interrupted and "stopped by the user" in interrupted and other.trial_id not in interrupted
+    assert other.trial_id in failed and "a broken engine" in failed and SPEC.trial_id not in failed
