@@ -35,8 +35,8 @@ from wattune.analysis.examine import examine
 from wattune.analysis.grid import EnergySum, pieces, steps_of
 from wattune.analysis.series import Series
 from wattune.analysis.summary import summary_of
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.parquet import encoded
-from wattune.storage.study import MeasuredFolder
 from wattune.telemetry.sampling import DEFAULT_RATES_HZ
 from wattune.units import s_to_ns
 

@@ -30,7 +30,7 @@ import pynvml
 import torch
 
 from wattune.schema import TELEMETRY
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry import nvml_fields as fields
 from wattune.telemetry.nvml import NvmlBackend
 from wattune.telemetry.sampler import SamplerProcess

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wattune.schema import TELEMETRY
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.sampling import DEFAULT_RATES_HZ, Sampler

@@ -17,13 +17,13 @@ ROOMS = {
     "catalog": "hardware models",
     "cost": "flops",
     "orchestrate": "agenda assignment cluster events hygiene judge lane lane_group lane_keeper lane_worker lanes "
-    "ledger limits run_study run_trial schedule telemetry_actor trial_telemetry",
+    "ledger limits orphans run_study run_trial schedule telemetry_actor trial_telemetry",
     "plan": "axes engines parallel placement rules",
     "ranking": "comparison evidence judgement order sources table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page traces write",
     "search": "grammar problems prune space strategy",
-    "storage": "files parquet remote study",
+    "storage": "files measured parquet remote study",
     "telemetry": "activity amd_smi amd_smi_device amd_smi_library backend calibrate device_model facts host lease "
     "manifest nvml nvml_device nvml_fields nvml_gpm nvml_ring pacing replay sampler sampling simulated store stream",
     "terminal": "progress ranking recording tables",

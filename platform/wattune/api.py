@@ -27,7 +27,15 @@ from wattune.report.write import write_figures, write_report
 from wattune.search.prune import Candidates, prune
 from wattune.search.space import StudySpec, load_space
 from wattune.search.strategy import make_strategy
-from wattune.storage.files import Storage, find_storage, storage_path, write_calibration
+from wattune.storage.files import (
+    CALIBRATIONS,
+    Storage,
+    find_storage,
+    named_path,
+    require_writable,
+    storage_path,
+    write_calibration,
+)
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, check_study_name
 from wattune.tracking.store import default_uri
@@ -223,7 +231,7 @@ def load_study(name_or_path: str, *, storage: str | None = None, whole: bool = F
         place = Storage(find_storage(storage).folder, url)
     else:
         place = find_storage(storage)
-    if not place.url or (Path(name).expanduser() / "study.yaml").is_file():
+    if not place.url or (named_path(name) / "study.yaml").is_file():
         return StudyFolder.open(name, place.folder)
     remote = RemoteStorage(place.url)
     local = StudyFolder(place.folder / check_study_name(name))
@@ -284,7 +292,7 @@ def figures(study: StudyFolder, folder: str | Path) -> list[Path]:
     Raises:
         WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
     """
-    return write_figures(study, rank(study), Path(folder).expanduser())
+    return write_figures(study, rank(study), named_path(folder))
 
 
 def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
@@ -353,7 +361,7 @@ def analyze(folder: str | Path) -> Analysis:
         with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
             RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
             return analyze(scratch)
-    return inspect(Path(folder).expanduser())
+    return inspect(named_path(folder))
 
 
 def record(
@@ -378,13 +386,17 @@ def record(
         watcher: Looks on while it records.
 
     Raises:
-        PlanError: There is nothing to record, the command cannot be run, or the name is taken.
+        PlanError: There is nothing to record, the command cannot be run, the name is taken, or the storage cannot be
+            used.
         TelemetryError: A backend cannot be used, or what was sampled cannot be written or read.
     """
+    place = find_storage(storage)
+    if place.url:
+        RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
     return Recording.read(
         record_command(
             command,
-            storage=storage_path(storage),
+            storage=place.folder,
             seconds=seconds,
             name=name,
             backends=backends,
@@ -430,9 +442,11 @@ def calibrate(
         For each device where it was written, and what.
 
     Raises:
+        PlanError: Nothing can be written in the storage.
         TelemetryError: There are no such sensors or devices here, or the load or the sampler failed.
     """
     folder = storage_path(storage)
+    require_writable(folder / CALIBRATIONS)  # said now, not after minutes of load
     found = measure_sensors(backend, listener=listener or (lambda _what, _done_frac: None))
     return [(write_calibration(folder, one), one) for one in found]
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import device as catalog_device
-from wattune.errors import TelemetryError
+from wattune.errors import SensorChoiceError, TelemetryError
 from wattune.telemetry.activity import DeviceActivity, Part
 from wattune.telemetry.backend import DeviceInfo, load_backend
 from wattune.telemetry.calibrate import CONFIDENCE_FRAC, Floats, Overhead, fit, fit_link, fit_overhead
@@ -142,10 +142,11 @@ def find_devices(backend: str) -> list[DeviceInfo]:
     """The backend's devices with power sensors and a uuid: calibrations are kept by it.
 
     Raises:
+        SensorChoiceError: No such backend can be calibrated.
         TelemetryError: There are no such sensors or devices, or no load is known to run on them.
     """
     if backend not in (NVML, SIMULATED):
-        raise TelemetryError(
+        raise SensorChoiceError(
             f'backend "{backend}" cannot be calibrated; use --backend {NVML}, or --backend {SIMULATED} on any machine'
         )
     if backend == SIMULATED:

@@ -4,6 +4,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 1 failed, 2 wrong usage or input, 3 nothing feasible.
 """
 
+import errno
 import json
 import signal
 import sys
@@ -35,7 +36,14 @@ from wattune.terminal.tables import (
 )
 from wattune.tracking.store import ui_command, ui_url
 
+WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
+
+_OF_THE_USER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors of files that were named wrong: nothing may be written, or nothing can be."""
+
+_OF_THE_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+"""Errors a disk or a mount has at any moment; like those of the user no fault of the program, so no traceback."""
 
 _UNSEEN_WIDTH: Final = 160
 """Columns of tables that go to a file or a pipe."""
@@ -57,11 +65,11 @@ StudyArgument = Annotated[str, typer.Argument(help="A study's name, folder or UR
 StorageOption = Annotated[
     str | None,
     typer.Option(
-        help="Folder or URL studies are kept in. [default: $WATTUNE_STORAGE or ~/wattune-studies]", show_default=False
+        help="Folder or URL studies are kept in; else $WATTUNE_STORAGE, else ~/wattune-studies.", show_default=False
     ),
 ]
 TrackingOption = Annotated[
-    str | None, typer.Option(help="MLflow store. [default: mlflow.db in the storage folder]", show_default=False)
+    str | None, typer.Option(help="MLflow store; else mlflow.db in the storage folder.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -73,6 +81,17 @@ def main() -> None:
     except WattuneError as error:
         _err.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (*_OF_THE_USER, *_OF_THE_MACHINE):
+            raise
+        where = error.filename or "a file"
+        _err.print(
+            f"error: {where}: {error.strerror}; mend that place, or give --storage another folder",
+            style="red",
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(WRONG_INPUT if error.errno in _OF_THE_USER else 1)
 
 
 def _print_json(data: Any) -> None:
@@ -130,7 +149,7 @@ def run(
     storage: StorageOption = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Ray cluster. [default: $RAY_ADDRESS, else one on this machine]", show_default=False),
+        typer.Option(help="Ray cluster; else $RAY_ADDRESS, else one on this machine.", show_default=False),
     ] = None,
     tracking_uri: TrackingOption = None,
     max_hours: Annotated[
@@ -325,7 +344,7 @@ def record(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. [default: what is here]",
+            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. Else what is here.",
             show_default=False,
         ),
     ] = None,
@@ -333,12 +352,13 @@ def record(
         float | None,
         typer.Option(
             min=0.1,
+            max=1e9,  # thirty years, which nanoseconds in 64 bits still count
             help="Longest to record; the command is sent SIGTERM then. Without one: the machine.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The recording's name. [default: time and program]", show_default=False)
+        str | None, typer.Option(help="The recording's name; else time and program.", show_default=False)
     ] = None,
     storage: StorageOption = None,
     live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,

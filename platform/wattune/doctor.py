@@ -74,7 +74,7 @@ def _sensors() -> list[Finding]:
 def _storage() -> Finding:
     folder = storage_path()
     existing: Path = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    writable = os.access(existing, os.W_OK)
+    writable = existing.is_dir() and os.access(existing, os.W_OK)
     free = format_quantity("free_bytes", shutil.disk_usage(existing).free)
     follows = "" if writable else "set WATTUNE_STORAGE or give --storage"
     return Finding(topic="storage", ok=writable, have=f"{folder}, {free} free", follows=follows)

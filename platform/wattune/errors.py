@@ -55,6 +55,12 @@ class TelemetryError(WattuneError):
     """A sensor backend, sampler or recording that cannot be used."""
 
 
+class SensorChoiceError(TelemetryError):
+    """A backend or rate that was asked for and does not exist as written."""
+
+    exit_code = 2
+
+
 class TrackingError(WattuneError):
     """A tracking server or store that cannot be reached or refuses what it is sent."""
 

@@ -14,7 +14,8 @@ from wattune.analysis.readings import Tables
 from wattune.analysis.summary import Summary, is_simulated, summarize, summary_of
 from wattune.errors import PlanError
 from wattune.record.recording import command_window, load
-from wattune.storage.study import RecordingFolder, TrialFolder
+from wattune.storage.measured import RecordingFolder
+from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 
 

@@ -80,6 +80,11 @@ def _metric(name: str, text: str) -> str:
     return name
 
 
+def _is_share(metric: str) -> bool:
+    """Whether a metric is a part of a whole; those of excursions and trust compare with something smaller."""
+    return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "trust")
+
+
 def parse_objective(text: str) -> Objective:
     """The objective a text states.
 
@@ -96,7 +101,8 @@ def parse_constraint(text: str) -> Constraint:
     """The constraint a text states.
 
     Raises:
-        SpaceError: The text has another form, names an unknown metric, or its number is not finite.
+        SpaceError: The text has another form, names an unknown metric, its number is not finite, or it is a percentage
+            where the metric is a fraction.
     """
     match = _CONSTRAINT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
@@ -107,8 +113,11 @@ def parse_constraint(text: str) -> Constraint:
     factor = float(match[3])
     if not math.isfinite(factor):
         raise SpaceError(f'the bound of "{text}" is not a finite number; write one that is')
+    metric = _metric(match[1], text)
+    if match[4] is None and factor > 1 and _is_share(metric):
+        raise SpaceError(f'"{text}": {metric} is at most 1, a fraction; write {factor / 100:g} for {factor:g} %')
     return Constraint(
-        metric=_metric(match[1], text),
+        metric=metric,
         operator=match[2],
         factor=factor,
         limit_metric=_metric(match[4], text) if match[4] else None,

@@ -15,7 +15,8 @@ from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
 from wattune.ranking.order import Ranking, rank
-from wattune.storage.study import MeasuredFolder, StudyFolder
+from wattune.storage.measured import MeasuredFolder
+from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"

@@ -8,7 +8,7 @@ import pytest
 
 from wattune.analysis.summary import Summary, summarize
 from wattune.schema import TELEMETRY
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 
 FOLDER = Path(__file__).parent / "h200x1"
 RECORDINGS = sorted(path.name for path in FOLDER.glob("*/"))

@@ -20,7 +20,7 @@ from wattune.analysis.thermal import temperature_rise_c_per_min
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.trial import TrialSpec, Workload
 from wattune.units import unit_of
 

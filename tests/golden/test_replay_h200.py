@@ -10,7 +10,7 @@ import pytest
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.recorder import record
 from wattune.record.recording import Measured, load
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 
 DP4 = Path(__file__).parent / "h200x4" / "dp4"
 SECONDS = 7

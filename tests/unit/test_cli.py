@@ -131,7 +131,7 @@ def test_a_run_of_no_trials_says_what_would_run_and_starts_nothing(wattune: Comm
     space = wattune.write(SPACE | {"measure": {"min_seconds": 36, "repeats": 2}})
     code, out, err = wattune("run", space, "--max-trials", 0, "--json")
     assert code == 0, err
-    assert "4 trial(s) to run: at least 0.08 device-hours" in err
+    assert "4 trial(s) to run: at least 0.08 device-hours" in err and "this call: none of them (--max-trials)" in err
     assert "4 trial(s) are left, the same command goes on" in err
     ended = json.loads(out)
     assert (ended["finished"], ended["ending"], ended["num_left"]) == (False, "budget", 4)

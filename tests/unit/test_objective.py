@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import SpaceError
@@ -17,6 +17,7 @@ NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 @given(metric=METRIC, operator=st.sampled_from(["<=", ">=", "<", ">"]), factor=NUMBER, limit=st.none() | METRIC)
 @example(metric="device_temp_max_c", operator="<=", factor=85.1234567890123, limit=None)
 def test_a_constraint_is_what_its_text_says(metric, operator, factor, limit):
+    assume(limit or factor <= 1 or not metric.endswith("_frac"))
     constraint = Constraint(metric=metric, operator=operator, factor=factor, limit_metric=limit)
     assert parse_constraint(str(constraint)) == constraint
 
@@ -33,6 +34,17 @@ def test_the_examples_of_the_design():
     )
     assert parse_constraint("node_device_power_peak_1s_w<=2750").factor == 2750.0
     assert str(parse_constraint(" throttle_thermal_frac  <=  1e-2 ")) == "throttle_thermal_frac <= 0.01"
+
+
+@pytest.mark.parametrize("text", ["throttle_thermal_frac <= 5", "mfu_frac > 30", "bubble_frac < 1.5"])
+def test_a_percentage_is_no_fraction(text):
+    with pytest.raises(SpaceError, match=r"at most 1, a fraction; write 0\.\d+ for"):
+        parse_constraint(text)
+
+
+def test_what_is_compared_with_something_smaller_may_exceed_it():
+    assert parse_constraint("device_outlier_frac <= 1.5").factor == 1.5
+    assert parse_constraint("throttle_frac <= 2 * bubble_frac").factor == 2.0
 
 
 WORDS = ["tokens_per_s", "device_temp_max_c", "device_temp_c", "__import__", "maximize", "minimize", "nan", "inf"]

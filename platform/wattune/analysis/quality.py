@@ -40,6 +40,8 @@ class Facts:
     """Achieved over requested sampling rate of the slowest tier."""
     clock_step_s: float | None = None
     """Largest jump of a node's wall clock during the recording, which the driver's power history is stamped with."""
+    clock_uncertainty_s: float | None = None
+    """How far the worst node's clock may be from where it was measured to be; None on one node."""
     num_other_processes: int | None = None
     """Processes of others that were on one of the devices from beginning to end."""
     outlier_frac: float | None = None
@@ -97,6 +99,7 @@ THRESHOLDS: Final = (
     Threshold(code="energy_unchecked", fact="energy_checked", publishable=1, indicative=None, at_least=True),
     Threshold(code="slow_sampling", fact="rate_frac", publishable=0.95, indicative=None, at_least=True),
     Threshold(code="clock_stepped", fact="clock_step_s", publishable=0.01, indicative=None),
+    Threshold(code="clock_uncertain", fact="clock_uncertainty_s", publishable=0.25, indicative=None),
     Threshold(code="other_gpu_users", fact="num_other_processes", publishable=0, indicative=None),
     Threshold(code="device_outlier", fact="outlier_frac", publishable=VARIES_FRAC, indicative=BROKEN_FRAC),
     Threshold(code="no_steady_state", fact="steady", publishable=1, indicative=None, at_least=True),
@@ -117,9 +120,9 @@ THRESHOLDS: Final = (
 Energy 0.5 % and 5 %, and 0.05 unexplained: the design's. Gaps to 3 s are the widest srt-slurm's publish gate takes,
 half a second is half of a 1 s peak. Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its
 rate, yet no interval above 46 ms, which counts as covered. Outliers: how far sound devices were seen to differ, and
-far beyond it (`wattune.analysis.outlier`). Clock steps: half a sample of the 20 ms ring. Steps: 20 are
-the default of a study. Temperatures are whole degrees: in less than a minute nothing below 1 degree a minute can be
-told.
+far beyond it (`wattune.analysis.outlier`). Clock steps: half a sample of the 20 ms ring. Clocks of several nodes: a
+quarter of the 1 s their power is added up over. Steps: 20 are the default of a study. Temperatures are whole degrees:
+in less than a minute nothing below 1 degree a minute can be told.
 """
 
 

@@ -252,6 +252,7 @@ def _facts(
         energy_checked=not has_power or "energy_integral_error_frac" in metrics,
         rate_frac=_rate_frac(manifests),
         clock_step_s=_clock_step_s(manifests),
+        clock_uncertainty_s=_clock_uncertainty_s(aligned, manifests),
         num_other_processes=_num_other_processes(aligned),
         outlier_frac=metrics.get("device_outlier_frac"),
         steady=examined.num_unsteady_steps is not None,
@@ -277,6 +278,13 @@ def _clock_step_s(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
     """The largest jump of any node's wall clock; None where no sampler looked."""
     looked = [clock["steps"] for manifest in manifests.values() if "steps" in (clock := manifest.get("clock", {}))]
     return max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0) if looked else None
+
+
+def _clock_uncertainty_s(aligned: Aligned, manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The largest of the nodes whose power is summed; None of one node, and where nobody says."""
+    nodes = {node for node, _ in aligned.devices}
+    said_ns = [manifests.get(node, {}).get("clock_offset_uncertainty_ns") for node in nodes]
+    return max((ns_to_s(one) for one in said_ns if one is not None), default=None) if len(nodes) > 1 else None
 
 
 def _num_other_processes(aligned: Aligned) -> int | None:

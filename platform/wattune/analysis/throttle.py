@@ -23,10 +23,12 @@ COUNTER_STEP_S: Final = 0.1
 """By how much a throttle counter may be ahead of the time it is read at: it steps every 100 ms (measured on H200)."""
 
 _COUNTERS: Final = {
-    "power_cap_active_frac": "throttle_power_ns",
-    "thermal_active_frac": "throttle_thermal_ns",
-    "hw_active_frac": "throttle_hw_ns",
+    "power_cap_active_frac": ("throttle_power_ns", 1),
+    "thermal_active_frac": ("throttle_thermal_ns", 2),
+    "hw_active_frac": ("throttle_hw_ns", 1),
 }
+"""Column by metric, and how many causes it sums: of a device slowed by software and hardware at once, the thermal
+column runs twice as fast as time (`wattune.telemetry.nvml`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,19 +163,21 @@ def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> 
 def _counter_metrics(aligned: Aligned) -> dict[str, float]:
     slow = aligned.tiers.get("slow", {})
     metrics = {}
-    for metric, column in _COUNTERS.items():
-        shares = [_active_frac(slow, device, column, aligned.duration_s) for device in aligned.devices]
+    for metric, (column, num_causes) in _COUNTERS.items():
+        shares = [_active_frac(slow, device, column, num_causes, aligned.duration_s) for device in aligned.devices]
         known = [share for share in shares if share is not None]
         if known and len(known) == len(shares):
             metrics[metric] = float(np.mean(known))
     return metrics
 
 
-def _active_frac(slow: Mapping[Device, Readings], device: Device, column: str, window_s: float) -> float | None:
+def _active_frac(
+    slow: Mapping[Device, Readings], device: Device, column: str, num_causes: int, window_s: float
+) -> float | None:
     span = counter_span(slow[device], column, 0.0, window_s) if device in slow else None
     if span is None:
         return None
     active_s, span_s = span.rise / NS_PER_S, span.end_s - span.start_s
     # More than all of the time is the counter's step, or no time counter at all (a misread field, as IDs differ by
     # driver): the one is cut off, the other says nothing.
-    return min(active_s / span_s, 1.0) if active_s <= span_s + 2 * COUNTER_STEP_S else None
+    return min(active_s / span_s, 1.0) if active_s <= num_causes * (span_s + 2 * COUNTER_STEP_S) else None

@@ -16,7 +16,7 @@ from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
 from wattune.storage.files import with_calibrations
-from wattune.storage.study import RecordingFolder
+from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 
@@ -74,7 +74,7 @@ def record(
         backends: What to read, as `wattune.telemetry.backend.load_backend` takes it, or `simulated[:DEVICE]`; empty
             is `default_backends`.
         output: Where the command writes.
-        watcher: Looks on twice a second.
+        watcher: Looks on twice a second, until it fails.
 
     Returns:
         The recording's folder.
@@ -135,9 +135,10 @@ class _Session:
     ) -> None:
         self._folder, self._facts = folder, facts
         self._sampler, self._relay, self._watcher = sampler, relay, watcher
+        self._unseen: Exception | None = None
 
     def run(self, command: Sequence[str], seconds: float | None, output: Output) -> None:
-        """Runs the command, or waits; the facts then hold the window and the exit code."""
+        """Runs the command, or waits; the facts then hold window and exit code, also where the watcher failed."""
         self._linger(LEAD_S, until_signal=True)
         with contextlib.ExitStack() as held:
             started = self._start(command, output, held) if command and self._relay.received is None else None
@@ -152,6 +153,8 @@ class _Session:
             end_ns, exit_code = started.end_mono_ns, started.exit_code
         self._facts |= {"window": {"start_mono_ns": start_ns, "end_mono_ns": end_ns}, "exit_code": exit_code}
         self._linger(TAIL_S, until_signal=False)
+        if self._unseen is not None:
+            raise self._unseen
 
     def _start(self, command: Sequence[str], output: Output, held: contextlib.ExitStack) -> Command:
         stdout = stderr = None
@@ -174,7 +177,10 @@ class _Session:
                 deadline_ns = None
             self._sampler.renew()
             if self._watcher is not None:
-                self._watcher(self._sampler.folder, start_ns)
+                try:
+                    self._watcher(self._sampler.folder, start_ns)
+                except Exception as error:  # raised at the end: a terminal that is gone must not cost the recording
+                    self._watcher, self._unseen = None, error
 
     def _ended(self, started: Command | None, deadline_ns: int | None) -> bool:
         """Waits a tick at most, and says whether the recording is over."""

@@ -14,7 +14,7 @@ from wattune.analysis.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
 from wattune.storage.files import with_calibrations
-from wattune.storage.study import RecordingFolder
+from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.facts import measured_facts
 from wattune.telemetry.store import read_manifest, read_tables
 from wattune.units import ns_to_s, s_to_ns

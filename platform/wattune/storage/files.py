@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +13,14 @@ import pyarrow as pa
 
 from wattune.errors import PlanError, TelemetryError
 from wattune.storage.parquet import encoded
+from wattune.units import unit_of
 
 STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
 DEFAULT_STORAGE: Final = "~/wattune-studies"
 CALIBRATIONS: Final = "calibration"
+
+FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a study or a recording may be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +39,61 @@ def find_storage(storage: str | None = None) -> Storage:
     Args:
         storage: A path, on any file system, or a URL of fsspec's. With a URL work happens in the folder that
             `$WATTUNE_STORAGE` names, else in `~/wattune-studies`.
+
+    Raises:
+        PlanError: It is in the home of a user this machine does not have.
     """
     own = os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
     text = storage or own
     url = text if "://" in text else ""
     folder = next(one for one in (text, own, DEFAULT_STORAGE) if "://" not in one)
-    return Storage(Path(folder).expanduser().absolute(), url)
+    return Storage(named_path(folder).absolute(), url)
+
+
+def named_path(text: str | Path) -> Path:
+    """A path as somebody typed it, with the home that `~` stands for.
+
+    Raises:
+        PlanError: It is the home of a user this machine does not have.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise PlanError(f"{text} is in the home of no user of this machine; give the whole path") from error
 
 
 def storage_path(storage: str | None = None) -> Path:
     """The local folder of `find_storage`."""
     return find_storage(storage).folder
+
+
+def require_writable(folder: Path) -> None:
+    """Makes sure, before anything is done whose result goes there, that a folder is, or could be made; makes nothing.
+
+    Raises:
+        PlanError: It is not there and cannot be made, or nothing can be written there.
+    """
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise _unwritable(folder, f"{existing} is no folder that may be written to")
+
+
+def make_folder(folder: Path) -> Path:
+    """Makes sure of a folder of the storage, with those above it.
+
+    Raises:
+        PlanError: It is not there and cannot be made, or nothing can be written there.
+    """
+    require_writable(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, str(error.strerror)) from error
+    return folder
+
+
+def _unwritable(folder: Path, why: str) -> PlanError:
+    return PlanError(f"{folder} cannot be written: {why}; give --storage, or ${STORAGE_VARIABLE}, another folder")
 
 
 def is_hidden(path: str) -> bool:
@@ -56,11 +105,28 @@ def write_whole(path: Path, content: bytes) -> None:
     """Writes a file so that a crash leaves either the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _make_lasting(path.parent)
+    except OSError as error:
+        error.filename = str(path)  # a disk that is full names no file, and the unfinished one means nothing to a user
+        with suppress(OSError):  # what stopped the writing may stop this too, and is what the caller must hear of
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _make_lasting(folder: Path) -> None:
+    """Has a rename in a folder survive a power cut, where the file system can be asked for that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -102,6 +168,35 @@ def read_json_object(path: Path, writer: str = "a sampler") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TelemetryError(f"{path} is no JSON object; it was not written by {writer}")
     return content
+
+
+def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
+    """What is known of a node and its devices, as a sampler or whoever recorded elsewhere wrote it.
+
+    Args:
+        manifest: What the JSON holds.
+        where: Its file, for the error.
+
+    Raises:
+        TelemetryError: It, or a part of it, is of another kind than its name says; every such part is named.
+    """
+    problems = list(_wrong_kinds(manifest)) if isinstance(manifest, dict) else ["allowed: an object"]
+    if problems:
+        raise TelemetryError(f"{where}: {'; '.join(problems)}")
+    return dict(manifest)
+
+
+def _wrong_kinds(manifest: Mapping[str, Any]) -> Iterator[str]:
+    objects = {part: manifest.get(part, {}) for part in ("devices", "tiers", "clock")}
+    devices = objects["devices"]
+    facts = {f"devices.{name}": each for name, each in devices.items()} if isinstance(devices, dict) else {}
+    for where, part in (objects | facts).items():
+        if not isinstance(part, dict):
+            yield f"{where}: got {json.dumps(part)[:80]}, allowed: an object"
+    for where, part in ({"": manifest} | facts).items():
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if unit_of(name) is not None and not isinstance(value, int | float | None):
+                yield f"{where}.{name}: got {json.dumps(value)[:80]}, allowed: a number, or null".lstrip(".")
 
 
 def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:

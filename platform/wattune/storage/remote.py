@@ -21,7 +21,8 @@ import yaml
 
 from wattune.errors import PlanError, TrackingError, WattuneError, closest
 from wattune.storage.files import is_hidden, write_whole
-from wattune.storage.study import RECORDINGS, StudyFolder, TrialFolder
+from wattune.storage.measured import RECORDINGS
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 
 RETRY_AFTER_S: Final = 60.0

@@ -1,4 +1,4 @@
-"""The study folder: the only reader and writer of its layout.
+"""The study folder: with `wattune.storage.measured`, the only reader and writer of its layout.
 
 ```
 <storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
@@ -17,7 +17,6 @@ and a study resumes by looking at its folder.
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,19 +30,33 @@ import yaml
 
 from wattune.errors import PlanError, SpaceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
-from wattune.storage.files import CALIBRATIONS, read_json_object, write_json, write_table, write_whole
-from wattune.storage.parquet import ParquetTier
+from wattune.storage.files import (
+    CALIBRATIONS,
+    FOLDER_NAME,
+    make_folder,
+    named_path,
+    write_json,
+    write_table,
+    write_whole,
+)
+from wattune.storage.measured import RECORDINGS, MeasuredFolder
 from wattune.trial import TrialResult, TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-RECORDINGS: Final = "recordings"
 _ATTEMPTS: Final = "attempts"
 _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
 """Names in the storage that are no study's."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_SHOWN: Final = 200
+"""Characters of what somebody typed that a message repeats."""
+
+_NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a trial's files raises where they are damaged, or written by hand or another version."""
+
+_RESTORE: Final = "restore it, or remove the study's folder and run the space again"
+
 _GROWS: Final = ("search.num_trials", "measure.timeout_s")
 """What may change between two runs of one study without making it another study."""
 
@@ -54,147 +67,12 @@ def check_study_name(name: str) -> str:
     Raises:
         SpaceError: It is not: empty, too long, with separators, or taken by the layout.
     """
-    if not _NAME.fullmatch(name) or name in _TAKEN:
+    if not FOLDER_NAME.fullmatch(name) or name in _TAKEN:
         raise SpaceError(
             f'study name "{name}" cannot be a folder of the storage; use up to 100 letters, digits, ".", "_" and "-", '
             f"the first a letter or digit, and none of {', '.join(_TAKEN)}"
         )
     return name
-
-
-def _stable_order(names: pa.ChunkedArray) -> pa.Array:
-    """Row numbers by name, equal names in the order they are in."""
-    return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
-
-
-class MeasuredFolder:
-    """Marks and telemetry of one trial or recording, as files."""
-
-    def __init__(self, path: Path) -> None:
-        """Names a folder; nothing is read or made."""
-        self.path = path
-
-    def write_marks(self, marks: pa.Table) -> None:
-        """Writes the marks of all ranks."""
-        write_table(self.path / "marks.parquet", marks)
-
-    def marks(self) -> pa.Table | None:
-        """The marks of all ranks, None where there are none.
-
-        Raises:
-            TelemetryError: The file is there and is not a Parquet table.
-        """
-        path = self.path / "marks.parquet"
-        try:
-            return pq.read_table(path) if path.exists() else None
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{path} cannot be read: {error}") from error
-
-    def write_kernels(self, kernels: pa.Table) -> None:
-        """Writes what ran on all ranks' devices in the profiled steps."""
-        write_table(self.path / "kernels.parquet", kernels)
-
-    def kernels(self) -> pa.Table | None:
-        """What ran in the profiled steps of all ranks, None where none was profiled."""
-        path = self.path / "kernels.parquet"
-        return pq.read_table(path) if path.exists() else None
-
-    def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
-        """Writes one node's tables and, last, its manifest: a node with a manifest is complete."""
-        folder = self.path / "telemetry" / node
-        for tier, table in tables.items():
-            # A device's rows together, in the order they were read: then neighbours are neighbours in time.
-            write_table(folder / f"{tier}.parquet", table.take(_stable_order(table["device"])))
-        write_json(folder / "manifest.json", manifest)
-
-    def nodes(self) -> list[str]:
-        """The nodes there is telemetry of."""
-        return sorted(folder.name for folder in (self.path / "telemetry").glob("*/"))
-
-    def telemetry(self) -> dict[str, pa.Table]:
-        """Every tier's table over all nodes; a tier nobody recorded is not in it.
-
-        Raises:
-            TelemetryError: A file is there and is not a Parquet table.
-        """
-        tables = {}
-        for tier in TELEMETRY:
-            paths = sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
-            try:
-                parts = [pq.read_table(path) for path in paths]
-            except (pa.ArrowInvalid, OSError) as error:
-                raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
-            if parts:
-                tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-        return tables
-
-    def stored(self) -> dict[str, ParquetTier]:
-        """Every tier's tables over all nodes, opened and not read: for analysis, which takes a device at a time.
-
-        Raises:
-            TelemetryError: A file is there and is not a Parquet table.
-        """
-        found = {tier: sorted((self.path / "telemetry").glob(f"*/{tier}.parquet")) for tier in TELEMETRY}
-        return {tier: ParquetTier(paths) for tier, paths in found.items() if paths}
-
-    def manifests(self) -> dict[str, dict[str, Any]]:
-        """What each node's sampler knew, by node: the node's own file, else its part of the recording's.
-
-        Raises:
-            TelemetryError: A file is there and is no JSON object.
-        """
-        found: dict[str, dict[str, Any]] = {}
-        whole = self.path / "manifest.json"
-        if whole.exists():
-            found |= read_json_object(whole).get("nodes", {})
-        for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
-            found[path.parent.name] = read_json_object(path)
-        return found
-
-
-class RecordingFolder(MeasuredFolder):
-    """One recording: what was recorded is in its `manifest.json`, the node's telemetry where a trial has it."""
-
-    @classmethod
-    def create(cls, storage: Path, name: str) -> "RecordingFolder":
-        """A new folder for a recording.
-
-        Raises:
-            PlanError: The name cannot be a folder, or is taken: a recording is never written over.
-        """
-        if not _NAME.fullmatch(name):
-            raise PlanError(
-                f'recording name "{name}" cannot be a folder of the storage; use up to 100 letters, digits, ".", "_" '
-                'and "-", the first a letter or digit'
-            )
-        path = storage / RECORDINGS / name
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise PlanError(f"{path} is there already; give another name, or remove it") from None
-        return cls(path)
-
-    def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Writes what is known of the recording as a whole."""
-        write_json(self.path / "manifest.json", facts)
-
-    def facts(self) -> dict[str, Any]:
-        """What is known of the recording as a whole; empty for a trial.
-
-        Raises:
-            TelemetryError: The file is there and is no JSON object.
-        """
-        path = self.path / "manifest.json"
-        return read_json_object(path, "a recording") if path.exists() else {}
-
-    @property
-    def storage(self) -> Path:
-        """What it was created in, which holds the calibrations too."""
-        return self.path.absolute().parent.parent
-
-    def node_folder(self, node: str) -> Path:
-        """Where a node's sampler writes, and its tables are afterwards."""
-        return self.path / "telemetry" / node
 
 
 class TrialFolder(MeasuredFolder):
@@ -212,8 +90,8 @@ class TrialFolder(MeasuredFolder):
         """
         try:
             return TrialSpec.from_json(json.loads((self.path / "spec.json").read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PlanError(f"{self.path}: no trial of this version of wattune ({error})") from error
+        except _NO_TRIAL as error:
+            raise _no_trial(self.path, error) from error
 
     def write_ranks(self, places: Sequence[Mapping[str, Any]]) -> None:
         """Writes where each rank ran: node, device and its identity, slot, process."""
@@ -229,9 +107,13 @@ class TrialFolder(MeasuredFolder):
         write_json(self.path / "result.json", result.to_json())
 
     def result(self) -> TrialResult | None:
-        """The result, None while there is none."""
+        """The result, None while there is none.
+
+        Raises:
+            PlanError: The file is there and is no result of this version.
+        """
         path = self.path / "result.json"
-        return TrialResult.from_json(json.loads(path.read_text())) if path.exists() else None
+        return _read_result(path) if path.exists() else None
 
     def write_error(self, text: str) -> None:
         """Writes what went wrong in this program itself while the trial ran."""
@@ -249,7 +131,7 @@ class TrialFolder(MeasuredFolder):
     def attempts(self) -> list[TrialResult]:
         """Results of the attempts that were set aside, in order."""
         paths = sorted((self.path / _ATTEMPTS).glob("*/result.json"), key=lambda path: int(path.parent.name))
-        return [TrialResult.from_json(json.loads(path.read_text())) for path in paths]
+        return [_read_result(path) for path in paths]
 
     def begun_wall_ns(self) -> int:
         """When the latest attempt wrote its specification, on the file system's clock."""
@@ -278,8 +160,9 @@ class StudyFolder:
 
         Raises:
             SpaceError: The name is unusable, or the folder holds a study of another space; the difference is shown.
+            PlanError: Nothing can be written there, or the study that is there cannot be read.
         """
-        study = cls(storage / check_study_name(name))
+        study = cls(make_folder(storage / check_study_name(name)))
         if (study.path / "study.yaml").exists():
             study.require_space(document)
         write_whole(study.path / "study.yaml", yaml.safe_dump(dict(document), sort_keys=False).encode())
@@ -290,11 +173,17 @@ class StudyFolder:
         """An existing study, by name under the storage or by its folder.
 
         Raises:
-            PlanError: There is no study there; those that are, are named.
+            PlanError: There is no study there, and those that are, are named; or the folder cannot be looked into.
         """
-        for path in (storage / name_or_path, Path(name_or_path).expanduser()):
-            if (path / "study.yaml").is_file():
-                return cls(path.absolute())
+        try:
+            for path in (storage / name_or_path, named_path(name_or_path)):
+                if (path / "study.yaml").is_file():
+                    return cls(path.absolute())
+        except OSError as error:  # no right to look there, or a name that is too long
+            raise PlanError(
+                f'no study "{name_or_path[:_LONGEST_SHOWN]}" can be looked for in {storage}: {error.strerror}; '
+                "give a name, or a study folder you may read"
+            ) from error
         known = sorted(path.parent.name for path in storage.glob("*/study.yaml"))
         have = f"it holds: {', '.join(known)}" if known else "it holds none"
         raise PlanError(f'no study "{name_or_path}" in {storage}, {have}; give a name, a study folder, or --storage')
@@ -305,8 +194,18 @@ class StudyFolder:
         return self.path.name
 
     def document(self) -> dict[str, Any]:
-        """The search space the study was begun with."""
-        document: dict[str, Any] = yaml.safe_load((self.path / "study.yaml").read_text())
+        """The search space the study was begun with.
+
+        Raises:
+            PlanError: The file cannot be read, or is no mapping.
+        """
+        path = self.path / "study.yaml"
+        try:
+            document = yaml.safe_load(path.read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
+        if not isinstance(document, dict):
+            raise PlanError(f"{path} holds no search space; {_RESTORE}")
         return document
 
     def require_space(self, document: Mapping[str, Any], where: str = "") -> None:
@@ -373,12 +272,14 @@ class StudyFolder:
                     written = file.read()
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                raise _no_trial(folder, error) from error
             try:
                 with open(f"{folder}/spec.json", "rb") as file:
                     spec = TrialSpec.from_json(json.loads(file.read().decode()))
-                found.append((spec, TrialResult.from_json(json.loads(written.decode()))))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise PlanError(f"{folder}: no trial of this version of wattune ({error})") from error
+                found.append((spec, _result_of(written)))
+            except _NO_TRIAL as error:
+                raise _no_trial(folder, error) from error
         return found
 
     def dataset(self, tier: str) -> "ds.Dataset":
@@ -421,9 +322,16 @@ class StudyFolder:
         write_table(self.path / "candidates.parquet", pa.Table.from_pylist(list(rows)))
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Every combination of the space as `write_candidates` got it; empty before that."""
+        """Every combination of the space as `write_candidates` got it; empty before that.
+
+        Raises:
+            PlanError: The file is there and is not a Parquet table.
+        """
         path = self.path / "candidates.parquet"
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
+        try:
+            rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
+        except (pa.ArrowException, OSError) as error:
+            raise PlanError(f"{path} cannot be read: {error}; `wattune run` of the space writes it anew") from error
         return rows
 
     def write_ranking(self, table: pa.Table) -> None:
@@ -442,12 +350,38 @@ class StudyFolder:
 
 
 def _folders(path: Path) -> list[str]:
-    """The folders in a folder, by name; none where it is not there."""
+    """The folders in a folder, by name; none where it is not there.
+
+    Raises:
+        PlanError: It cannot be listed.
+    """
     try:
         with os.scandir(path) as entries:
             return sorted(entry.path for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise PlanError(f"{path} cannot be listed: {error.strerror}; give a study you may read") from error
+
+
+def _read_result(path: Path) -> TrialResult:
+    try:
+        return _result_of(path.read_bytes())
+    except _NO_TRIAL as error:
+        raise _no_trial(path.parent, error) from error
+
+
+def _result_of(content: bytes) -> TrialResult:
+    result = TrialResult.from_json(json.loads(content.decode()))
+    sum(result.metrics.values())  # a TypeError where one is no number, at the price of none of ten thousand results
+    return result
+
+
+def _no_trial(folder: Path | str, error: Exception) -> PlanError:
+    if isinstance(error, PermissionError):
+        return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
+    text = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return PlanError(f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study")
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:

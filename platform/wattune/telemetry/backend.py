@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from wattune.errors import TelemetryError, closest
+from wattune.errors import SensorChoiceError, TelemetryError, closest
 
 Row = Mapping[str, int | float | str | None]
 """Values by the columns of the tier's table in `wattune.schema.TELEMETRY`, without node, device and times.
@@ -139,14 +139,14 @@ def split_backend(text: str) -> tuple[str, str]:
     """A backend's name and its argument, from `name` or `name:argument`.
 
     Raises:
-        TelemetryError: There is no such backend, or it lacks its argument or takes none.
+        SensorChoiceError: There is no such backend, or it lacks its argument or takes none.
     """
     name, _, argument = text.partition(":")
     if name not in BACKENDS:
-        raise TelemetryError(f'backend "{text}" is not built; {closest(name, BACKENDS)}')
+        raise SensorChoiceError(f'backend "{text}" is not built; {closest(name, BACKENDS)}')
     if bool(argument) != (name in ARGUMENTS):
         usage = f"{name}:{ARGUMENTS[name]}" if name in ARGUMENTS else name
-        raise TelemetryError(f'backend "{text}" cannot be used as written; write {usage}')
+        raise SensorChoiceError(f'backend "{text}" cannot be used as written; write {usage}')
     return name, argument
 
 

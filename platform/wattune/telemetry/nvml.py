@@ -17,6 +17,7 @@ Choices a reader of the tables should know:
 - On a device in MIG mode NVML answers for the whole device or not at all; what it refuses is said to be unavailable.
 """
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,7 @@ class NvmlBackend:
         """Frees sample buffers and shuts NVML down."""
         if self._open:
             self._open = False
-            for gpu in getattr(self, "_gpus", {}).values():
-                gpu.close()
-            self._nvml.nvmlShutdown()
+            closers = [gpu.close for gpu in getattr(self, "_gpus", {}).values()]
+            for close in (*closers, self._nvml.nvmlShutdown):
+                with contextlib.suppress(self._nvml.NVMLError):  # the driver may have lost a device, or be gone itself
+                    close()

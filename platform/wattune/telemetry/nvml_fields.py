@@ -105,8 +105,11 @@ class Counter:
 
         Raises:
             TelemetryError: The register was reset, or rose by more than it can. The text is a code for the row; the
-                count then continues from the new reading.
+                count then continues from the new reading. Or all 64 bits are set, which is what a bus gives for a
+                device that is gone, and no count: that reading is passed over.
         """
+        if bits == 64 and raw == 2**64 - 1:
+            raise TelemetryError("ALL_BITS_SET")
         last, self._last = self._last, (raw, time_s)
         if last is None:
             self._total = raw

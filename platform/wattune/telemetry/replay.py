@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
 from wattune.units import NS_PER_S, s_to_ns
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from wattune.errors import TelemetryError, closest
+from wattune.errors import SensorChoiceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.telemetry.backend import BACKENDS, SHARED_BACKENDS, Backend, load_backend, split_backend
 from wattune.telemetry.lease import LEASE_S, DeviceLocks, FileLock, Lease, lock_holder
@@ -127,12 +127,19 @@ class SamplerProcess:
 
         Returns:
             Its last manifest; `closed` is false where it was killed or had died before.
+
+        Raises:
+            TelemetryError: There is none: it ended before its sensors were open.
         """
+        self.end(timeout_s)
+        return self.manifest()
+
+    def end(self, timeout_s: float = 10.0) -> None:
+        """Does what `stop` does to one whose recording nobody wants, and which may not have begun."""
         self._signal(signal.SIGTERM)
         if not self._ended_within(timeout_s):
             self._signal(signal.SIGKILL)
             self._ended_within(timeout_s)
-        return self.manifest()
 
     def _spawn(self, command: Sequence[str]) -> None:
         lock = FileLock.take(self.folder / _LOCK)
@@ -197,17 +204,17 @@ def parse_rate(text: str) -> tuple[str, float]:
     """A tier and its rate in Hz from `tier=hz`.
 
     Raises:
-        TelemetryError: There is no such tier, or the rate is not in (0, 1000] Hz.
+        SensorChoiceError: There is no such tier, or the rate is not in (0, 1000] Hz.
     """
     tier, _, rate = text.partition("=")
     if tier not in TELEMETRY:
-        raise TelemetryError(f'"{tier}" in rate "{text}" is no tier; {closest(tier, TELEMETRY)}')
+        raise SensorChoiceError(f'"{tier}" in rate "{text}" is no tier; {closest(tier, TELEMETRY)}')
     try:
         rate_hz = float(rate)
     except ValueError:
         rate_hz = 0.0
     if not 0 < rate_hz <= _HIGHEST_RATE_HZ:
-        raise TelemetryError(f'rate "{text}" is not in (0, {_HIGHEST_RATE_HZ:.0f}] Hz; write for example "{tier}=1"')
+        raise SensorChoiceError(f'rate "{text}" is not in (0, {_HIGHEST_RATE_HZ:.0f}] Hz; write for example "{tier}=1"')
     return tier, rate_hz
 
 
@@ -250,7 +257,7 @@ def sample(
         for text in backends:
             name, _ = split_backend(text)
             if name in opened:
-                raise TelemetryError(f"backend {name} is given twice; sample each in its own folder")
+                raise SensorChoiceError(f"backend {name} is given twice; sample each in its own folder")
             opened[name] = load_backend(text)
             held.callback(opened[name].close)
             if name not in SHARED_BACKENDS:

@@ -35,15 +35,15 @@ class _TierReader:
     """One tier: its backend, its devices and its pace."""
 
     def __init__(self, tier: str, backend: Backend, devices: Sequence[str], rate_hz: float, start_ns: int) -> None:
-        self.tier, self.backend, self._devices = tier, backend, list(devices)
+        self.tier, self.backend, self.devices = tier, backend, list(devices)
         self._spread = tier in SPREAD_TIERS
         self.schedule = Schedule(rate_hz * (len(devices) if self._spread else 1), start_ns)
         self.record = TierRecord(rate_hz, self.schedule)
 
     def due(self, tick: Tick) -> Sequence[str]:
         """The devices of a tick. Each tick begins with another one, so that no device is always read late."""
-        turn = tick.index % len(self._devices)
-        return self._devices[turn : turn + 1] if self._spread else self._devices[turn:] + self._devices[:turn]
+        turn = tick.index % len(self.devices)
+        return self.devices[turn : turn + 1] if self._spread else self.devices[turn:] + self.devices[:turn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,7 @@ class Sampler:
                 now_ns = self._clock_ns()
                 if self._ended is None and now_ns >= task.schedule.next_ns:
                     task.action(task.schedule.take(now_ns))
+            self._read_last()
             self._witness("at_end")
         except BaseException as error:  # raised on: the manifest says why the files end, an interrupt too
             self._ended = f"failed: {error!r}"
@@ -172,20 +173,29 @@ class Sampler:
     def _read(self, reader: _TierReader, tick: Tick) -> None:
         reader.record.add_tick(tick.lateness_ns)
         for device in reader.due(tick):
-            start_ns = self._clock_ns()
-            rows = reader.backend.read(device, reader.tier)
-            end_ns, wall_ns = self._clock_ns(), self._wall_ns()
-            reader.record.add_read(device, start_ns, end_ns)
-            since_ns = (end_ns - start_ns) // 2  # the middle of a read is the best single time for it
-            keys: StoredRow = {
-                "node": self._node,
-                "device": device,
-                "mono_ns": end_ns - since_ns,
-                "wall_ns": wall_ns - since_ns,
-            }
-            for row in rows:
-                reader.record.add_errors(row)
-                self._rows[reader.tier].append({**keys, **row})
+            self._read_device(reader, device)
+
+    def _read_last(self) -> None:
+        """Reads the slowest tiers once more, else up to a second before the end is in no file."""
+        for reader in self._readers.values():
+            for device in reader.devices if reader.tier in SPREAD_TIERS else ():
+                self._read_device(reader, device)
+
+    def _read_device(self, reader: _TierReader, device: str) -> None:
+        start_ns = self._clock_ns()
+        rows = reader.backend.read(device, reader.tier)
+        end_ns, wall_ns = self._clock_ns(), self._wall_ns()
+        reader.record.add_read(device, start_ns, end_ns)
+        since_ns = (end_ns - start_ns) // 2  # the middle of a read is the best single time for it
+        keys: StoredRow = {
+            "node": self._node,
+            "device": device,
+            "mono_ns": end_ns - since_ns,
+            "wall_ns": wall_ns - since_ns,
+        }
+        for row in rows:
+            reader.record.add_errors(row)
+            self._rows[reader.tier].append({**keys, **row})
 
     def _hand_over(self, tick: Tick) -> None:
         self._clock_watch.look()
@@ -203,11 +213,13 @@ class Sampler:
                 self._inventory.devices[device] = {**facts, when: dict(backend.facts(device))}
 
     def _close(self) -> None:
-        for backend in self._backends.values():
-            backend.close()
-        with contextlib.suppress(TelemetryError):  # where the store failed, `close` says so
-            self._store.put(self._rows)
-        self._store.close(self._manifest() | {"ended": self._ended})
+        with contextlib.ExitStack() as held:
+            # The files first: a driver that has lost a device may refuse to be closed.
+            for backend in self._backends.values():
+                held.callback(backend.close)
+            with contextlib.suppress(TelemetryError):  # where the store failed, `close` says so
+                self._store.put(self._rows)
+            self._store.close(self._manifest() | {"ended": self._ended})
 
     def _manifest(self) -> dict[str, Any]:
         return {

@@ -211,7 +211,10 @@ class Store:
         """
         self._queue.put(None)
         self._thread.join()
-        self._write_manifest(manifest | {"closed": self._failure is None})
+        try:
+            self._write_manifest(manifest | {"closed": self._failure is None})
+        except OSError as error:  # a full disk has no room for the manifest either
+            self._failure = self._failure or error
         self._check()
 
     def _check(self) -> None:

@@ -42,6 +42,8 @@ def test_good_facts_are_publishable_without_a_reason():
         ({"rate_frac": 0.2}, INDICATIVE, "slow_sampling"),
         ({"clock_step_s": 0.011}, INDICATIVE, "clock_stepped"),
         ({"clock_step_s": 0.0}, PUBLISHABLE, None),
+        ({"clock_uncertainty_s": 0.26}, INDICATIVE, "clock_uncertain"),
+        ({"clock_uncertainty_s": 0.25}, PUBLISHABLE, None),
         ({"num_other_processes": 1}, INDICATIVE, "other_gpu_users"),
         ({"num_other_processes": 0}, PUBLISHABLE, None),
         ({"step_time_drift_frac": 0.3}, INDICATIVE, "unsteady_steps"),

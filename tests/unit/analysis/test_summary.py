@@ -140,6 +140,16 @@ def test_what_samplers_saw_is_judged(bench, facts, reasons):
     assert summary.quality_reasons == (*reasons, "short_for_thermal")
 
 
+@pytest.mark.parametrize(("uncertain_s", "reasons"), [(0.001, ()), (0.3, ("clock_uncertain",))])
+def test_a_clock_that_is_not_known_well_enough_is_a_reason_where_nodes_are_added_up(bench, uncertain_s, reasons):
+    marks, tables = trial(bench)
+    known = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_uncertainty_ns": round(uncertain_s * 1e9)}}
+    assert summarize(SPEC, marks, tables, known).quality_reasons == (*reasons, "short_for_thermal")
+    window = int(bench.wall_ns("n1", 5.0)), int(bench.wall_ns("n1", 15.0))
+    alone = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n1")) for tier, table in tables.items()}
+    assert "clock_uncertain" not in summarize(None, None, alone, {"n1": known["n1"]}, window=window).quality_reasons
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.floats(-100, 100))
 def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):

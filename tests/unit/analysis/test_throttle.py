@@ -80,10 +80,10 @@ def test_one_device_without_readings_makes_it_absent(bench):
     assert metrics_of(bench, tables, (GPU, TWIN)) == {}
 
 
-def counters(bench, power_ns):
+def counters(bench, power_ns, thermal_ns=np.zeros_like):
     time_s = np.arange(0.5, 20.0, 1.0)
     zero = np.zeros(len(time_s))
-    columns = {"throttle_power_ns": power_ns(time_s), "throttle_thermal_ns": zero, "throttle_hw_ns": zero}
+    columns = {"throttle_power_ns": power_ns(time_s), "throttle_thermal_ns": thermal_ns(time_s), "throttle_hw_ns": zero}
     return {"slow": bench.tier("slow", {GPU: {"time_s": time_s, **columns}})}
 
 
@@ -99,3 +99,9 @@ def test_a_counter_a_step_ahead_is_all_of_the_time_and_no_more(bench):
 
 def test_a_counter_that_outruns_time_counts_something_else(bench):
     assert "power_cap_active_frac" not in metrics_of(bench, counters(bench, lambda t: 2e9 * t))
+    assert "thermal_active_frac" not in metrics_of(bench, counters(bench, np.zeros_like, lambda t: 3e9 * t))
+
+
+def test_software_and_hardware_slowing_down_at_once_are_all_of_the_time(bench):
+    """One column sums both; that metric must not go where it is worst."""
+    assert metrics_of(bench, counters(bench, np.zeros_like, lambda t: 1.7e9 * t))["thermal_active_frac"] == 1.0

@@ -71,7 +71,7 @@ def test_an_interrupt_ends_a_recording_of_the_machine(tmp_path: Path) -> None:
     assert facts["exit_code"] == 130 and facts["closed"] is True
 
 
-def test_a_watcher_sees_what_was_written_and_its_failure_ends_no_command(tmp_path: Path) -> None:
+def test_a_watcher_sees_what_was_written_and_its_failure_ends_neither_command_nor_recording(tmp_path: Path) -> None:
     seen = []
 
     def watch(folder: Path, start_mono_ns: int) -> None:
@@ -85,8 +85,10 @@ def test_a_watcher_sees_what_was_written_and_its_failure_ends_no_command(tmp_pat
         record(command, storage=tmp_path, backends=["host"], name="a", watcher=watch)
     assert marker.exists()
     assert seen[-1].tables["host"].num_rows >= 1
-    # The recording was closed all the same; its command's end is not in it.
-    assert load(tmp_path / "recordings" / "a").facts["closed"] is True
+    # Raised only when all was recorded: the command's end too.
+    facts = load(tmp_path / "recordings" / "a").facts
+    assert facts["closed"] is True and facts["exit_code"] == 0 and len(seen) == 5
+    assert facts["window"]["end_mono_ns"] - facts["window"]["start_mono_ns"] > 3.4e9
 
 
 def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
 from wattune.storage import parquet
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.parquet import ParquetTier, encoded
-from wattune.storage.study import MeasuredFolder
 
 
 def slow(node="n0", devices=("gpu0", "gpu1", "gpu2"), rows=7, *, interleaved=False, simulated=False):

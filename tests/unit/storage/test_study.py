@@ -19,7 +19,7 @@ from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.plan.axes import Plan
 from wattune.schema import table_schema
-from wattune.storage.files import Storage, find_storage, storage_path
+from wattune.storage.files import Storage, find_storage, storage_path, write_whole
 from wattune.storage.study import StudyFolder, check_study_name
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -126,6 +126,19 @@ def test_a_folder_without_a_readable_specification_is_named(study):
             (folder.path / "spec.json").write_text(content)
         with pytest.raises(PlanError, match=SPEC.trial_id):
             folder.spec()
+
+
+def test_a_written_file_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    def note(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), (tmp_path / "file").exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_whole(tmp_path / "file", b"content")
+    (partial, named_early), (folder, named) = synced
+    assert partial.parent == tmp_path and not named_early, "first what is in it"
+    assert folder == tmp_path and named, "then that it is there"
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wattune.analysis.energy import COVERED_PERIODS, LEAST_COUNTER_SPAN_S
 from wattune.analysis.summary import summarize
 from wattune.schema import TELEMETRY
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry import facts as facts_module
 from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.facts import measured_facts

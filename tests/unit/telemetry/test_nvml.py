@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from wattune.telemetry.nvml_fields import (
     decode,
     throttle_fields,
 )
+from wattune.telemetry.sampling import Sampler
+from wattune.telemetry.store import read_tables
 
 TIERS = ("ring", "fast", "counter", "slow")
 
@@ -220,6 +223,35 @@ def test_a_wide_counter_that_falls_was_reset_and_goes_on() -> None:
     with pytest.raises(TelemetryError, match="COUNTER_RESET"):
         counter.advance(10, 64, 1.0)
     assert counter.advance(25, 64, 2.0) == 1015
+
+
+def test_a_wide_counter_of_all_ones_is_no_count() -> None:
+    counter = Counter()
+    for time_s in (0.0, 2.0):
+        with pytest.raises(TelemetryError, match="ALL_BITS_SET"):
+            counter.advance(2**64 - 1, 64, time_s)
+        assert counter.advance(1000, 64, time_s + 1) == 1000
+
+
+def test_all_ones_from_the_bus_are_null_and_the_recording_goes_on(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reads of a device that fell off the bus give all ones until the driver notices: no bytes any table can hold."""
+    backend, field = opened(driver), driver.gpus[0].field
+
+    def failing(number: int, scope: int) -> tuple[int, int, int]:
+        return (0, U64, 2**64 - 1) if number == 138 and driver.now_ns > 13e9 else field(number, scope)
+
+    def expired() -> bool:
+        return driver.now_ns > 16e9
+
+    monkeypatch.setattr(driver.gpus[0], "field", failing)
+    clocks = {"clock_ns": driver.clock_ns, "wall_ns": driver.wall_ns, "wait": driver.sleep}
+    Sampler(tmp_path, {"nvml": backend}, node="n0", expired=expired, **clocks).run()
+    late = [one for one in read_tables(tmp_path)[0]["counter"].to_pylist() if one["mono_ns"] > 13e9]
+    assert len(late) > 10 and {one["nvlink_tx_bytes"] for one in late} == {None}
+    assert {one["nvlink_tx_bytes_error"] for one in late} == {"ALL_BITS_SET"}
+    assert None not in {one["nvlink_rx_bytes"] for one in late}
 
 
 def test_pcie_bytes_are_right_at_full_speed(driver: FakeNvml) -> None:
@@ -431,6 +463,14 @@ def test_nothing_stays_open(driver: FakeNvml) -> None:
     backend.close()
     backend.close()
     assert driver.started == 0 and driver.gpm_allocated == 0
+
+
+@pytest.mark.parametrize("refused", ["nvmlShutdown", "nvmlGpmSampleFree"])
+def test_a_driver_that_refuses_to_be_closed_is_left_alone(driver: FakeNvml, refused: str) -> None:
+    backend = opened(driver)
+    driver.missing.add(refused)
+    backend.close()
+    assert (driver.started, driver.gpm_allocated) == ((1, 0) if refused == "nvmlShutdown" else (0, 2))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.schema import table_schema
-from wattune.storage.study import MeasuredFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import load_backend
 from wattune.telemetry.replay import ENDED, HISTORY_S, Playback, ReplayBackend
 

@@ -79,8 +79,8 @@ def test_every_tier_is_read_at_its_rate_and_stored(tmp_path: Path) -> None:
     assert notes == []
     assert tables["fast"].num_rows == 2 * 200
     assert tables["counter"].num_rows == 2 * 50
-    assert tables["slow"].num_rows == 2 * 10
-    assert tables["ring"].num_rows == 2 * 10 * 2  # two samples a drain
+    assert tables["slow"].num_rows == 2 * (10 + 1)  # and once more at the end
+    assert tables["ring"].num_rows == 2 * (10 + 1) * 2  # two samples a drain
     found = read_manifest(tmp_path)
     assert {tier: facts["rows"] for tier, facts in found["tiers"].items()} == {
         tier: table.num_rows for tier, table in tables.items()
@@ -101,8 +101,33 @@ def test_each_tick_begins_with_another_device_and_slow_reads_are_spread(tmp_path
     fast = [device for _, device, tier in backend.calls if tier == "fast"]
     assert fast[:9] == ["gpu0", "gpu1", "gpu2", "gpu1", "gpu2", "gpu0", "gpu2", "gpu0", "gpu1"]
     slow = [(now_ns, device) for now_ns, device, tier in backend.calls if tier == "slow"]
-    assert [device for _, device in slow] == ["gpu0", "gpu1", "gpu2", "gpu0"]
-    assert [now_ns for now_ns, _ in slow] == pytest.approx([0, 1e9 / 3, 2e9 / 3, 1e9], abs=1e3)
+    last = slow[4:]
+    assert [device for _, device in slow[:4]] == ["gpu0", "gpu1", "gpu2", "gpu0"]
+    assert [now_ns for now_ns, _ in slow[:4]] == pytest.approx([0, 1e9 / 3, 2e9 / 3, 1e9], abs=1e3)
+    assert [device for _, device in last] == ["gpu0", "gpu1", "gpu2"] and all(now_ns > 1e9 for now_ns, _ in last)
+
+
+@pytest.mark.parametrize("how", ["stopped", "lease expired"])
+def test_the_last_second_of_the_driver_s_history_is_read_before_the_end(tmp_path: Path, how: str) -> None:
+    class Ring(ScriptedBackend):
+        """A sample every 20 ms, each handed out once."""
+
+        drained_ns = 0
+
+        def read(self, device: str, tier: str) -> Sequence[Row]:
+            since_ns, self.drained_ns = self.drained_ns, self.world.now_ns
+            period_ns = 20_000_000
+            ticks = range(since_ns // period_ns + 1, self.world.now_ns // period_ns + 1)
+            return [{"sensor_ns": WALL_NS + tick * period_ns, "power_w": 650.0} for tick in ticks]
+
+    # Just before a drain is due, where the most would be lost.
+    world = World(end_s=4.9 if how == "stopped" else 1000)
+    ring = Ring(world, ["gpu0"], {"ring": 0})
+    ended = sampler(tmp_path, world, {"nvml": ring}, expired=lambda: how != "stopped" and world.now_ns > 4.7e9).run()
+    assert ended == (how if how != "stopped" else "SIGTERM")
+    found = read_tables(tmp_path)[0]["ring"]["sensor_ns"].to_pylist()
+    assert found == list(range(WALL_NS + 20_000_000, max(found) + 1, 20_000_000))
+    assert WALL_NS + world.now_ns - max(found) < 20_000_000
 
 
 def test_a_stall_is_missed_ticks_and_a_gap(tmp_path: Path) -> None:
@@ -120,7 +145,7 @@ def test_a_stall_is_missed_ticks_and_a_gap(tmp_path: Path) -> None:
 def test_rows_carry_the_middle_of_their_read_on_both_clocks(tmp_path: Path) -> None:
     world = World(end_s=0.01)
     sampler(tmp_path, world, {"nvml": ScriptedBackend(world, ["gpu0"], {"slow": 3_000_000})}).run()
-    (row,) = read_tables(tmp_path)[0]["slow"].to_pylist()
+    row, _ = read_tables(tmp_path)[0]["slow"].to_pylist()
     assert (row["node"], row["device"]) == ("n0", "gpu0")
     assert row["mono_ns"] == 1_500_000 and row["wall_ns"] == WALL_NS + 1_500_000
 
@@ -190,6 +215,22 @@ def test_a_broken_backend_ends_the_recording_but_keeps_it(tmp_path: Path) -> Non
     found = read_manifest(tmp_path)
     assert found["closed"] is True and found["ended"].startswith("failed: TypeError")
     assert read_tables(tmp_path)[0]["fast"].num_rows == 29 and gc.isenabled()
+
+
+def test_a_backend_that_cannot_be_closed_costs_no_file_its_end(tmp_path: Path) -> None:
+    class Stuck(ScriptedBackend):
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError("GPU is lost")
+
+    world = World(end_s=3)
+    backends = {"amd_smi": ScriptedBackend(world, ["gpu1"], {"slow": 0}), "nvml": Stuck(world, ["gpu0"], {"fast": 0})}
+    with pytest.raises(RuntimeError, match="GPU is lost"):
+        sampler(tmp_path, world, backends).run()
+    tables, notes = read_tables(tmp_path)
+    assert notes == [] and tables["fast"].num_rows == 61
+    assert read_manifest(tmp_path)["closed"] is True and read_manifest(tmp_path)["ended"] == "SIGTERM"
+    assert [backend.closed for backend in backends.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(

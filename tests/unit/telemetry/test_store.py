@@ -1,6 +1,7 @@
 """What the store writes is read back: whole, or up to the last batch that is, with what is lost said."""
 
 import functools
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -228,6 +229,14 @@ def test_a_failed_write_reaches_the_sampling_thread_and_the_manifest(tmp_path: P
     found = read_manifest(tmp_path)
     assert found["closed"] is False and found["tiers"]["fast"]["rows"] == 10
     assert read_tables(tmp_path)[0]["fast"].num_rows == 10
+
+
+def test_where_the_manifest_cannot_be_written_either_the_error_is_still_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "node0"
+    store = Store(folder, {"fast": "nvml"}, simulated=False)
+    shutil.rmtree(folder)  # as on a full disk, no file can be made there
+    with pytest.raises(TelemetryError, match="telemetry cannot be written"):
+        store.close(manifest())
 
 
 def test_a_disk_that_fills_up_keeps_what_was_acknowledged(tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""The command line on folders and files that are damaged, or that it may not use: one message, nothing half done."""
+
+import errno
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from small_study import make_study
+
+from wattune import api, cli
+from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.trial import TrialResult
+
+Run = Callable[..., tuple[int, str, str]]
+STUDY = "dense_h200x4"
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "storage"))
+    monkeypatch.chdir(tmp_path)
+    return make_study(tmp_path / "storage")
+
+
+@pytest.fixture
+def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        return int(leaving.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def measured(study: StudyFolder) -> TrialFolder:
+    return next(folder for folder in study.trials() if folder.marks() is not None)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
+    "study_empty": ("study.yaml", "", "holds no search space"),
+    "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
+    "study_list": ("study.yaml", "- a", "holds no search space"),
+    "study_without_objective": ("study.yaml", "study: x", "give --objective"),
+    "result_half": ("TRIAL/result.json", '{"metrics": {', "no trial of this version"),
+    "result_empty": ("TRIAL/result.json", "{}", "no trial of this version"),
+    "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
+    "result_bytes": ("TRIAL/result.json", b"\xff\xfe", "no trial of this version"),
+    "spec_half": ("TRIAL/spec.json", '{"model"', "no trial of this version"),
+    "candidates_half": ("candidates.parquet", b"PAR1", "candidates.parquet cannot be read"),
+    "kernels_no_table": ("TRIAL/kernels.parquet", b"hello", "kernels.parquet cannot be read"),
+    "manifest_devices": ("TRIAL/telemetry/node0/manifest.json", '{"devices": []}', "devices: got []"),
+    "manifest_device": ("TRIAL/telemetry/node0/manifest.json", '{"devices": {"gpu0": 5}}', "devices.gpu0: got 5"),
+    "manifest_text": ("TRIAL/telemetry/node0/manifest.json", '{"clock_offset_ns": "1"}', 'clock_offset_ns: got "1"'),
+}
+"""By kind: the file, what it holds then, and what is said by every command that reads it."""
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
+    study: StudyFolder, wattune: Run, kind: str
+) -> None:
+    name, content, said = DAMAGE[kind]
+    ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.marks() is not None]
+    trial = measured(study).path
+    path = trial / name.removeprefix("TRIAL/") if name.startswith("TRIAL/") else study.path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    commands = [["rank", STUDY], ["report", STUDY], ["compare", *ids], ["sync", STUDY], ["analyze", trial]]
+    refused = 0
+    for command in commands:
+        code, _, err = wattune(*command)
+        assert code == 0 or said in err, (command, err)
+        refused += code != 0
+    assert refused > 0
+
+
+def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Run) -> None:
+    trial = measured(study)
+    (trial.path / "kernels.parquet").write_bytes((trial.path / "marks.parquet").read_bytes())
+    code, _, err = wattune("analyze", trial.path)
+    assert code == 1 and "kernels.parquet has no stream, name" in err
+    edit_json(trial.path / "result.json", metrics={"tokens_per_s": "fast"})
+    code, out, err = wattune("rank", STUDY)
+    assert (code, out) == (2, "") and f"{trial.path}: no trial of this version" in err
+
+
+def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:
+    folder = measured(study).path
+    (folder / "manifest.json").write_text('{"node": "node0", "window": {"start_mono_ns": "12:00", "end_mono_ns": 5}}')
+    code, out, err = wattune("analyze", folder)
+    assert (code, out) == (1, "") and "window: got" in err and "allowed: an object with start_mono_ns" in err
+
+
+def test_files_of_somebody_else_are_not_called_another_version(
+    study: StudyFolder, wattune: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(TrialResult, "from_json", refuse)
+    code, out, err = wattune("rank", STUDY)
+    assert (code, out) == (2, "") and "cannot be read: Permission denied; give a study you may read" in err
+
+
+def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Run) -> None:
+    for name, said in (("a" * 5000, "File name too long"), ("~nobody-of-this-machine/x", "home of no user")):
+        code, out, err = wattune("rank", name)
+        assert (code, out) == (2, "") and said in err
+    (study.path / "trials").rename(study.path / "elsewhere")
+    (study.path / "trials").write_text("")
+    code, _, err = wattune("rank", STUDY)
+    assert code == 2 and "cannot be listed: Not a directory" in err
+
+
+@pytest.mark.parametrize("verb", ["run", "record", "calibrate"])
+def test_storage_that_is_no_folder_is_said_before_anything_runs(
+    tmp_path: Path, wattune: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    occupied, ran = tmp_path / "occupied", tmp_path / "ran"
+    occupied.write_text("")
+    monkeypatch.setattr(api, "measure_sensors", lambda *_, **__: ran.touch())
+    space = Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml"
+    rest = {"run": [space, "--max-trials", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
+    code, out, err = wattune(verb, "--storage", occupied, *rest)
+    assert (code, out) == (2, ""), err
+    assert f"cannot be written: {occupied} is no folder" in err and "give --storage" in err
+    assert not ran.exists() and occupied.read_text() == ""
+
+
+def test_a_url_that_nothing_can_be_sent_to_is_said_before_the_command_runs(tmp_path: Path, wattune: Run) -> None:
+    code, _, err = wattune("record", "--storage", "s4://bucket", "--", "touch", tmp_path / "ran")
+    assert code == 2 and "s4://bucket" in err
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EROFS, 2)])
+def test_a_disk_that_refuses_is_one_message_and_leaves_no_part_of_a_file(
+    study: StudyFolder, wattune: Run, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def refuse(_file: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    ended, out, err = wattune("report", STUDY)
+    assert (ended, out) == (code, "")
+    assert err.startswith(f"error: {study.report_path}: {os.strerror(number)}; ")
+    assert not [path.name for path in study.path.iterdir() if path.name.startswith(".report")]
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "lost")
+
+    monkeypatch.setattr(api, "rank", lose)
+    monkeypatch.setattr(sys, "argv", ["wattune", "rank", STUDY])
+    with pytest.raises(FileNotFoundError, match="lost"):
+        cli.main()
+
+
+def test_more_seconds_than_a_clock_counts_are_refused(wattune: Run) -> None:
+    assert wattune("record", "--seconds", "1e400", "--", "true")[0] == 2
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(study: StudyFolder, wattune: Run, tmp_path: Path) -> None:
+    store = tmp_path / "mistyped" / "mlflow.db"
+    code, out, err = wattune("rank", STUDY, "--tracking-uri", f"sqlite:///{store}")
+    assert (code, out) == (1, "") and f"there is no MLflow store {store}" in err
+    assert not store.parent.exists()
+
+
+def test_doctor_does_not_call_a_file_a_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "occupied").write_text("")
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "occupied"))
+    monkeypatch.setattr(sys, "argv", ["wattune", "doctor", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    (storage,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["topic"] == "storage"]
+    assert not storage["ok"]
+
+
+@pytest.mark.parametrize("verb", [command.callback.__name__ for command in cli.app.registered_commands])
+def test_help_shows_every_word_it_was_given(wattune: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    code, out, _ = wattune(verb, "--help")
+    shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+    assert code == 0
+    command = typer.main.get_command(cli.app).commands[verb]
+    for option in command.params:
+        assert " ".join((option.help or "").split()) in shown, option.name
+    assert inspect.cleandoc(command.help or "").splitlines()[0] in shown
+
+
+@pytest.mark.parametrize("command", [["record", "--backend", "hots", "--", "true"], ["calibrate", "--backend", "hots"]])
+def test_a_backend_that_is_none_is_a_wrong_input(study: StudyFolder, wattune: Run, command: list[str]) -> None:
+    code, _, err = wattune(*command)
+    assert code == 2 and 'backend "hots"' in err and len(study.trials()) > 0
