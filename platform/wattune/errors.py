@@ -56,7 +56,7 @@ class TelemetryError(WattuneError):
 
 
 class SensorChoiceError(TelemetryError):
-    """A backend or rate that was asked for and does not exist as written."""
+    """A backend, rate or simulated device that was asked for and does not exist as written."""
 
     exit_code = 2
 

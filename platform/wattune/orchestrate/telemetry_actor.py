@@ -219,9 +219,8 @@ class TelemetryActor:
             time.sleep(RENEW_INTERVAL_S)
             with self._lock:
                 if self._sampler is not None:
-                    with contextlib.suppress(
-                        TelemetryError
-                    ):  # its folder is gone; `stop` says so, and others follow it
+                    # Where its folder is gone `stop` says so, and later samplers need this thread.
+                    with contextlib.suppress(TelemetryError):
                         self._sampler.renew()
 
 

@@ -31,7 +31,7 @@ def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:
     """What a sampler is to read, and the device to simulate where `simulated[:DEVICE]` is asked for.
 
     Raises:
-        TelemetryError: A backend does not exist or cannot be used as written, or the device cannot be simulated.
+        SensorChoiceError: A backend does not exist or cannot be used as written, or the device cannot be simulated.
         PlanError: The catalog has no such device.
     """
     sampled: list[str] = []

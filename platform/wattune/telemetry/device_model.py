@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
-from wattune.errors import TelemetryError
+from wattune.errors import SensorChoiceError
 
 Array = npt.NDArray[np.float64]
 
@@ -157,12 +157,12 @@ def device_model(device: DeviceSpec) -> DeviceModel:
     clocks by the ratio of highest clocks.
 
     Raises:
-        TelemetryError: The catalog gives the device no power limit or clock, as for `cpu`.
+        SensorChoiceError: The catalog gives the device no power limit or clock, as for `cpu`.
     """
     if device.name == _H200.name:
         return _H200
     if device.power_limit_w is None or device.sm_clock_max_mhz is None:
-        raise TelemetryError(
+        raise SensorChoiceError(
             f'the sensors of "{device.name}" cannot be simulated: its power limit or clock is not in the catalog; '
             f"set simulate_sensors_of to one of: {', '.join(name for name, d in DEVICES.items() if d.power_limit_w)}"
         )
