@@ -101,7 +101,7 @@ def test_the_machine_is_recorded_for_some_seconds_and_a_command_told_to_end_afte
         (["--", "no-such-program"], 2, "no-such-program"),
         (["--name", "../out", "--", "true"], 2, "../out"),
         (["--backend", "hosts", "--", "true"], 2, 'did you mean "host"'),
-        (["--backend", "replay:nowhere", "--", "true"], 2, "holds telemetry of no device"),
+        (["--backend", "replay:nowhere", "--", "true"], 1, "holds telemetry of no device"),
         (["--backend", "simulated:h300", "--", "true"], 2, "h300"),
         (["--backend", "simulated:cpu", "--", "true"], 2, "cannot be simulated"),
         (["--secnds", "1"], 2, "--secnds"),

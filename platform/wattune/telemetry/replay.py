@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.clock import ClockAnchor
-from wattune.errors import SensorChoiceError, TelemetryError, closest
+from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
@@ -157,7 +157,7 @@ class ReplayBackend:
         nodes = {node for table in tables.values() for node in pc.unique(table["node"].cast(pa.string())).to_pylist()}
         if len(nodes) != 1:
             found = f"of nodes {', '.join(sorted(nodes))}" if nodes else "of no device"
-            raise SensorChoiceError(
+            raise TelemetryError(
                 f"{self._play.folder} holds telemetry {found}; give the folder of a trial or recording of one node"
             )
         return str(nodes.pop())
