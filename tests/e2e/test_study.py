@@ -73,13 +73,13 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
     start_wattune, wattune, write_two_trials, results, storage: Path
 ) -> None:
-    space = write_two_trials("stopped", min_seconds=20)
+    space = write_two_trials("stopped", min_seconds=12)
     running = start_wattune("run", space)
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith("[1/2]"):
             break
-    time.sleep(6)  # into the second trial, which has warm workers and 20 s to measure
+    time.sleep(6)  # into the second trial, which has warm workers and 12 s to measure
     running.send_signal(signal.SIGINT)
     rest = running.stdout.read()
     assert running.wait(90) == 1, rest
