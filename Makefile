@@ -14,7 +14,7 @@ help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
 	@echo "make test    unit, contract, golden and quick end-to-end tests"
 	@echo "make check   ruff, mypy --strict, import-linter"
-	@echo "make e2e     every end-to-end test, the slow ones too"
+	@echo "make e2e     every end-to-end test, and every other slow one"
 	@echo "make setup   only install, into $(VENV)"
 
 setup: $(INSTALLED)
@@ -41,6 +41,7 @@ check: setup
 
 e2e: setup
 	@$(BIN)/python -m pytest tests/e2e -m "not gpu"
+	@$(BIN)/python -m pytest tests/unit tests/contracts -m "slow and not gpu"
 
 format: setup
 	@$(BIN)/ruff format .

@@ -333,7 +333,13 @@ def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
 
 
 def each_of(cases: Mapping[str, Mapping[str, Case]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in cases for name in cases[engine]])
+    chosen = [
+        # Eight ranks take a minute on two processors.
+        pytest.param(engine, name, marks=[pytest.mark.slow] if each.world_size > 4 else [])
+        for engine, named in cases.items()
+        for name, each in named.items()
+    ]
+    return pytest.mark.parametrize(("engine", "name"), chosen)
 
 
 pytestmark = pytest.mark.timeout(GROUP_TIMEOUT_S + 20)

@@ -17,6 +17,7 @@ LIMIT_W = 950
 all-reduces keep both busy (about 1,050 W)."""
 
 
+@pytest.mark.slow
 def test_a_trial_above_a_hard_limit_is_stopped_and_the_next_one_completes(
     wattune: Callable[..., Any],
     write_space: Callable[..., Path],
