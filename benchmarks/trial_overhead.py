@@ -179,9 +179,9 @@ def compare(given: argparse.Namespace, root: Path) -> dict[str, Any]:
 
 def fail(given: argparse.Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[str]:
     """Trials that fail, each followed by a good one."""
-    lines = ["", "| a trial that fails | status | cost | next trial |", "|---|---|---|---|"]
+    lines = ["", "| a trial that fails | status | took | cost | next trial | took |", "|---|---|---|---|---|---|"]
     for number, name in enumerate(("RunsOutOfMemory", "Raises"), start=100):
-        results = []
+        results, took_s = [], []
         for offset, seed in ((0, 1), (10, 0)):
             spec = specification(given, f"trial_overhead:{name}")
             measure = Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, profile_steps=0)
@@ -191,11 +191,14 @@ def fail(given: argparse.Namespace, root: Path, cluster: Cluster, lanes: Lanes) 
             )
             begun_s = time.monotonic()
             results.append(run_trial(asked, cluster, lanes))
-            print(name, results[-1].status, results[-1].reason, f"{time.monotonic() - begun_s:.1f} s", file=sys.stderr)
+            took_s.append(time.monotonic() - begun_s)
+            print(name, results[-1].status, results[-1].reason, f"{took_s[-1]:.1f} s", file=sys.stderr)
         bad, good = results
         lost = bad.tags.get("group_lost", "")
         cost = f"its workers, {good.tags.get('group_restart_s', '?')} s" if lost else "nothing"
-        lines.append(f"| {name}: {bad.reason} | {bad.status} | {cost} | {good.status} |")
+        lines.append(
+            f"| {name}: {bad.reason} | {bad.status} | {took_s[0]:.1f} s | {cost} | {good.status} | {took_s[1]:.1f} s |"
+        )
     return lines
 
 

@@ -6,12 +6,11 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from wattune.storage.files import storage_path
+from wattune.storage.files import nearest_existing, storage_path
 from wattune.telemetry.backend import probe
 from wattune.units import format_quantity
 
@@ -73,8 +72,7 @@ def _sensors() -> list[Finding]:
 
 def _storage() -> Finding:
     folder = storage_path()
-    existing: Path = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    writable = existing.is_dir() and os.access(existing, os.W_OK)
+    existing, writable = nearest_existing(folder)
     free = format_quantity("free_bytes", shutil.disk_usage(existing).free)
     follows = "" if writable else "set WATTUNE_STORAGE or give --storage"
     return Finding(topic="storage", ok=writable, have=f"{folder}, {free} free", follows=follows)

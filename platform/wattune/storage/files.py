@@ -1,5 +1,6 @@
 """Where studies are kept, and how files are written there: whole or not at all."""
 
+import errno
 import json
 import os
 import re
@@ -67,14 +68,20 @@ def storage_path(storage: str | None = None) -> Path:
     return find_storage(storage).folder
 
 
+def nearest_existing(folder: Path) -> tuple[Path, bool]:
+    """A folder, or the nearest above it that is there, and whether it is one that may be written to."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return existing, existing.is_dir() and os.access(existing, os.W_OK)
+
+
 def require_writable(folder: Path) -> None:
     """Makes sure, before anything is done whose result goes there, that a folder is, or could be made; makes nothing.
 
     Raises:
         PlanError: It is not there and cannot be made, or nothing can be written there.
     """
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+    existing, writable = nearest_existing(folder)
+    if not writable:
         raise _unwritable(folder, f"{existing} is no folder that may be written to")
 
 
@@ -120,13 +127,18 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _make_lasting(folder: Path) -> None:
-    """Has a rename in a folder survive a power cut, where the file system can be asked for that."""
-    with suppress(OSError):
+    """Has a rename in a folder survive a power cut, where the folder and its file system can be asked for that."""
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except PermissionError:  # it may be written to and not be read
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk that fails must be heard of
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

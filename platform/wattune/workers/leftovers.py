@@ -19,7 +19,8 @@ TENSOR_GROWTH_BYTES: Final = 64 * 2**20
 HOST_GROWTH_BYTES: Final = 2**30
 """How much the process may have grown since its first trial: compilers cache, heaps fragment."""
 FIRST_GROWTH_BYTES: Final = 4 * 2**30
-"""How much it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler come to life."""
+"""How much it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler come to life: 1.2
+to 1.5 GiB on two H200s (`benchmarks/backward_thread.py`), and room for an engine that brings more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
