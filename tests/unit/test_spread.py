@@ -73,7 +73,8 @@ def test_a_planted_drift_is_found_and_taken_off():
     corrected = [found.corrected(value, time_s) for value, time_s in zip(values, at_s, strict=True)]
     assert np.std(corrected) < 0.1 * np.std(values)
     # Beyond the anchor's own runs the trend is not carried on.
-    assert found.corrected(1.0, 1e9) == found.corrected(1.0, found.middle_s + found.span_s)
+    assert found.corrected(1.0, 1e9) == found.corrected(1.0, 3300.0) == pytest.approx(1 / (1 + found.drift_frac / 2))
+    assert found.corrected(1.0, -1e9) == found.corrected(1.0, 0.0) == pytest.approx(1 / (1 - found.drift_frac / 2))
 
 
 def test_a_drift_too_small_to_matter_is_left_alone():

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pace import least_cpu_s
 
 from wattune.errors import NothingToTryError
 from wattune.plan.axes import AXES
@@ -166,7 +166,5 @@ def test_a_hundred_thousand_combinations_take_seconds():
     }
     spec = study(space, world=64, batch=512)
     assert spec.num_combinations > 90_000
-    started = time.process_time()
-    candidates = prune(spec)
-    assert time.process_time() - started < 3
-    assert len(candidates.kept) > 100
+    assert least_cpu_s(lambda: prune(spec)) < 3
+    assert len(prune(spec).kept) > 100
