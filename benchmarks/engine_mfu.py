@@ -4,7 +4,7 @@ The slice is four Llama-like layers (hidden 4096, feed-forward 14336, 32 heads, 
 vocabulary 32,000), micro-batch 4, four micro-batches. Every case runs in processes of its own, so that none inherits
 another's memory, graphs or faults; what one case cannot do is said and costs no other its figures.
 
-    python benchmarks/engine_mfu.py --json                   # one GPU, about two minutes
+    python benchmarks/engine_mfu.py --json --keep mfu.json   # one GPU, about two minutes; may be cut
     python benchmarks/engine_mfu.py --json --ranks 4         # data parallel on four, sharding by overlap
     python benchmarks/engine_mfu.py --quick                  # a dry run of this script on a CPU
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -280,9 +280,9 @@ def engine_steps(case: Slice, ranks: Ranks, spec: TrialSpec, backend: str | None
 
 
 def engine_case(
-    case: Slice, ranks: Ranks, backend: str | None, axes: dict[str, Any], out: Path | None
+    case: Slice, ranks: Ranks, backend: str | None, axes: dict[str, Any], out: Path | None, say: "Say"
 ) -> dict[str, Any]:
-    """The torch engine: cold, then warm in the same process, then profiled."""
+    """The torch engine: cold, of which `say` is told, then warm in the same process, then profiled."""
     spec = case.spec(**axes)
     warmup, measured = case.num_steps
     cold = engine_steps(case, ranks, spec, backend, warmup + measured)
@@ -298,6 +298,7 @@ def engine_case(
     if case.kind == "cuda":
         result["allocated_left_mib"] = round(torch.cuda.memory_allocated() / 2**20, 1)
     if backend is not None or out is not None:
+        say(result | {"partial": True})
         warm = engine_steps(case, ranks, spec, backend, 2)
         result["warm"] = {key: warm[key] for key in ("build_s", "spec_to_first_step_s")}
         result["warm_repeats_losses"] = warm["losses"] == cold["losses"][:2]
@@ -331,6 +332,10 @@ def profiled(
     }
 
 
+Say = Callable[[dict[str, Any]], None]
+"""Told what a case has found so far."""
+
+
 def guarded(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A case's figures, or what went wrong."""
     try:
@@ -352,22 +357,25 @@ def run_here(case: Slice, rank: int, names: list[str], folder: Path, out: Path |
     for name in names:
         kind, _, axes = name.partition(":")
         chosen = json.loads(axes) if axes else {}
+
+        def say(found: dict[str, Any], name: str = name) -> None:
+            if rank == 0:
+                print("FOUND " + json.dumps({"case": name, **found}), flush=True)
+
         functions: dict[str, Callable[[], dict[str, Any]]] = {
             "limit": lambda: gemm_limit(case),
             "bare_bf16": lambda: bare_loop(case, master_fp32=False),
             "bare_fp32": lambda: bare_loop(case, master_fp32=True),
-            "engine": lambda chosen=chosen: engine_case(case, ranks, case.backend, chosen, out),
-            "engine_again": lambda chosen=chosen: engine_case(case, ranks, case.backend, chosen, None),
-            "engine_eager": lambda chosen=chosen: engine_case(case, ranks, None, chosen, None),
+            "engine": lambda chosen=chosen, say=say: engine_case(case, ranks, case.backend, chosen, out, say),
+            "engine_again": lambda chosen=chosen, say=say: engine_case(case, ranks, case.backend, chosen, None, say),
+            "engine_eager": lambda chosen=chosen, say=say: engine_case(case, ranks, None, chosen, None, say),
         }
-        found = guarded(functions[kind])
-        if rank == 0:
-            print("FOUND " + json.dumps({"case": name, **found}), flush=True)
+        say(guarded(functions[kind]))
     dist.destroy_process_group()
 
 
-def run_apart(case: Slice, names: list[str], cache: Path, out: Path | None, limit_s: float) -> list[dict[str, Any]]:
-    """Runs cases in new processes, one a rank; what they found, and what failed without a word."""
+def run_apart(case: Slice, names: list[str], cache: Path, out: Path | None, limit_s: float) -> Iterator[dict[str, Any]]:
+    """Runs cases in new processes, one a rank; what they find as they find it, then what failed without a word."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
         environment["OMP_NUM_THREADS"] = "1" if case.quick else "4"
@@ -379,26 +387,34 @@ def run_apart(case: Slice, names: list[str], cache: Path, out: Path | None, limi
             logs.append(Path(folder) / f"{rank}.log")
             with open(logs[-1], "w") as log:
                 workers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
-        ends = time.monotonic() + limit_s
-        for worker in workers:
-            try:
-                worker.wait(max(ends - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                pass
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-        text = logs[0].read_text()
-        found = [json.loads(line.removeprefix("FOUND ")) for line in text.splitlines() if line.startswith("FOUND ")]
-        missing = [name for name in names if name not in {each["case"] for each in found}]
+        ends, missing = time.monotonic() + limit_s, list(names)
+        try:
+            with logs[0].open() as log:
+                running, part = True, ""
+                while running:
+                    running = any(worker.poll() is None for worker in workers) and time.monotonic() < ends
+                    part += log.read()  # after looking who runs: what the last one said is then in it
+                    *lines, part = part.split("\n")
+                    for line in lines:
+                        if line.startswith("FOUND "):
+                            found = json.loads(line.removeprefix("FOUND "))
+                            if "partial" not in found:
+                                missing.remove(found["case"])
+                            yield found
+                    time.sleep(0.1)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
         said = "\n".join(log.read_text()[-1200:] for log in logs[:2])
-        return found + [{"case": name, "error": f"no result within {limit_s:.0f} s", "said": said} for name in missing]
+        for name in missing:
+            yield {"case": name, "error": f"no result within {limit_s:.0f} s", "said": said}
 
 
 def plans(ranks: int) -> list[list[str]]:
     """Cases by process, the most telling first."""
     if ranks == 1:
-        return [["limit", "bare_bf16"], ["engine"], ["bare_fp32"], ["engine_again"], ["engine_eager"]]
+        return [["limit", "bare_fp32"], ["engine"], ["bare_bf16"], ["engine_again"], ["engine_eager"]]
     settings = [
         {"overlap": "grad"},
         {"sharding": "zero1", "overlap": "grad_param"},
@@ -441,7 +457,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="GPUs, or gloo ranks with --quick")
     parser.add_argument("--budget", type=float, default=170.0, help="seconds after which no further case is begun")
     parser.add_argument("--out", type=Path, help="folder for traces of a profiled step")
-    parser.add_argument("--keep", type=Path, help="also write the object here, after every process: a run may be cut")
+    parser.add_argument("--keep", type=Path, help="also write the object here, after every case: a run may be cut")
     parser.add_argument("--here", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     case = Slice(quick=arguments.quick, ranks=arguments.ranks)
@@ -453,28 +469,29 @@ def main() -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     cases: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {
+        "device": "cpu" if arguments.quick else torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "slice": asdict(case.spec().model) | {"seq_len": case.seq_len, "ranks": case.ranks},
+        "cases": cases,
+    }
     with tempfile.TemporaryDirectory() as caches:
         for names in plans(arguments.ranks):
             left_s = arguments.budget - (time.monotonic() - begun)
             # Engines share the cache on disk in the order they run, so that the first is cold; loops have their own.
             cache = Path(caches) / ("engine" if names[0].startswith("engine") else names[-1])
+            found = run_apart(case, names, cache, arguments.out, max(left_s, 60.0))
             if left_s < 15:
-                found = [{"case": name, "error": "skipped: the budget is spent"} for name in names]
-            else:
-                found = run_apart(case, names, cache, arguments.out, max(left_s, 60.0))
+                found = iter([{"case": name, "error": "skipped: the budget is spent"} for name in names])
             for each in found:
-                cases[each.pop("case")] = each
-                print(json.dumps(each), file=sys.stderr, flush=True)
-            result = {
-                "device": "cpu" if arguments.quick else torch.cuda.get_device_name(0),
-                "torch": torch.__version__,
-                "slice": asdict(case.spec().model) | {"seq_len": case.seq_len, "ranks": case.ranks},
-                "ratios": judged(cases),
-                "cases": cases,
-                "wall_s": round(time.monotonic() - begun, 1),
-            }
-            if arguments.keep:
-                arguments.keep.write_text(json.dumps(result))
+                name = each.pop("case")  # an error leaves what was known before it
+                cases[name] = cases.get(name, {}) | each if "error" in each else each
+                result |= {"ratios": judged(cases), "wall_s": round(time.monotonic() - begun, 1)}
+                print(json.dumps({name: each, "ratios": result["ratios"]}), file=sys.stderr, flush=True)
+                if arguments.keep:  # whole or not at all: what cuts a run may come while it is written
+                    part = arguments.keep.with_suffix(".part")
+                    part.write_text(json.dumps(result))
+                    part.rename(arguments.keep)
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=1))
     return int(any("error" in each for each in cases.values()))
 

@@ -24,7 +24,7 @@ from wattune.workers.torch_compiler import Compiler
 
 NUM_STEPS = 3
 SEED = 7
-LET_GO_S = 5.0
+LET_GO_S = 20.0
 """Longest wait for tensors other threads still hold; one that is really kept is kept for good."""
 
 

@@ -13,6 +13,7 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # compiling takes longer th
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
@@ -78,6 +79,7 @@ def install() -> None:
     for name, value in patches.items():
         setattr(cuda, name, value)
     torch.autograd.backward = _backward
+    dist.all_gather, dist.reduce_scatter = _all_gather, _reduce_scatter
     from megatron.core.pipeline_parallel import p2p_communication
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
@@ -98,6 +100,23 @@ def _backward(tensors: Any, grad_tensors: Any = None) -> None:
     torch.autograd.Variable._execution_engine.run_backward(
         outputs, grads, False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def _all_gather(gathered: list[torch.Tensor], mine: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """As torch's, of pieces that differ in size: what expert tensor parallel ranks got. Gloo wants equal ones."""
+    for rank, piece in enumerate(gathered):
+        if rank == group.rank():
+            piece.copy_(mine)
+        dist.broadcast(piece, group=group, group_src=rank)
+
+
+def _reduce_scatter(mine: torch.Tensor, pieces: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """As torch's, of pieces that differ in size."""
+    for rank, piece in enumerate(pieces):
+        whole = piece.clone()
+        dist.reduce(whole, group=group, group_dst=rank)
+        if rank == group.rank():
+            mine.copy_(whole)
 
 
 def _kept(name: str, value: Any) -> Any:

@@ -5,7 +5,8 @@ of three optimizer steps. Agreement after the first step also needs the same cli
 
 Tolerances are relative. In fp32 plans differ by the order of sums alone: a few units of 6e-8, which AdamW's division
 by small second moments magnifies; 1e-5 is some ten times what is seen and far below what a wrong gradient changes. In
-bf16 each activation is rounded to 2^-9 = 2e-3, averaged over many: 1e-3 on the loss, 5e-3 on the norm.
+bf16 each activation is rounded to 2^-9 = 2e-3, averaged over many: 4e-5 on the loss and 1.2e-3 on the norm is the most
+that is seen, twice as much is allowed.
 """
 
 import json
@@ -32,7 +33,7 @@ from wattune.trial import Lora, TrialSpec, Workload
 from wattune.workers.engine import ENGINES
 
 WORKER = Path(__file__).with_name("engine_worker.py")
-GROUP_TIMEOUT_S = 400
+GROUP_TIMEOUT_S = 600
 WORKLOAD = Workload(seq_len=16, global_batch_size=8)
 
 LLAMA = ModelSpec(
@@ -67,6 +68,7 @@ MIXTRAL = ModelSpec(
 ROOMY = replace(MIXTRAL, name="mixtral", expert_capacity_factor=2.0)
 """Capacity for every token to choose every expert: nothing is dropped, so it trains as without capacity."""
 BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
+GATED = replace(BIASED, name="gated", activation="swiglu")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def prefill(each: Case) -> Case:
 DENSE_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 ATTENTION = ("q", "v", "o")
 
-REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED)]
+REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED)]
 REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[1], "q", "up"), lora(REFERENCES[2], *ATTENTION)]
 REFERENCES += [prefill(each) for each in REFERENCES[:3]]
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
@@ -126,7 +128,9 @@ PARITY = {
     "gpt-dp2-zero3": case(GPT, 2, micro_batch_size=2, sharding="zero3"),
     "tp2": case(LLAMA, 2, tp=2, micro_batch_size=4),
     "gpt-tp2-full": case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"),
+    "gpt-tp2-bf16": case(GPT, 2, tp=2, micro_batch_size=2, dtype="bf16"),
     "biased-tp2": case(BIASED, 2, tp=2, micro_batch_size=4),
+    "gated-tp2": case(GATED, 2, tp=2, micro_batch_size=4),
     "pp2": case(LLAMA, 2, pp=2),
     "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
     "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),
@@ -208,6 +212,7 @@ DEEPSPEED = {
         "gpt-dp2-zero3",
         "tp2",
         "gpt-tp2-full",
+        "gpt-tp2-bf16",
         "pp2",
         "gpt-pp2",
         "pp2-uneven",
@@ -254,12 +259,14 @@ DEEPSPEED = {
     "pp4-one-micro-batch": case(LLAMA, 4, pp=4, micro_batch_size=8),
     **{f"lora-dp2-{s}": lora(case(LLAMA, 2, micro_batch_size=2, sharding=s)) for s in SHARDINGS},
     "lora-pp2-bf16": lora(case(LLAMA, 2, pp=2, micro_batch_size=2, dtype="bf16", recompute="full")),
+    "lora-gpt-pp2-bf16": lora(case(GPT, 2, pp=2, micro_batch_size=2, dtype="bf16"), "q", "up"),
     "lora-ep2-zero3": lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero3"), *ATTENTION),
     "lora-ep2-tp2": lora(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=2), *ATTENTION),
     "lora-gpt-pp2-dp2-zero1": lora(case(GPT, 4, pp=2, micro_batch_size=2, sharding="zero1"), "q", "up"),
     "lora-ep2-pp2": lora(case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2), *ATTENTION),
     "compiled-lora-dp2-zero3": replace(lora(case(LLAMA, 2, sharding="zero3")), compiler="aot_eager"),
     "prefill-gpt-pp2": prefill(case(GPT, 2, pp=2, micro_batch_size=2)),
+    "prefill-ep2-bf16": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2, dtype="bf16")),
     "prefill-ep2-zero3": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero3")),
     "prefill-ep2-tp2": prefill(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=2)),
 }
@@ -342,7 +349,8 @@ def each_of(cases: Mapping[str, Mapping[str, Case]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("engine", "name"), chosen)
 
 
-pytestmark = pytest.mark.timeout(GROUP_TIMEOUT_S + 20)
+# Of its cases and of their reference: the first test that asks waits for both groups.
+pytestmark = pytest.mark.timeout(2 * GROUP_TIMEOUT_S + 20)
 PIPELINES = {
     engine: {name: each for name, each in cases.items() if each.axes.get("pp", 1) > 1}
     for engine, cases in PARITY_OF.items()
@@ -357,7 +365,7 @@ def test_every_plan_trains_as_one_device(engine: str, name: str) -> None:
 
 def check_training(chosen: Case, reference: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
     """A case trains as the reference on every rank, and on all ranks alike to the last digit."""
-    loss_tolerance, norm_tolerance = (1e-3, 5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
+    loss_tolerance, norm_tolerance = (8e-5, 2.5e-3) if chosen.axes.get("dtype") == "bf16" else (1e-5, 1e-5)
     for outcome in by_rank:
         assert outcome.get("error") is None
         assert outcome["losses"] == pytest.approx(reference["losses"], rel=loss_tolerance)

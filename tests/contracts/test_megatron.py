@@ -35,7 +35,7 @@ def _contract() -> Any:
 
 contract = _contract()
 case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT, contract.MIXTRAL, contract.BIASED
-ROOMY, lora, prefill = contract.ROOMY, contract.lora, contract.prefill
+GATED, ROOMY, lora, prefill = contract.GATED, contract.ROOMY, contract.lora, contract.prefill
 DEEP = replace(LLAMA, name="deep", num_layers=6)
 REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8)]
 OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
@@ -44,6 +44,7 @@ IN_CI = {
     "selective": case(LLAMA, 1, micro_batch_size=2, recompute="selective"),
     "gpt-full": case(GPT, 1, micro_batch_size=4, recompute="full"),
     "biased": case(BIASED, 1, micro_batch_size=4),
+    "gated": case(GATED, 1, micro_batch_size=4),
     "mixtral-capacity-bf16": case(ROOMY, 1, micro_batch_size=4, dtype="bf16"),
     "gpt-tp2": case(GPT, 2, tp=2, micro_batch_size=4),
     "dp2-zero1-overlap-grad_param": case(LLAMA, 2, micro_batch_size=2, **OVERLAPPED),
@@ -73,6 +74,7 @@ SLOW = {
     "dp2-zero1-overlap-none": case(LLAMA, 2, micro_batch_size=2, sharding="zero1"),
     "dp2-zero1-bf16": case(LLAMA, 2, micro_batch_size=2, dtype="bf16", **OVERLAPPED),
     "tp2": case(LLAMA, 2, tp=2, micro_batch_size=4),
+    "gpt-tp2-bf16": case(GPT, 2, tp=2, micro_batch_size=2, dtype="bf16"),
     "pp2-full-bf16": case(LLAMA, 2, pp=2, micro_batch_size=2, recompute="full", dtype="bf16"),
     "gpt-pp2-vpp2": case(GPT, 2, pp=2, vpp=2, micro_batch_size=2),
     "mixtral-tp2": case(MIXTRAL, 2, tp=2, micro_batch_size=4),
@@ -88,6 +90,8 @@ SLOW = {
     "ep2-dp4-zero1": case(MIXTRAL, 4, ep=2, **OVERLAPPED),
     "ep4": case(MIXTRAL, 4, ep=4, micro_batch_size=2),
     "ep2-pp2": case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2),
+    "ep2-etp2": case(MIXTRAL, 4, tp=1, ep=2, etp=2, micro_batch_size=2),
+    "ep2-tp2": case(MIXTRAL, 4, ep=2, tp=2, micro_batch_size=2),
     "ep2-tp2-dp2-zero1": case(MIXTRAL, 4, ep=2, tp=2, etp=1, micro_batch_size=2, sharding="zero1"),
     "lora-bf16": lora(case(LLAMA, 1, micro_batch_size=4, dtype="bf16")),
     "lora-gpt-tp2-full": lora(case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"), "q", "up"),

@@ -138,6 +138,8 @@ class Capabilities:
     """What the width of an expert's matrices, in bytes on one rank, must be a multiple of."""
     experts: "ExpertLimits | None" = None
     """What its own expert layer cannot do; None where it runs any expert of the catalog."""
+    least_experts_per_token: int = 1
+    """Experts a token must be sent to at least."""
     splits_expert_bias: bool = True
     """Whether experts with biases can be split by tensor parallelism."""
     splits_ends: bool = True
@@ -183,6 +185,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             splits_adapters=False,
             interleaves_prompts=True,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
+            least_experts_per_token=2,  # transformer_config.py: the softmax over one has no gradient
             splits_expert_bias=False,
             exclusions=(
                 Exclusion(

@@ -125,6 +125,12 @@ def expert_layer(c: Configuration) -> str | None:
     limits, plan, model = CAPABILITIES[c.engine].experts, c.plan, c.model
     if not model.is_moe:
         return None
+    least = CAPABILITIES[c.engine].least_experts_per_token
+    if model.num_experts_per_token < least:
+        return (
+            f"engine {c.engine} sends a token to at least {least} experts, since the weight of a single one is always "
+            f"1, and {model.name} has num_experts_per_token={model.num_experts_per_token}; use {least} or more"
+        )
     if model.bias and plan.etp > 1 and not CAPABILITIES[c.engine].splits_expert_bias:
         return (
             f"engine {c.engine} splits no experts with biases: {model.name} has bias=true and the plan etp={plan.etp}; "
@@ -232,14 +238,17 @@ def layers(c: Configuration) -> str | None:
     if c.plan.layout:
         return None
     num_layers, pp, vpp = c.model.num_layers, c.plan.pp, c.plan.vpp
-    if num_layers % (pp * vpp) == 0:
+    each, more = divmod(num_layers, pp * vpp)
+    if not more:
         return None
+    sizes = [each + 1] * more + [each] * (pp * vpp - more)
+    uneven = f", or a layout such as {sizes}" if each and len(sizes) <= _MOST_LISTED else ""
     if num_layers % pp:
-        return _indivisible(c, "pp", pp, "num_layers", num_layers)
-    per_stage = num_layers // pp
+        reason = _indivisible(c, "pp", pp, "num_layers", num_layers)
+        return reason and f"{reason}{uneven}"
     return (
         f"pp*vpp={pp}*{vpp}={pp * vpp} does not divide num_layers={num_layers} of {c.model.name}; "
-        f"use vpp in {_divisors(per_stage)} at pp={pp}"
+        f"use vpp in {_divisors(num_layers // pp)} at pp={pp}{uneven}"
     )
 
 

@@ -22,6 +22,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     import deepspeed
     from deepspeed.accelerator import real_accelerator
     from deepspeed.module_inject import layers as autotp_layers
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
     from deepspeed.runtime.pipe import p2p
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from deepspeed.utils import groups
@@ -100,7 +101,20 @@ def initialise_engine(model: nn.Module, config: Mapping[str, Any], device: torch
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=trained, config=dict(config), dist_init_required=False
         )
+    if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        _forget_first_update(engine.optimizer)
     return engine
+
+
+def _forget_first_update(optimizer: FP16_UnfusedOptimizer) -> None:
+    """Undoes the update with which the optimizer of bf16 without ZeRO allocates its state.
+
+    That update has no gradient, but it is counted, so that AdamW corrects its averages for one update too many and the
+    first real one is a quarter too small; and it decays the fp32 weights.
+    """
+    for state in optimizer.optimizer.state.values():
+        state["step"].zero_()
+    optimizer.refresh_fp32_params()
 
 
 def quieten() -> None:

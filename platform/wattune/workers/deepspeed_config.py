@@ -32,7 +32,7 @@ def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
         num_parameters: Parameters of the whole model; no bucket need be larger.
     """
     plan, model = spec.plan, spec.model
-    stage, bf16 = STAGES[plan.sharding], plan.dtype == "bf16"
+    stage, bf16, trains = STAGES[plan.sharding], plan.dtype == "bf16", spec.workload.mode != "prefill"
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch_size,
         "gradient_accumulation_steps": num_micro_batches(
@@ -40,13 +40,14 @@ def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
         ),
         # Without ZeRO the norm DeepSpeed clips by is another one where there are experts: see `deepspeed_norm`.
         "gradient_clipping": 0.0 if clips_outside(spec) else CLIP_NORM,
-        "bf16": {"enabled": bf16},
+        # Prompts need no optimizer, and the one it makes for bf16 all the same wants experts to train.
+        "bf16": {"enabled": bf16 and (trains or stage == 3)},
         "communication_data_type": "fp32",
         "zero_optimization": _zero(spec, stage, num_parameters),
         "steps_per_print": None,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the device in every micro-batch
     }
-    if spec.workload.mode != "prefill":
+    if trains:
         config["optimizer"] = {
             "type": "AdamW",
             "params": {
@@ -95,11 +96,12 @@ def clips_outside(spec: TrialSpec) -> bool:
 
 def _zero(spec: TrialSpec, stage: int, num_parameters: int) -> dict[str, Any]:
     plan, model = spec.plan, spec.model
+    bucket = min(LARGEST_BUCKET, num_parameters + num_parameters % 2)  # ZeRO 1 and 2 want an even number
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": plan.overlap in ("grad", "grad_param"),
-        "reduce_bucket_size": min(LARGEST_BUCKET, num_parameters),
-        "allgather_bucket_size": min(LARGEST_BUCKET, num_parameters),
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if stage == 3:
         zero |= {

@@ -147,6 +147,11 @@ class Stages(PipelineModule):  # type: ignore[misc]
         if isinstance(last, LastPart):
             last.targets = targets
 
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
+        """Weights that two stages train, with their groups: the gradients of frozen ones are nobody's to sum."""
+        found: list[tuple[nn.Parameter, Any]] = super().get_tied_weights_and_groups()
+        return [(weight, group) for weight, group in found if weight.requires_grad]
+
     def _partition_layers(self, method: str = "parameters") -> None:  # noqa: ARG002 - DeepSpeed's methods know no layout
         """Whole layers by the plan's layout; what comes before and after them goes to the first and the last stage."""
         first = next(index for index, part in enumerate(self._layer_specs) if part.typename is Layer)

@@ -37,7 +37,7 @@ class ExpertShard:
 class Experts(nn.Module):
     """The feed-forward blocks of the experts one rank holds, stacked; plain tensors that are slices, not DTensors."""
 
-    SHARD_DIMS: ClassVar = {"gate": 0, "up": 0, "up_bias": 0, "down": 1, "down_bias": 0}
+    SHARD_DIMS: ClassVar = {"gate": 0, "gate_bias": 0, "up": 0, "up_bias": 0, "down": 1, "down_bias": 0}
     """Dimension of one expert's full parameter that tensor parallel cuts."""
 
     def __init__(self, model: ModelSpec, shard: ExpertShard) -> None:
@@ -46,9 +46,11 @@ class Experts(nn.Module):
         self.shard = shard
         self.held = shard.held(model.num_experts)
         num, hidden, inner = len(self.held), model.hidden_size, model.ffn_hidden_size // shard.tp
-        self.gate = nn.Parameter(torch.empty(num, inner, hidden)) if model.activation == "swiglu" else None
+        gated = model.activation == "swiglu"
+        self.gate = nn.Parameter(torch.empty(num, inner, hidden)) if gated else None
         self.up = nn.Parameter(torch.empty(num, inner, hidden))
         self.down = nn.Parameter(torch.empty(num, hidden, inner))
+        self.gate_bias = nn.Parameter(torch.empty(num, inner)) if gated and model.bias else None
         self.up_bias = nn.Parameter(torch.empty(num, inner)) if model.bias else None
         self.down_bias = nn.Parameter(torch.empty(num, hidden // shard.tp)) if model.bias else None
 
@@ -68,7 +70,11 @@ class Experts(nn.Module):
         up = _product(tokens, self.up, ends)
         if self.up_bias is not None:
             up = up + self.up_bias[owners]
-        inner = F.gelu(up) if self.gate is None else F.silu(_product(tokens, self.gate, ends)) * up
+        if self.gate is None:
+            inner = F.gelu(up)
+        else:
+            gate = _product(tokens, self.gate, ends)
+            inner = F.silu(gate if self.gate_bias is None else gate + self.gate_bias[owners]) * up
         out = _product(inner, self.down, ends)
         if self.down_bias is None:
             return out

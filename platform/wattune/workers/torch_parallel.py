@@ -37,7 +37,7 @@ from wattune.workers.torch_lora import columns, freeze, lower_frozen, rows
 from wattune.workers.torch_mesh import Meshes
 from wattune.workers.torch_model import Decoder, Embedding, FeedForward, Head, Layer
 from wattune.workers.torch_serial import SerialAllGather, SerialReduceScatter
-from wattune.workers.torch_weights import initialise
+from wattune.workers.torch_weights import initialise, round_values
 
 # Units do return views (the local part of a DTensor), but nothing here changes an activation in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -70,6 +70,7 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
         part.to_empty(device=device)
         initialise(part, name, model, seed)
         if plan.dtype == "bf16":
+            round_values(part, torch.bfloat16)
             lower_frozen(part, torch.bfloat16)
         if not (is_tied and isinstance(part, Embedding | Head)):  # a shared weight must lie in one unit: the root's
             _shard(part, plan, meshes)
@@ -145,6 +146,6 @@ def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
             sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         if plan.sharding == "zero3" and plan.overlap != "grad_param":
-            sharded.set_custom_all_gather(cast(Any, SerialAllGather()))
+            sharded.set_custom_all_gather(cast(Any, SerialAllGather(mesh.device_type)))
         if plan.sharding in ("zero2", "zero3") and plan.overlap == "none":
-            sharded.set_custom_reduce_scatter(cast(Any, SerialReduceScatter()))
+            sharded.set_custom_reduce_scatter(cast(Any, SerialReduceScatter(mesh.device_type)))

@@ -20,8 +20,9 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class _Serial:
     """What both collectives share; made on the stream that computes."""
 
-    def __init__(self) -> None:
-        self._compute = torch.accelerator.current_stream() if torch.accelerator.is_available() else None
+    def __init__(self, device_type: str) -> None:
+        """Takes the kind of device that computes, which need not be the GPU that is there too."""
+        self._compute = None if device_type == "cpu" else torch.accelerator.current_stream()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer for FSDP2 to pack tensors into."""

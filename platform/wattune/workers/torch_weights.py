@@ -37,6 +37,16 @@ def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
                 parameter.copy_(draw(full_name, parameter.shape, seed, parameter.device))
 
 
+@torch.no_grad()
+def round_values(part: nn.Module, dtype: torch.dtype) -> None:
+    """Gives weights values that a lower type has, and leaves them in their own.
+
+    Engines with low weights start their fp32 ones from those: all start from the same model.
+    """
+    for parameter in part.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
 def _initialise_experts(experts: Experts, name: str, parameter: Tensor, full_name: str, seed: int) -> None:
     dim, shard = Experts.SHARD_DIMS[name], experts.shard
     for local, expert in zip(parameter, experts.held, strict=True):

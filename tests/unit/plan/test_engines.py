@@ -109,6 +109,13 @@ def test_megatron_splits_experts_without_biases_only():
     assert list(violations(spec(biased, tp=2))) == []  # the torch engine does
 
 
+def test_megatron_routes_a_token_to_two_experts_or_more():
+    single = replace(MOE, num_experts_per_token=1)
+    (found,) = violations(spec(single, engine="megatron"))
+    assert (found.rule, "has num_experts_per_token=1; use 2" in found.reason) == ("expert_layer", True)
+    assert list(violations(spec(single))) == []  # the torch engine does
+
+
 def test_experts_may_be_split_otherwise_where_the_engine_can():
     assert [v.rule for v in violations(spec(MOE, tp=2, etp=1))] == ["expert_tensor_parallel"]
     assert list(violations(spec(MOE, tp=2, etp=1, engine="megatron"))) == []

@@ -129,6 +129,11 @@ def test_several_rules_can_be_broken_at_once():
         (spec(pp=2, layout=(80,)), "has 1 entries for pp*vpp=2*1; list 2"),
         (spec(pp=2, layout=(80, 0)), "leaves a stage empty"),
         (spec(pp=16, vpp=2), "pp*vpp=16*2=32 does not divide num_layers=80 of llama3_70b; use vpp in {1, 5} at pp=16"),
+        (spec(replace(DENSE, num_layers=5), pp=2), "use pp in {1, 5}, or a layout such as [3, 2]"),
+        (
+            spec(replace(DENSE, num_layers=6), pp=2, vpp=2),
+            "use vpp in {1, 3} at pp=2, or a layout such as [2, 2, 1, 1]",
+        ),
         (
             replace(
                 spec(rank_order=(1, 2, 3, 0)), cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2)

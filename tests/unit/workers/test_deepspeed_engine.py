@@ -34,6 +34,8 @@ LLAMA = ModelSpec(
 )
 MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
 TIED = replace(LLAMA, tied_embeddings=True)
+ODD = replace(LLAMA, name="odd", num_layers=1, ffn_hidden_size=25, activation="gelu", bias=True)
+"""A model with an odd number of parameters."""
 
 
 @pytest.fixture
@@ -63,12 +65,25 @@ def losses(engine: DeepSpeedEngine | TorchEngine, each: TrialSpec, num_steps: in
 
 @pytest.mark.parametrize(
     "each",
-    [spec(micro_batch_size=2), spec(MIXTRAL, micro_batch_size=2), spec(sharding="zero3"), spec(recompute="selective")],
-    ids=["llama", "mixtral", "zero3", "selective"],
+    [
+        spec(micro_batch_size=2),
+        spec(MIXTRAL, micro_batch_size=2),
+        spec(sharding="zero3"),
+        spec(ODD, sharding="zero1"),
+        spec(recompute="selective"),
+    ],
+    ids=["llama", "mixtral", "zero3", "odd-zero1", "selective"],
 )
 def test_one_rank_trains_as_the_torch_engine(process_group: None, each: TrialSpec) -> None:
     plain = replace(each, engine="torch", plan=replace(each.plan, sharding="none", recompute="none"))
     assert losses(DeepSpeedEngine(), each) == pytest.approx(losses(TorchEngine(), plain), rel=1e-5)
+
+
+def test_without_zero_the_first_update_in_bf16_is_as_large_as_it_should_be(process_group: None) -> None:
+    """DeepSpeed makes its optimizer's state by an update without gradient, which AdamW would count as the first."""
+    each = spec(dtype="bf16", micro_batch_size=4)
+    plain = replace(each, engine="torch")
+    assert losses(DeepSpeedEngine(), each, 2) == pytest.approx(losses(TorchEngine(), plain, 2), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
@@ -27,6 +27,7 @@ def batches(replica: int, replica_batch_size: int, seed: int = 1) -> Batches:
     )
 
 
+@settings(deadline=None)
 @given(dp=st.sampled_from([1, 2, 4, 8]), step=st.integers(0, 100))
 def test_replicas_share_the_same_global_batch(dp: int, step: int) -> None:
     whole = batches(0, 8).at(step)
@@ -90,6 +91,7 @@ def test_a_file_is_read_in_its_order_and_again_from_the_start(tmp_path: Path, dt
     assert samples.at(0, 0).dtype == torch.int64
 
 
+@settings(deadline=None)
 @given(dp=st.sampled_from([1, 2, 4]), step=st.integers(0, 9))
 def test_replicas_share_what_a_file_holds(tmp_path_factory: pytest.TempPathFactory, dp: int, step: int) -> None:
     samples = FileSamples(reading(written(tmp_path_factory.mktemp("tokens") / "t.bin", 100)))

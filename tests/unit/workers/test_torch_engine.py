@@ -130,6 +130,17 @@ def test_experts_whose_rows_no_grouped_product_takes_are_refused() -> None:
         TorchEngine().build(spec(narrow, dtype="bf16"), RANKS, seed=SEED)
 
 
+def test_a_trial_for_the_processor_leaves_a_gpu_alone_that_is_there_too(
+    process_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: True)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda *_: pytest.fail("that would start the GPU"))
+    engine = TorchEngine()
+    engine.build(spec(LLAMA, sharding="zero3", micro_batch_size=4), RANKS, seed=SEED)
+    assert engine.step().loss > 0
+    engine.close()
+
+
 def test_ranks_must_be_those_of_the_cluster() -> None:
     two = Ranks(rank=0, world_size=2, local_rank=0, device="cpu")
     with pytest.raises(EngineError, match="1 ranks; got 2"):

@@ -44,16 +44,18 @@ def token_by_token(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
         logits = layer.router.weight @ x[place]
         top, chosen = logits.topk(layer.num_per_token)
         for gate, expert in zip(top.softmax(0), chosen.tolist(), strict=True):
-            up = F.linear(
-                x[place], experts.up[expert], experts.up_bias[expert] if experts.up_bias is not None else None
-            )
-            gated = F.silu(experts.gate[expert] @ x[place]) * up if experts.gate is not None else F.gelu(up)
-            down = experts.down_bias[expert] if experts.down_bias is not None else None
-            out[place] += gate * F.linear(gated, experts.down[expert], down)
+
+            def projected(name: str, inputs: torch.Tensor, expert: int = expert) -> torch.Tensor:
+                bias = getattr(experts, f"{name}_bias")
+                return F.linear(inputs, getattr(experts, name)[expert], None if bias is None else bias[expert])
+
+            up = projected("up", x[place])
+            inner = F.gelu(up) if experts.gate is None else F.silu(projected("gate", x[place])) * up
+            out[place] += gate * projected("down", inner)
     return out
 
 
-@pytest.mark.parametrize(("activation", "bias"), [("swiglu", False), ("gelu", True)])
+@pytest.mark.parametrize(("activation", "bias"), [("swiglu", False), ("swiglu", True), ("gelu", True)])
 def test_dropless_mixture_is_its_definition(activation: str, bias: bool) -> None:
     layer = mixture(spec(activation, bias=bias))
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -90,9 +92,10 @@ def test_a_dropped_token_passes_unchanged() -> None:
     assert 1 <= int(touched.sum()) <= 4
 
 
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_slices_of_experts_add_up(tp: int) -> None:
-    model = spec("gelu", bias=True)
+def test_slices_of_experts_add_up(tp: int, activation: str) -> None:
+    model = spec(activation, bias=True)
     tokens = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
     counts = torch.tensor([3, 0, 4, 1])
     sums = []
@@ -101,6 +104,8 @@ def test_slices_of_experts_add_up(tp: int) -> None:
         for each in slices:
             initialise(each, "layers.0.ffn.experts", model, seed=5)
             with torch.no_grad():
-                each.down_bias.fill_(1.0)
+                for bias in (each.gate_bias, each.up_bias, each.down_bias):
+                    if bias is not None:
+                        bias.fill_(1.0)
         sums.append(sum(each(tokens, counts) for each in slices))
     assert torch.allclose(sums[0], sums[1], atol=1e-5)

@@ -19,6 +19,7 @@ VARIANTS = {
     "gpt": LEARNED,
     "mixtral": replace(TINY, num_experts=4, num_experts_per_token=2),
     "biased-experts": replace(LEARNED, num_experts=4, num_experts_per_token=2),
+    "biased-gated-experts": replace(TINY, num_experts=4, num_experts_per_token=2, bias=True),
 }
 
 
