@@ -26,6 +26,8 @@ class Analysis:
     summary: Summary
     detail: Detail | None
     """None where there is no window, or the tables are not what they should be."""
+    unreadable: str = ""
+    """Why the trial's result, which alone has what allocators knew, cannot be read; empty where it can, or is none."""
 
     @property
     def notes(self) -> list[str]:
@@ -37,7 +39,8 @@ class Analysis:
             "steady_from_step": "steps left out before the steady state: {}",
             "saturated": "saturated: {}",
         }
-        return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags]
+        lost = [f"memory is not known: {self.unreadable}"] if self.unreadable else []
+        return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags] + lost
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -46,6 +49,7 @@ class Analysis:
             "quality": self.summary.quality,
             "quality_reasons": list(self.summary.quality_reasons),
             "tags": dict(self.summary.tags),
+            "unreadable": self.unreadable,
             "detail": None if self.detail is None else self.detail.to_json(),
         }
 
@@ -91,12 +95,16 @@ def _analysed(
     if examined is None:
         return Analysis(summary=summarize(spec, marks, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    memory = _memory_peak_bytes(folder)
+    memory, unreadable = _memory_peak_bytes(folder)
     summary = summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory)
-    return Analysis(summary=summary, detail=detail_of(examined))
+    return Analysis(summary=summary, detail=detail_of(examined), unreadable=unreadable)
 
 
-def _memory_peak_bytes(folder: TrialFolder) -> list[int]:
-    result = folder.result()
+def _memory_peak_bytes(folder: TrialFolder) -> tuple[list[int], str]:
+    """The memory that the trial's result knows of, and why that cannot be read."""
+    try:
+        result = folder.result()
+    except PlanError as error:
+        return [], str(error)
     peak = None if result is None else result.metrics.get("memory_peak_bytes")
-    return [] if peak is None else [int(peak)]
+    return ([] if peak is None else [int(peak)]), ""

@@ -205,6 +205,10 @@ def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
     return ClusterSpec(**dict(zip(names, values, strict=True)))
 
 
+QUALITIES: Final = ("invalid", "", "indicative", "publishable")
+"""Qualities of a result from worst to best; empty is one that nobody judged."""
+
+
 class TrialStatus(StrEnum):
     """How a trial ended."""
 
@@ -239,7 +243,7 @@ class TrialResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Values by the names of `wattune.schema.METRICS`."""
     quality: str = ""
-    """`publishable`, `indicative` or `invalid`; empty where nothing was measured."""
+    """One of `QUALITIES`."""
     quality_reasons: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""

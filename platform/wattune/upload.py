@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from wattune.analysis.align import align
 from wattune.analysis.intake import schema_problems
 from wattune.analysis.summary import node_power_series
-from wattune.errors import TrackingError, WattuneError
+from wattune.errors import PlanError, TrackingError, WattuneError
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
@@ -77,14 +77,14 @@ def send_all(
         How many trials were not there yet, by place.
 
     Raises:
-        WattuneError: A place cannot be reached or refuses; the others got everything.
+        WattuneError: A place cannot be reached or refuses, or a trial cannot be read; all others were sent.
     """
-    results = study.results()
+    finished = study.finished()
     sent = dict.fromkeys(senders, 0)
     problems: list[WattuneError] = []
     for place, (send_trial, send_study) in senders.items():
         try:
-            for spec, result in results:
+            for spec, result in finished.results:
                 now = send_trial(spec, result)
                 sent[place] += now
                 if on_trial is not None:
@@ -92,6 +92,7 @@ def send_all(
             send_study()
         except WattuneError as error:
             problems.append(error)
+    problems += [PlanError(one.reason) for one in finished.unreadable]
     if problems:
         raise problems[0]
     return sent

@@ -169,6 +169,15 @@ def test_the_square_wave_swings_at_its_own_period():
     assert summary("square_inphase").metrics["power_coincidence_frac"] == pytest.approx(0.99, abs=0.01)
 
 
+def test_without_its_ring_the_square_wave_swings_as_much_up_to_5_hz():
+    """1,135 W of the ring's 1,231 W; a wave has no other line below the Nyquist frequency of the 100 ms of `fast`."""
+    folder = MeasuredFolder(FOLDER / "square_inphase")
+    tables = {tier: table for tier, table in folder.telemetry().items() if tier != "ring"}
+    found = summarize(None, folder.marks(), tables, folder.manifests())
+    assert found.tags["power_source"] == "fast" and found.metrics["sensor_period_s"] == pytest.approx(0.1, rel=0.01)
+    assert found.metrics["power_swing_rms_w"] == pytest.approx(1135, rel=0.02)
+
+
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_every_metric_is_finite_and_shares_are_shares(recording):
     for name, value in summary(recording).metrics.items():

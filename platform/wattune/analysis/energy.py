@@ -1,14 +1,14 @@
 """Power series of devices, the energy under them, and how well that agrees with the devices' own energy counters."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from wattune.analysis.align import Aligned
 from wattune.analysis.readings import Device, Readings
-from wattune.analysis.series import Series
+from wattune.analysis.series import Floats, Series
 
 COVERED_PERIODS: Final = 3.0
 """An interval between samples counts as covered up to this many of the series' usual intervals.
@@ -54,6 +54,9 @@ class PowerTrace:
     """Median interval between samples."""
     sensor_period_s: float
     """Half the finest window the sensor resolves: by its calibration, else the median interval between new values."""
+    smoothed_s: tuple[float, ...]
+    """Lengths of the moving means that stand between the power and its series and are known: of a frequency f each
+    leaves sinc(f length). What the sensor itself may average is not among them."""
     coverage_frac: float
     """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
     against_counter_j: tuple[float, float] | None
@@ -61,6 +64,8 @@ class PowerTrace:
     least `LEAST_COUNTER_SPAN_S`, and where the power was made from the counter."""
     largest_gap_s: float
     """Longest time of the window without a sample, its ends included."""
+    stands_in: bool = False
+    """Whether a finer series was read too, and covers too little of the window."""
 
     @property
     def series(self) -> Series:
@@ -111,9 +116,10 @@ class Powers:
 def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None = None) -> Powers:
     """The power traces of every device that counts.
 
-    The series of a device is the ring where there is one, else fast instant power. Devices whose manifest names one
-    `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the package's
-    power is read at one of its two GCDs).
+    The series of a device is the ring where that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power
+    where that does; where neither does, the finest there is, and nothing is said of power. Devices whose manifest names
+    one `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the
+    package's power is read at one of its two GCDs).
 
     Args:
         aligned: The trial or recording.
@@ -124,7 +130,7 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None =
         domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
     counted = set(aligned.devices)
     sensors = [devices for devices in domains.values() if counted.intersection(devices)]
-    each = [_first_trace(aligned, devices, look) for devices in sensors]
+    each = [_best_trace(aligned, devices, look) for devices in sensors]
     found = [trace for trace in each if trace is not None]
     without = [devices for devices, trace in zip(sensors, each, strict=True) if trace is None]
     outside = sum(_read_at_all(aligned, devices) for devices in without)
@@ -145,20 +151,37 @@ def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
     )
 
 
-def _first_trace(
+def _best_trace(
     aligned: Aligned, devices: list[Device], look: Callable[[PowerTrace, Series], None] | None
 ) -> PowerTrace | None:
+    # A ring that was lost for a while, or whose last drain is missing, must not cost what another tier read meanwhile.
+    best: tuple[PowerTrace, Series] | None = None
+    falls_short = False
+    for found in _traces(aligned, devices):
+        covers = found is not None and found[0].coverage_frac >= LEAST_COVERAGE_FRAC
+        if found is not None and (covers or best is None):
+            best = replace(found[0], stands_in=falls_short), found[1]
+        if covers:
+            break
+        falls_short = True
+    if best is None:
+        return None
+    if look is not None:
+        look(*best)
+    return best[0]
+
+
+def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrace, Series] | None]:
+    """Every trace of a sensor's power with its series, the finest first; None for one that is outside the window."""
     for tier, column in _POWER:
         for device in devices:
             readings = aligned.tiers.get(tier, {}).get(device)
             raw = readings.series(column) if readings is not None else None
             clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
             if raw is not None and clipped is not None:
-                trace = _trace(aligned, tier, column, device, devices, raw, clipped)
-                if look is not None:
-                    look(trace, clipped)
-                return trace
-    return None
+                yield _trace(aligned, tier, column, device, devices, raw, clipped), clipped
+            elif raw is not None:
+                yield None
 
 
 def _trace(
@@ -166,17 +189,21 @@ def _trace(
 ) -> PowerTrace:
     # Of a long recording some intervals, evenly chosen, have the same median as all.
     every = max(len(raw.time_s) // MOST_INTERVALS, 1)
-    spacing_s = period_s = float(np.median(raw.time_s[1::every] - raw.time_s[:-1:every]))
-    limits = aligned.known.get(device, {}).get("sensor_limits", {})
-    finest_s = limits.get(tier, {}).get("finest_window_s")
-    if finest_s is not None:
-        # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
-        period_s = max(spacing_s, finest_s / 2)
-    elif tier != "ring":
+    spacing_s = held_s = float(np.median(raw.time_s[1::every] - raw.time_s[:-1:every]))
+    known = aligned.known.get(device, {})
+    if tier != "ring":
         # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
         # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
-        period_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
+        held_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
+    finest_s = known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
+    # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
+    period_s = held_s if finest_s is None else max(spacing_s, finest_s / 2)
+    # Lines between readings of a value that is held: sinc squared where every reading is a new one. Power that is a
+    # counter's rise is the mean since the reading before, too.
+    smoothed_s: tuple[float, ...] = (spacing_s, min(held_s, period_s))
+    if known.get("power_from_energy_counter"):
+        smoothed_s = *smoothed_s, spacing_s
     longest_s, missed_s = clipped.gaps_s(COVERED_PERIODS * spacing_s)
     start_s, end_s = float(clipped.time_s[0]), float(clipped.time_s[-1])
 
@@ -200,6 +227,7 @@ def _trace(
         from_ring=tier == "ring",
         spacing_s=spacing_s,
         sensor_period_s=period_s,
+        smoothed_s=smoothed_s,
         coverage_frac=(end_s - start_s - missed_s) / aligned.duration_s,
         against_counter_j=_against_counter_j(aligned, device, clipped),
         largest_gap_s=max(longest_s, start_s, aligned.duration_s - end_s),
@@ -221,14 +249,17 @@ def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple
 
 def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
     """The lowest limit enforced on a trace's sensor in the window: as read, else as the manifest has it."""
-    device = trace.devices[0]
-    readings = aligned.tiers.get("slow", {}).get(device)
-    if readings is not None:
-        _, limit_w = readings.inside("power_limit_w", 0.0, aligned.duration_s)
-        if len(limit_w):
-            return float(limit_w.min())
-    known = aligned.known.get(device, {}).get("power_limit_w")
+    limit_w = limit_readings_w(aligned, trace)
+    if len(limit_w):
+        return float(limit_w.min())
+    known = aligned.known.get(trace.devices[0], {}).get("power_limit_w")
     return None if known is None else float(known)
+
+
+def limit_readings_w(aligned: Aligned, trace: PowerTrace) -> Floats:
+    """What was read in the window of the limit enforced on a trace's sensor; empty where it was not."""
+    readings = aligned.tiers.get("slow", {}).get(trace.devices[0])
+    return np.empty(0) if readings is None else readings.inside("power_limit_w", 0.0, aligned.duration_s)[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

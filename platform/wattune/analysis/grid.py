@@ -104,10 +104,18 @@ class EnergySum:
             window_s: Length of the window the grid is of.
         """
         self._energy_j: Floats = np.zeros(int(window_s / GRID_S + 1e-6) + 1)
-        self._first, self._end, self._sensor_period_s = 0, len(self._energy_j), 0.0
+        self._first, self._end = 0, len(self._energy_j)
+        self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()
 
-    def add(self, series: Iterable[Piece], sensor_period_s: float) -> Iterator[Piece]:
+    def add(
+        self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...] = ()
+    ) -> Iterator[Piece]:
         """Takes one more sensor's pieces in as they go by.
+
+        Args:
+            series: The pieces.
+            sensor_period_s: Of the sensor.
+            smoothed_s: Lengths of the moving means its series is behind.
 
         Yields:
             The pieces.
@@ -121,19 +129,19 @@ class EnergySum:
         # From where it covers nothing, it adds nothing: those points have no sum.
         self._first = max(self._first, 0 if first is None else first)
         self._end = min(self._end, 0 if end is None else end)
-        self._sensor_period_s = max(self._sensor_period_s, sensor_period_s)
+        self._coarsest = max(self._coarsest, (sensor_period_s, smoothed_s))
 
     def merge(self, other: "EnergySum") -> "EnergySum":
         """Adds another one's sensors to these."""
         self._energy_j += other._energy_j
         self._first, self._end = max(self._first, other._first), min(self._end, other._end)
-        self._sensor_period_s = max(self._sensor_period_s, other._sensor_period_s)
+        self._coarsest = max(self._coarsest, other._coarsest)
         return self
 
     @property
     def energy(self) -> "GridEnergy":
         """What was added up."""
-        return GridEnergy(self._energy_j[self._first : max(self._end, self._first)], self._sensor_period_s, self._first)
+        return GridEnergy(self._energy_j[self._first : max(self._end, self._first)], *self._coarsest, self._first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +152,8 @@ class GridEnergy:
     """Cumulative, at points `GRID_S` apart."""
     sensor_period_s: float
     """Of the coarsest sensor in it."""
+    smoothed_s: tuple[float, ...] = ()
+    """Lengths of the moving means that sensor's series is behind."""
     first: int = 0
     """Number of the first point."""
 
@@ -183,9 +193,10 @@ class GridEnergy:
         """RMS of power in `SWING_BAND_HZ`, or up to the sensor's Nyquist frequency where that is lower.
 
         Welch's method (1967): Hann-windowed segments of `SWING_SEGMENT_S` that overlap by half, each less its mean; the
-        averaged power spectral density is summed over the band. What linear interpolation between samples and the means
-        of grid cells take away (sinc squared and sinc) is put back. None where the grid is shorter than a period of the
-        band's lower end, or the sensor slower than that.
+        averaged power spectral density is summed over the band. What lines between readings, values held between
+        changes and the means of grid cells take away (a sinc each) is put back. What the power does faster than the
+        sensor's Nyquist frequency folds into the band, and nothing tells it from what is there. None where the grid is
+        shorter than a period of the band's lower end, or the sensor slower than that.
         """
         low_hz, high_hz = SWING_BAND_HZ[0], min(SWING_BAND_HZ[1], 0.5 / self.sensor_period_s)
         cells = len(self.energy_j) - 1
@@ -205,5 +216,5 @@ class GridEnergy:
         power *= 2 / (count * size * (taper**2).sum())
         frequency_hz = np.fft.rfftfreq(size, GRID_S)
         band = (frequency_hz >= low_hz) & (frequency_hz <= high_hz)
-        response = np.sinc(frequency_hz[band] * self.sensor_period_s) ** 2 * np.sinc(frequency_hz[band] * GRID_S)
+        response = np.prod([np.sinc(frequency_hz[band] * each_s) for each_s in (*self.smoothed_s, GRID_S)], axis=0)
         return float(np.sqrt((power[band] / response**2).sum()))

@@ -80,7 +80,7 @@ class _Look:
         short, long = (resolves(window_s, trace.sensor_period_s) for window_s in (WINDOW_S, LONGEST_S))
         finder = ExcursionFinder(limit_w) if short and limit_w else None
         most_short_j = most_long_j = -np.inf
-        for piece in self._node.add(pieces(series), trace.sensor_period_s):
+        for piece in self._node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             if finder is not None:
                 most_short_j = max(most_short_j, finder.add(piece))
             elif short:

@@ -31,6 +31,8 @@ class Facts:
     simulated: bool = False
     replayed: bool = False
     """Whether readings come from an earlier recording: right, but no new measurement."""
+    num_stand_ins: int = 0
+    """Power sensors whose finest series covers too little of the window, so that a coarser one is taken."""
     coverage_frac: float | None = None
     largest_gap_s: float | None = None
     energy_error_frac: float | None = None
@@ -94,6 +96,7 @@ THRESHOLDS: Final = (
     Threshold(
         code="low_coverage", fact="coverage_frac", publishable=0.98, indicative=LEAST_COVERAGE_FRAC, at_least=True
     ),
+    Threshold(code="ring_incomplete", fact="num_stand_ins", publishable=0, indicative=None),
     Threshold(code="gap", fact="largest_gap_s", publishable=0.5, indicative=3.0),
     Threshold(code="energy_disagrees", fact="energy_error_frac", publishable=0.005, indicative=0.05),
     Threshold(code="energy_unchecked", fact="energy_checked", publishable=1, indicative=None, at_least=True),

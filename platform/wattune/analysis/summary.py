@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from wattune.analysis.align import Aligned
 from wattune.analysis.decompose import decompose_metrics
-from wattune.analysis.energy import Powers, PowerTrace, energy_metrics, integral_error_frac, powers
+from wattune.analysis.energy import (
+    Powers,
+    PowerTrace,
+    energy_metrics,
+    integral_error_frac,
+    limit_readings_w,
+    powers,
+)
 from wattune.analysis.examine import Examined, examine
 from wattune.analysis.excursion import excursion_metrics
 from wattune.analysis.grid import SWING_BAND_HZ, EnergySum, pieces
@@ -120,7 +127,7 @@ def summary_of(
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),
-        **_power_tags(traces, metrics),
+        **_power_tags(aligned, traces, metrics),
         **_found_tags(examined),
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
     }
@@ -246,6 +253,7 @@ def _facts(
         has_power=has_power,
         simulated=simulated,
         replayed=read_by("replay", manifests),
+        num_stand_ins=sum(trace.stands_in for trace in traces.traces),
         coverage_frac=metrics.get("sample_coverage_frac"),
         largest_gap_s=max((trace.largest_gap_s for trace in traces.traces), default=None),
         energy_error_frac=metrics.get("energy_integral_error_frac"),
@@ -304,12 +312,13 @@ def _num_other_processes(aligned: Aligned) -> int | None:
     return max(counts, default=None)
 
 
-def _power_tags(traces: Powers, metrics: Mapping[str, float]) -> dict[str, str]:
+def _power_tags(aligned: Aligned, traces: Powers, metrics: Mapping[str, float]) -> dict[str, str]:
     tags = {}
     if traces.traces:
         tags["power_source"] = "+".join(sorted({"ring" if trace.from_ring else "fast" for trace in traces.traces}))
     if "excursion_count" in metrics or "over_limit_20ms_time_frac" in metrics:
-        tags["excursion_limit"] = "enforced"
+        read = all(len(limit_readings_w(aligned, trace)) for trace in traces.traces)
+        tags["excursion_limit"] = "enforced" if read else "manifest"
     if "power_swing_rms_w" in metrics:
         high_hz = min(SWING_BAND_HZ[1], 0.5 / metrics["sensor_period_s"])
         tags["power_swing_band_hz"] = f"{SWING_BAND_HZ[0]:g}-{high_hz:g}"

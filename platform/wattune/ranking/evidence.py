@@ -120,12 +120,14 @@ def side_of(study: StudyFolder, wanted: str) -> Side:
         wanted: The trial's id, or its first digits, and with `-N` its repeat N.
 
     Raises:
-        PlanError: There is no such trial, several begin so, or it did not complete.
+        PlanError: There is no such trial, several begin so, it did not complete, or its files cannot be read.
         TelemetryError: Its telemetry cannot be read.
     """
     trial, _, number = wanted.partition("-")
-    pairs = [(spec, finite(result)) for spec, result in study.results()]
-    ids = {result.trial_id for _, result in pairs}
+    finished = study.finished()
+    pairs = [(spec, finite(result)) for spec, result in finished.results]
+    unreadable = {one.name: one.reason for one in finished.unreadable}
+    ids = {result.trial_id for _, result in pairs} | {name.rpartition("-")[0] for name in unreadable}
     begun = sorted(one for one in ids if one.startswith(trial)) if trial else []
     if len(begun) != 1:
         have = f"trials {', '.join(begun)} begin so" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
@@ -136,6 +138,9 @@ def side_of(study: StudyFolder, wanted: str) -> Side:
     repeats = completed(result for _, result in own)
     chosen = [result for result in repeats if not number or str(result.repeat) == number]
     if not chosen:
+        for name in [f"{begun[0]}-{number}"] if number else sorted(unreadable):
+            if name in unreadable and name.rpartition("-")[0] == begun[0]:
+                raise PlanError(unreadable[name])
         ended = ", ".join(f"repeat {result.repeat} {result.status}" for _, result in own)
         raise PlanError(f"trial {wanted} of study {study.path} has no completed repeat to compare: {ended}")
     result = min(chosen, key=lambda one: one.repeat)

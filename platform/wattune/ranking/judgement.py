@@ -13,11 +13,8 @@ from typing import Any, Final, TypeAlias
 
 from wattune.objective import Constraint, Objective
 from wattune.spread import Anchor, Interval, anchor, interval
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
-
-QUALITIES: Final = ("invalid", "", "indicative", "publishable")
-"""Qualities from worst to best; empty is a result that nobody judged."""
 
 Results: TypeAlias = Sequence[tuple[TrialSpec, TrialResult]]
 """Specification and result of every repeat of a study's trials, in any order."""

@@ -7,19 +7,23 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Final
 
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.objective import Constraint, Objective
-from wattune.ranking.judgement import QUALITIES, RankedTrial, Results, Spreads, Verdict, completed, finite, judge
+from wattune.ranking.judgement import RankedTrial, Results, Spreads, Verdict, completed, finite, judge
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec
+from wattune.storage.study import UnreadableTrial
+from wattune.trial import QUALITIES, TrialResult, TrialSpec
 from wattune.units import format_quantity
 
 S_PER_H: Final = 3600
+
+MOST_NAMED: Final = 10
+"""Unreadable trials that the warnings name one by one; `unreadable` has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class Ranking:
     """The studies ranked together; empty for one."""
     drifts: tuple[str, ...] = ()
     """What the anchor says of drift in the objective, in words."""
+    unreadable: tuple[UnreadableTrial, ...] = ()
+    """Repeats that ended and that nothing can be said of, the study's name in front where there are several."""
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
@@ -85,6 +91,8 @@ class Ranking:
         if self.num_filtered:
             quality = [f"quality below {self.least_quality}"] if self.least_quality else []
             parts.append(f"{self.num_filtered} left out by {' and '.join([*map(str, self.where), *quality])}")
+        if self.unreadable:
+            parts.append(f"{len(self.unreadable)} left out that cannot be read")
         return "; ".join(parts)
 
     @property
@@ -102,7 +110,9 @@ class Ranking:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes rows of this ranking unlike each other, or its order uncertain; empty is good."""
-        found = []
+        found = [f"left out: {one.reason}" for one in self.unreadable[:MOST_NAMED]]
+        if len(self.unreadable) > MOST_NAMED:
+            found.append(f"{len(self.unreadable) - MOST_NAMED} more cannot be read; --json and --csv name each")
         metric, compared = self.objective.metric, [row for row in self.trials if row.counted]
         if len(self._sizes) > 1:
             found.append(
@@ -140,6 +150,7 @@ class Ranking:
             "qualities": self.qualities,
             "simulated": self.simulated,
             "num_filtered": self.num_filtered,
+            "unreadable": [asdict(one) for one in self.unreadable],
             **{str(verdict): [row.to_json() for row in getattr(self, verdict)] for verdict in Verdict},
         }
 

@@ -3,13 +3,13 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.judgement import Results
 from wattune.ranking.order import Ranking, rank
-from wattune.storage.study import StudyFolder
+from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.ledger import read_study
 
 
@@ -24,14 +24,17 @@ class Source:
     constraints: tuple[str, ...]
     place: str
     """Where it was read, for messages."""
+    unreadable: tuple[UnreadableTrial, ...] = ()
+    """Trials that ended and are not among the results."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
         """A study's folder."""
-        document = study.document()
+        document, finished = study.document(), study.finished()
         return cls(
             name=study.name,
-            results=study.results(),
+            results=finished.results,
+            unreadable=tuple(finished.unreadable),
             objective=document.get("objective"),
             constraints=tuple(document.get("constraints", ())),
             place=str(study.path),
@@ -102,13 +105,19 @@ def rank_sources(
         bounds = [(source.name, "; ".join(source.constraints) or "none") for source in sources]
         _agreed("constraint", bounds)
         constraints = sources[0].constraints
-    return rank(
+    ranking = rank(
         {source.name: source.results for source in sources},
         parse_objective(objective),
         [parse_constraint(text) for text in constraints],
         where=[parse_constraint(text) for text in where],
         least_quality=least_quality,
     )
+    named = [
+        replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one
+        for source in sources
+        for one in source.unreadable
+    ]
+    return replace(ranking, unreadable=tuple(named))
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:

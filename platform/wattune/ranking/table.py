@@ -84,13 +84,16 @@ def to_table(ranking: Ranking) -> pa.Table:
         "wattune.constraints": "\n".join(map(str, ranking.constraints)),
         "wattune.where": "\n".join(map(str, ranking.where)),
         "wattune.note": ranking.note,
+        "wattune.unreadable": "\n".join(one.reason for one in ranking.unreadable),
         "wattune.simulated": str(ranking.simulated).lower(),
     }
     return pa.Table.from_pylist(rows, schema=_TABLE.with_metadata(metadata))
 
 
 def to_csv(ranking: Ranking) -> str:
-    """One line per trial in the order it is listed; a metric is the middle of its interval, empty where unmeasured.
+    """One line per trial in the order it is listed, then one per repeat that cannot be read (verdict `unreadable`).
+
+    A metric is the middle of its interval, empty where unmeasured.
 
     The objective has its interval beside it, every constraint what was got, the distance to its bound and the
     probability that it holds. Columns are named as in the ranking's JSON.
@@ -120,6 +123,8 @@ def to_csv(ranking: Ranking) -> str:
         lines.writerow(
             {name: "" if value is None else value for name, value in cells.items()} | {"num_repeats": len(row.counted)}
         )
+    for one in ranking.unreadable:
+        lines.writerow({"verdict": "unreadable", "trial_id": one.name, "reason": one.reason})
     return written.getvalue()
 
 

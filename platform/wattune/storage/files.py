@@ -23,6 +23,9 @@ CALIBRATIONS: Final = "calibration"
 FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a study or a recording may be called."""
 
+_NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system without hard links says, such as FAT or a bucket that is mounted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -108,8 +111,18 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves either the old content or the new, never a part."""
+def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
+    """Writes a file so that a crash leaves either the old content or the new, never a part.
+
+    Args:
+        path: Its place.
+        content: All of it.
+        over: Whether what is there may be replaced. Where it may not, one of several processes that write at the same
+            moment does (the last one, on a file system without hard links).
+
+    Returns:
+        Whether it was written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -117,16 +130,36 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
-        _make_lasting(path.parent)
+        if over:
+            partial.replace(path)
+        elif not _is_first(partial, path):
+            return False
+        make_lasting(path.parent)
     except OSError as error:
         error.filename = str(path)  # a disk that is full names no file, and the unfinished one means nothing to a user
+        raise
+    finally:
         with suppress(OSError):  # what stopped the writing may stop this too, and is what the caller must hear of
             partial.unlink(missing_ok=True)
-        raise
+    return True
 
 
-def _make_lasting(folder: Path) -> None:
+def _is_first(partial: Path, path: Path) -> bool:
+    """Puts a file in its place unless there is one, and says whether there was none."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if path.exists():
+            return False
+        partial.replace(path)
+    return True
+
+
+def make_lasting(folder: Path) -> None:
     """Has a rename in a folder survive a power cut, where the folder and its file system can be asked for that."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -141,9 +174,9 @@ def _make_lasting(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes one JSON file, whole or not at all."""
-    write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
+    """Writes one JSON file, whole or not at all; see `write_whole`."""
+    return write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode(), over=over)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

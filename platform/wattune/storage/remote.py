@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -310,9 +311,10 @@ def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> di
     wanted = []
     for trial in sorted(finished):
         folder = TrialFolder(study.path / "trials" / trial)
-        known = folder.result()
-        if known is None or not known.status.is_final:
-            folder.clear()
+        with suppress(PlanError):  # what cannot be read stays as it is: whoever reads the study names it
+            known = folder.result()
+            if known is None or not known.status.is_final:
+                folder.clear()
         inside = [name for name in names if name.startswith(f"trials/{trial}/")]
         wanted += [name for name in inside if whole or name.split("/", 2)[2] in _SMALL]
     wanted += [name for name in names if "/" not in name and name != "study.yaml"]

@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +41,7 @@ from wattune.storage.files import (
     write_whole,
 )
 from wattune.storage.measured import RECORDINGS, MeasuredFolder
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -54,6 +55,9 @@ _LONGEST_SHOWN: Final = 200
 
 _NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """What reading a trial's files raises where they are damaged, or written by hand or another version."""
+
+_KINDS: Final = {"trial_id": str, "repeat": int, "reason": str, "tags": dict, "start_wall_ns": int, "end_wall_ns": int}
+"""What a result's fields have to be for a ranking, beyond what making one of them checks."""
 
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 
@@ -115,6 +119,11 @@ class TrialFolder(MeasuredFolder):
         path = self.path / "result.json"
         return _read_result(path) if path.exists() else None
 
+    def keep_result(self, result: TrialResult) -> TrialResult:
+        """Writes the result unless there is one, be it of this moment and another process, and gives what stands."""
+        path = self.path / "result.json"
+        return result if write_json(path, result.to_json(), over=False) else _read_result(path)
+
     def write_error(self, text: str) -> None:
         """Writes what went wrong in this program itself while the trial ran."""
         write_whole(self.path / "error.txt", text.encode())
@@ -140,6 +149,26 @@ class TrialFolder(MeasuredFolder):
     def clear(self) -> None:
         """Removes what an attempt left that another one takes the place of."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableTrial:
+    """One repeat of a trial that ended and whose files cannot be read."""
+
+    name: str
+    """Its folder's: the trial's id and the repeat."""
+    reason: str
+    """Why, and what to do, in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a study's folder says of the trials that ended."""
+
+    results: list[tuple[TrialSpec, TrialResult]]
+    """Every repeat that can be read, with its specification."""
+    unreadable: list[UnreadableTrial]
+    """Those that cannot; whoever leaves them out has to say so."""
 
 
 class StudyFolder:
@@ -241,14 +270,23 @@ class StudyFolder:
 
     @contextmanager
     def if_idle(self) -> Iterator[bool]:
-        """Holds the study unless another process runs it, and says which."""
+        """Holds the study unless another process runs it, and says which.
+
+        Raises:
+            PlanError: Its file system has no locks.
+        """
         with open(self.path / ".running", "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-            else:
-                yield True
+                idle = True
+            except BlockingIOError:
+                idle = False
+            except OSError as error:
+                raise PlanError(
+                    f"the file system of {self.path} has no locks: {error.strerror}; mount it with flock, or give "
+                    "--storage a local folder or a URL"
+                ) from error
+            yield idle
 
     def trial(self, trial_id: str, repeat: int) -> TrialFolder:
         """The folder of one repeat of one trial, made or not."""
@@ -259,13 +297,18 @@ class StudyFolder:
         return [TrialFolder(path.parent) for path in sorted(self.path.glob("trials/*/spec.json"))]
 
     def results(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """Every finished trial with its specification.
+        """Every finished trial that can be read, with its specification; `finished` says which cannot."""
+        return self.finished().results
+
+    def finished(self) -> Finished:
+        """Every finished trial; one that cannot be read takes no other with it.
 
         Raises:
-            PlanError: A file of a finished trial cannot be read as one.
+            PlanError: There are finished trials, and not one of them can be read.
         """
         # Ten thousand trials are ranked while somebody waits: every file is opened once, and no path object is made.
-        found = []
+        results: list[tuple[TrialSpec, TrialResult]] = []
+        problems: dict[str, PlanError] = {}
         for folder in _folders(self.path / "trials"):
             try:
                 with open(f"{folder}/result.json", "rb") as file:
@@ -273,14 +316,18 @@ class StudyFolder:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise _no_trial(folder, error) from error
+                problems[folder] = _no_trial(folder, error)
+                continue
             try:
                 with open(f"{folder}/spec.json", "rb") as file:
                     spec = TrialSpec.from_json(json.loads(file.read().decode()))
-                found.append((spec, _result_of(written)))
+                results.append((spec, _result_of(written)))
             except _NO_TRIAL as error:
-                raise _no_trial(folder, error) from error
-        return found
+                problems[folder] = _no_trial(folder, error)
+        if problems and not results:
+            raise next(iter(problems.values()))
+        unreadable = [UnreadableTrial(name=Path(where).name, reason=str(why)) for where, why in problems.items()]
+        return Finished(results=results, unreadable=unreadable)
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """One table of all trials, for queries beyond one trial: pyarrow and duckdb read only what they are asked for.
@@ -374,6 +421,11 @@ def _read_result(path: Path) -> TrialResult:
 def _result_of(content: bytes) -> TrialResult:
     result = TrialResult.from_json(json.loads(content.decode()))
     sum(result.metrics.values())  # a TypeError where one is no number, at the price of none of ten thousand results
+    for name, kind in _KINDS.items():
+        if not isinstance(getattr(result, name), kind):
+            raise TypeError(f"{name}: got {json.dumps(getattr(result, name))[:_LONGEST_SHOWN]}")
+    if result.quality not in QUALITIES:
+        raise ValueError(f'quality: got "{result.quality[:_LONGEST_SHOWN]}"')
     return result
 
 
@@ -381,7 +433,10 @@ def _no_trial(folder: Path | str, error: Exception) -> PlanError:
     if isinstance(error, PermissionError):
         return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
     text = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return PlanError(f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study")
+    return PlanError(
+        f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
+        "`wattune run` measures it anew"
+    )
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:

@@ -22,6 +22,10 @@ LEASE_S: Final = 10.0
 RUNTIME_VARIABLE: Final = "WATTUNE_RUNTIME"
 """Another folder for device locks: for machines that play several nodes, and for tests."""
 
+LONGEST_LOOK_S: Final = 2.0
+"""What passes between two looks at a lease counts up to this: a process that did not look for longer was stopped, and
+then its owner may have been too. Samplers look every 0.8 s."""
+
 _POLL_S: Final = 0.1
 
 
@@ -38,22 +42,25 @@ class Lease:
         """
         self._path, self._lease_ns, self._clock_ns = path, s_to_ns(lease_s), clock_ns
         self._mtime_ns: int | None = None
-        self._renewed_ns = clock_ns()
+        self._age_ns, self._looked_ns = 0, clock_ns()
 
     def expired(self) -> bool:
         """Whether its owner is gone: nobody touched it for so long, or it was deleted.
 
         The age is the time since a change was seen, never wall clock minus file time: stepping the wall clock must not
-        end a recording.
+        end a recording. Nor must a node that stood still, a paused container or a job that was suspended: when it goes
+        on, its owner has most of the lease to renew it, see `LONGEST_LOOK_S`.
         """
         try:
             mtime_ns = self._path.stat().st_mtime_ns
         except FileNotFoundError:
             return True
         now_ns = self._clock_ns()
+        self._age_ns += min(now_ns - self._looked_ns, s_to_ns(LONGEST_LOOK_S))
+        self._looked_ns = now_ns
         if mtime_ns != self._mtime_ns:
-            self._mtime_ns, self._renewed_ns = mtime_ns, now_ns
-        return now_ns - self._renewed_ns >= self._lease_ns
+            self._mtime_ns, self._age_ns = mtime_ns, 0
+        return self._age_ns >= self._lease_ns
 
 
 class FileLock:

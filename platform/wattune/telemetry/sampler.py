@@ -8,10 +8,12 @@ recording of `wattune.telemetry.store`.
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +32,10 @@ _LOG: Final = "sampler.log"
 _LOG_TAIL_LINES: Final = 12
 _POLL_S: Final = 0.02
 _HIGHEST_RATE_HZ: Final = 1000.0
-_STUCK_S: Final = 60
-"""A sampler that a driver call has held for so long is ended by the kernel: it could never see its lease expire."""
+_STUCK_S: Final = 60.0
+"""A sampler that a driver call has held for so long ends itself: it could never see its lease expire."""
+_WATCH_S: Final = 1.0
+"""How often it looks whether one does."""
 _STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _DETACH: Final = '"$@" >&2 & echo $!'
@@ -218,15 +222,45 @@ def parse_rate(text: str) -> tuple[str, float]:
     return tier, rate_hz
 
 
+class Watchdog:
+    """Ends this process where a driver call holds its loop and never returns.
+
+    It counts its own looks, not time: in a process that is stopped (Slurm's `scontrol suspend`, a paused container, a
+    freezer) it does not look either. A timer would have run out by the time the process goes on, and end it then.
+    """
+
+    def __init__(self, stuck_s: float = _STUCK_S) -> None:
+        """Begins to look; nothing is held before the first `beat`: sensors may take their time to open.
+
+        Args:
+            stuck_s: Longest time from one `beat` to the next, while the process runs.
+        """
+        self._most_looks, self._beats = math.ceil(stuck_s / _WATCH_S), 0
+        # Driver calls go through ctypes, which lets other threads run meanwhile.
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def beat(self) -> None:
+        """Says that the loop goes on."""
+        self._beats += 1
+
+    def _run(self) -> None:
+        seen, looks = self._beats, 0
+        while looks < self._most_looks:
+            time.sleep(_WATCH_S)
+            beats = self._beats
+            seen, looks = beats, looks + 1 if 0 < beats == seen else 0
+        os.write(2, f"error: a driver call held the sampler for {self._most_looks * _WATCH_S:.0f} s\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def wait_for_signal(timeout_s: float) -> str | None:
-    """Sleeps until a stop signal or a time-out, and has the kernel end this process if it never comes back here.
+    """Sleeps until a stop signal or a time-out.
 
     The stop signals must be blocked, so that they interrupt nothing else.
 
     Returns:
         The signal's name, or None.
     """
-    signal.alarm(_STUCK_S)
     received = signal.sigtimedwait(_STOP_SIGNALS, timeout_s)
     # Continued after a stop past its deadline, CPython 3.11 returns a signal number that was never filled in.
     if received is None or received.si_signo not in _STOP_SIGNALS:
@@ -264,7 +298,13 @@ def sample(
                 identities = [info.uuid or info.device for info in opened[name].devices()]
                 held.enter_context(DeviceLocks(name, identities, wait_s=lock_wait_s))
         rates_hz = {**DEFAULT_RATES_HZ, **rates_hz}
-        sampler = Sampler(folder, opened, node=node, expired=lease.expired, wait=wait_for_signal, rates_hz=rates_hz)
+        watchdog = Watchdog()
+
+        def wait(timeout_s: float) -> str | None:
+            watchdog.beat()
+            return wait_for_signal(timeout_s)
+
+        sampler = Sampler(folder, opened, node=node, expired=lease.expired, wait=wait, rates_hz=rates_hz)
         return sampler.run()
 
 

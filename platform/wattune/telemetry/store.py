@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
+from wattune.storage.files import make_lasting
 from wattune.telemetry.backend import ERROR_SUFFIX
 from wattune.telemetry.stream import StreamWriter, read_stream
 from wattune.units import s_to_ns
@@ -45,13 +46,17 @@ StoredRow = Mapping[str, int | float | str | None]
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest in one rename: a reader sees the old one or the new one."""
+    """Writes the manifest in one rename: a reader sees the old one or the new one, after a power cut too.
+
+    A folder that was moved or removed meanwhile is not made again: it is another recording's to be.
+    """
     partial = folder / f".{MANIFEST}.{os.getpid()}"
     with open(partial, "w") as file:
         json.dump(manifest, file, indent=1, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / MANIFEST)
+    make_lasting(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

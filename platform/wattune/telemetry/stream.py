@@ -16,6 +16,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from wattune.storage.files import make_lasting
+
 _END_MARK: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """A whole IPC stream ends with a continuation and a length of 0 (Arrow columnar format, IPC streaming format)."""
 _CHECKSUM: Final = struct.Struct("<II")
@@ -71,11 +73,7 @@ class StreamWriter:
         for file in (self._file, self._checksums):
             os.fdatasync(file.fileno())
         if not self._named:
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            make_lasting(self.path.parent)
             self._named = True
 
     def close(self) -> None:

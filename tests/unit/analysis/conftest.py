@@ -6,14 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 
 from wattune.schema import MARKS, TELEMETRY
 
 NS = 1_000_000_000
-# A machine shared with other work may take any time for an example.
-settings.register_profile("shared_machine", deadline=None)
-settings.load_profile("shared_machine")
 Wave = Callable[[np.ndarray], np.ndarray]
 
 

@@ -98,6 +98,28 @@ def test_instant_power_stands_in_where_there_is_no_ring_at_the_period_it_changes
     assert trace.sensor_period_s == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    ("end_s", "source"), [(18.5, "ring"), (17.5, "fast"), (-0.5, "fast")], ids=["covers", "falls_short", "outside"]
+)
+def test_instant_power_stands_in_for_a_ring_that_misses_a_tenth_of_the_window(bench, end_s, source):
+    time_s = np.arange(-1.0, 21.0, 0.05)
+    fast = bench.tier("fast", {GPU: {"time_s": time_s, "power_instant_w": 300 + np.floor(time_s / 0.1) % 7}})
+    seen = []
+    aligned = aligned_ring(bench, {GPU: constant(400)}, more={"fast": fast}, end_s=end_s)
+    found = powers(aligned, lambda trace, _series: seen.append(trace.from_ring))
+    assert found.usable and found.traces[0].from_ring == (source == "ring")
+    assert found.traces[0].coverage_frac == pytest.approx(1.0 if source == "fast" else 0.925, abs=2e-3)
+    assert found.traces[0].stands_in == (source == "fast")
+    assert seen == [source == "ring"], "one series of a sensor is looked at"
+
+
+def test_of_two_series_that_both_fall_short_the_finer_one_says_by_how_much(bench):
+    time_s = np.arange(-1.0, 10.0, 0.05)
+    fast = bench.tier("fast", {GPU: {"time_s": time_s, "power_instant_w": np.arange(len(time_s)) % 7}})
+    found = powers(aligned_ring(bench, {GPU: constant(400)}, more={"fast": fast}, end_s=12.0))
+    assert not found.usable and found.traces[0].from_ring
+
+
 def counter(values, times=None):
     values = np.asarray(values, float)
     return Readings(np.arange(len(values), dtype=float) if times is None else np.asarray(times, float), {"c": values})

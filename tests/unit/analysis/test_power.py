@@ -96,6 +96,31 @@ def test_swing_is_the_rms_of_a_sine_in_the_band(bench, frequency_hz, inside):
         assert metrics["power_swing_rms_w"] < 8.0
 
 
+def swing_of(bench, time_s, power_w, facts=None):
+    fast = bench.tier("fast", {GPU: {"time_s": time_s, "power_instant_w": power_w}})
+    manifests = {"n0": {"devices": {"gpu0": facts or {}}}}
+    return metrics_of(bench, {"fast": fast}, [GPU], manifests)["power_swing_rms_w"]
+
+
+@pytest.mark.parametrize("frequency_hz", [1.0, 3.0, 4.5])
+def test_swing_of_a_value_that_is_held_between_readings_is_that_of_the_power(bench, frequency_hz):
+    """An H200 has a new value every 100 ms; read every 50 ms, each is seen twice."""
+    time_s = np.arange(-1.0, 21.0, 0.05)
+    held_s = np.floor(time_s / 0.1 + 1e-6) * 0.1
+    swing_w = swing_of(bench, time_s, 500 + 100 * np.sin(2 * np.pi * frequency_hz * held_s))
+    assert swing_w == pytest.approx(100 / np.sqrt(2), rel=0.03)
+
+
+@pytest.mark.parametrize("frequency_hz", [1.0, 4.0, 8.0])
+def test_swing_of_power_that_is_a_counters_rise_is_that_of_the_power(bench, frequency_hz):
+    time_s = np.arange(-1.0, 21.0, 0.05)
+    turn = 2 * np.pi * frequency_hz
+    energy_j = 500 * time_s - 100 / turn * np.cos(turn * time_s)
+    power_w = np.diff(energy_j, prepend=energy_j[0] - 25.0) / 0.05
+    swing_w = swing_of(bench, time_s, power_w, {"power_from_energy_counter": True})
+    assert swing_w == pytest.approx(100 / np.sqrt(2), rel=0.03)
+
+
 def test_what_the_sensor_does_not_resolve_is_absent(bench):
     metrics = metrics_of(bench, {"ring": bench.ring({GPU: square()}, period_s=0.2)}, [GPU])
     assert "device_power_peak_20ms_w" not in metrics

@@ -94,6 +94,16 @@ def test_a_whole_trial(bench):
     assert list(summary.metrics) == [name for name in METRICS if name in summary.metrics]
 
 
+def test_whether_the_limit_was_read_or_only_announced_is_said(bench):
+    marks, tables = trial(bench)
+    tables["slow"] = tables["slow"].drop_columns("power_limit_w")
+    assert "excursion_count" not in summarize(SPEC, marks, tables, {}).metrics
+    assert "excursion_limit" not in summarize(SPEC, marks, tables, {}).tags
+    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    assert summary.metrics["device_power_limit_w"] == 700.0
+    assert summary.tags["excursion_limit"] == "manifest"
+
+
 def test_a_recording_without_marks_is_held_to_its_commands_window(bench):
     _, tables = trial(bench)
     window = int(bench.wall_ns("n0", 5.0)), int(bench.wall_ns("n0", 15.0))

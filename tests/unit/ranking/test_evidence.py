@@ -1,5 +1,8 @@
 """What trials' folders show beyond their metrics: evidence, names of trials, and two of them side by side."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 from small_study import make_study, ranking_of
 
@@ -26,6 +29,21 @@ def test_real_recordings_are_ranked_and_compared(study):
     assert found.energy is not None
     assert found.energy.a == pytest.approx(best.counted[0].metrics["energy_per_step_j"], rel=1e-6)
     assert set(found.differences) == {"plan.tp", "plan.pp", "plan.etp", "plan.overlap"}
+
+
+def test_a_trial_whose_result_cannot_be_read_is_compared_by_its_other_repeats_or_not_at_all(tmp_path):
+    study = make_study(tmp_path)
+    best = ranking_of(study).best
+    lost, again = study.trial(best.trial_id, 0), study.trial(best.trial_id, 1)
+    shutil.copytree(lost.path, again.path)
+    again.write_result(replace(best.repeats[0], repeat=1))
+    (lost.path / "result.json").write_text("{")
+    assert side_of(study, best.trial_id).name.endswith("-1")
+    with pytest.raises(PlanError, match=f"{lost.path}: no trial of this version"):
+        side_of(study, f"{best.trial_id}-0")
+    shutil.rmtree(again.path)
+    with pytest.raises(PlanError, match=f"{lost.path}: no trial of this version"):
+        side_of(study, best.trial_id)
 
 
 def test_evidence_is_what_the_folder_holds(study):

@@ -1,8 +1,6 @@
 """Studies at a URL: what is sent, what is fetched, and what a store that is gone does."""
 
 import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -99,6 +97,22 @@ def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here,
     assert contents(stopped.path) == contents(here.trial(SPEC.trial_id, 0).path)
 
 
+def test_a_result_here_that_cannot_be_read_is_left_and_the_others_are_fetched(url, here, tmp_path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    for repeat in (0, 1):
+        remote.send_trial("mine", measured(here, result_of(repeat=repeat)))
+    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
+    broken = measured(other, result_of())
+    (broken.path / "result.json").write_text("{")
+    before = contents(broken.path)
+    remote.fetch_study("mine", tmp_path / "other")
+    assert contents(broken.path) == before
+    found = other.finished()
+    assert [result.repeat for _, result in found.results] == [1]
+    assert [lost.name for lost in found.unreadable] == [broken.path.name]
+
+
 def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, here, tmp_path) -> None:
     remote = RemoteStorage(url)
     remote.send_study(here)
@@ -167,12 +181,11 @@ def test_a_dead_store_costs_one_failure_a_minute(here: StudyFolder, monkeypatch:
 def test_a_store_that_hangs_is_given_up(here: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.2)
     remote = RemoteStorage("memory://hangs")
-    release = threading.Event()
-    monkeypatch.setattr(remote, "_open", lambda: release.wait(30))
-    begun_s = time.monotonic()
+    release, answered = threading.Event(), []
+    monkeypatch.setattr(remote, "_open", lambda: answered.append(release.wait(60)))
     with pytest.raises(TrackingError, match="no answer within"):
         remote.send_study(here)
-    assert time.monotonic() - begun_s < 10
+    assert answered == []
     release.set()
 
 
@@ -195,5 +208,5 @@ def test_a_name_from_the_store_stays_inside_the_study(here: StudyFolder, tmp_pat
 
 def test_repeats_are_trials_of_their_own(url: str, here: StudyFolder) -> None:
     remote = RemoteStorage(url)
-    sent = [remote.send_trial("mine", measured(here, replace(result_of(), repeat=repeat))) for repeat in (0, 1)]
+    sent = [remote.send_trial("mine", measured(here, result_of(repeat=repeat))) for repeat in (0, 1)]
     assert sent == [True, True]

@@ -1,7 +1,10 @@
 """The study folder: whole files or none, one runner, and no study continued with another space."""
 
+import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +121,29 @@ def test_trials_are_read_back_as_they_were_written(study):
     assert len(study.trials()) == 3
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ['{"metrics"', "[]", {"quality": "great"}, {"tags": []}, {"start_wall_ns": "noon"}, {"metrics": [1.0]}, {"new": 1}],
+    ids=str,
+)
+def test_a_trial_that_cannot_be_read_takes_no_other_with_it(study, damage):
+    for repeat in (0, 1):
+        folder = study.trial(SPEC.trial_id, repeat)
+        folder.write_spec(SPEC)
+        folder.write_result(replace(RESULT, repeat=repeat))
+    content = damage if isinstance(damage, str) else json.dumps(RESULT.to_json() | damage)
+    (folder.path / "result.json").write_text(content)
+    found = study.finished()
+    assert found.results == [(SPEC, RESULT)]
+    (lost,) = found.unreadable
+    assert lost.name == f"{SPEC.trial_id}-1" and lost.reason.startswith(f"{folder.path}: no trial of this version")
+    with pytest.raises(PlanError, match="move the folder out"):
+        folder.result()
+    shutil.rmtree(study.trial(SPEC.trial_id, 0).path)
+    with pytest.raises(PlanError, match=folder.path.name):
+        study.finished()
+
+
 def test_a_folder_without_a_readable_specification_is_named(study):
     folder = study.trial(SPEC.trial_id, 0)
     for content in (None, "{", "{}", "[]", '{"plan": 3}'):
@@ -155,6 +181,33 @@ def test_a_write_that_fails_leaves_the_old_result(study, monkeypatch, failing):
         folder.write_result(replace(RESULT, status=TrialStatus.CRASHED, reason="later"))
     assert folder.result() == RESULT
     assert study.results() == [(SPEC, RESULT)]
+
+
+@pytest.mark.parametrize("error", [None, errno.EPERM, errno.ENOTSUP], ids=["links", "no_links", "not_supported"])
+def test_a_result_that_is_there_is_kept_and_no_part_of_another_stays(study, monkeypatch, error):
+    def refuse(*_):
+        raise OSError(error, os.strerror(error))
+
+    if error is not None:
+        monkeypatch.setattr(os, "link", refuse)
+    folder = study.trial(SPEC.trial_id, 0)
+    stopped = replace(RESULT, status=TrialStatus.INTERRUPTED)
+    assert folder.keep_result(stopped) == stopped == folder.result()
+    assert folder.keep_result(RESULT) == stopped == folder.result()
+    assert [path.name for path in folder.path.iterdir()] == ["result.json"]
+
+
+def test_a_result_that_comes_while_another_is_written_is_kept(study, monkeypatch):
+    folder, sync = study.trial(SPEC.trial_id, 0), os.fsync
+
+    def arrives(file):
+        monkeypatch.setattr(os, "fsync", sync)
+        (folder.path / "other").write_text(json.dumps(RESULT.to_json()))
+        (folder.path / "other").replace(folder.path / "result.json")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", arrives)
+    assert folder.keep_result(replace(RESULT, status=TrialStatus.INTERRUPTED)) == RESULT == folder.result()
 
 
 def test_not_a_number_is_never_written(study):
@@ -196,7 +249,6 @@ def started(script, study):
     )
 
 
-@pytest.mark.timeout(60)
 def test_a_killed_writer_leaves_a_whole_result(study):
     with started(WRITER, study) as writer:
         for _ in range(5):
@@ -207,7 +259,6 @@ def test_a_killed_writer_leaves_a_whole_result(study):
     assert result.metrics["step_time_s"] == result.metrics["tokens_per_s"] >= 4
 
 
-@pytest.mark.timeout(60)
 def test_a_study_has_one_runner_and_its_lock_dies_with_it(study):
     with started(HOLDER, study) as holder:
         assert holder.stdout.readline().strip() == "held"
@@ -217,6 +268,15 @@ def test_a_study_has_one_runner_and_its_lock_dies_with_it(study):
     with study.running(), pytest.raises(PlanError, match="another process"), study.running():
         pass
     with study.running():
+        pass
+
+
+def test_a_file_system_without_locks_is_not_called_another_runner(study, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(PlanError, match="has no locks: Function not implemented; mount it with flock"), study.running():
         pass
 
 

@@ -29,15 +29,31 @@ def test_a_lease_expires_unless_it_is_touched(tmp_path: Path) -> None:
     path, clock = tmp_path / "lease", Clock()
     path.touch()
     lease = Lease(path, 10, clock)
+
+    def looks_until_expired(most: int) -> int:
+        for look in range(1, most + 1):
+            clock.s += 1.1
+            if lease.expired():
+                return look
+        return 0
+
     assert not lease.expired()
-    clock.s += 9.9
-    assert not lease.expired()
+    assert looks_until_expired(9) == 0
     os.utime(path, (1, 1))  # whatever the wall clock says: a change is a renewal
+    assert looks_until_expired(20) == 11
+
+
+def test_a_node_that_stood_still_does_not_end_what_its_owner_renews_when_it_goes_on(tmp_path: Path) -> None:
+    path, clock = tmp_path / "lease", Clock()
+    path.touch()
+    lease = Lease(path, 10, clock)
     assert not lease.expired()
-    clock.s += 9.9
-    assert not lease.expired()
-    clock.s += 0.2
-    assert lease.expired()
+    clock.s += 3600.0
+    assert not lease.expired(), "the sampler may look before its owner renews"
+    went_on_s = clock.s
+    while not lease.expired():
+        clock.s += 0.8
+    assert clock.s - went_on_s == pytest.approx(8.0, abs=0.8), "an owner that does not come back is gone all the same"
 
 
 def test_a_deleted_lease_has_expired(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What the store writes is read back: whole, or up to the last batch that is, with what is lost said."""
 
+import errno
 import functools
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
-from wattune.telemetry.store import Store, TierWriter, read_manifest, read_tables, write_manifest
+from wattune.telemetry.store import MANIFEST, Store, TierWriter, read_manifest, read_tables, write_manifest
 from wattune.telemetry.stream import StreamWriter, read_stream
 
 BATCHES, BATCH_ROWS = 6, 10
@@ -198,6 +201,20 @@ def test_the_manifest_counts_what_is_written(tmp_path: Path) -> None:
     assert notes == [] and tables["fast"].num_rows == 20 and tables["slow"].num_rows == 0
 
 
+def test_the_last_manifest_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[Path, bool]] = []
+
+    def note(descriptor: int) -> None:
+        path = tmp_path / MANIFEST
+        closed = path.exists() and json.loads(path.read_text())["closed"]
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), closed))
+
+    store = record(tmp_path, [rows(0)])
+    monkeypatch.setattr(os, "fsync", note)
+    store.close(manifest())
+    assert (tmp_path, True) in synced
+
+
 def test_rows_the_manifest_counts_and_files_that_are_gone_are_missed(tmp_path: Path) -> None:
     record(tmp_path, [rows(0), rows(10)]).close(manifest())
     path = tmp_path / "fast-0000.arrows"
@@ -237,6 +254,23 @@ def test_where_the_manifest_cannot_be_written_either_the_error_is_still_ours(tmp
     shutil.rmtree(folder)  # as on a full disk, no file can be made there
     with pytest.raises(TelemetryError, match="telemetry cannot be written"):
         store.close(manifest())
+    assert not folder.exists(), "what was removed stays removed"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    record(tmp_path, [rows(0)]).close(manifest())
+    assert read_manifest(tmp_path)["closed"] is True and read_tables(tmp_path)[1] == []
 
 
 def test_a_disk_that_fills_up_keeps_what_was_acknowledged(tmp_path: Path) -> None:
