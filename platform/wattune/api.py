@@ -129,7 +129,7 @@ def run_study(
         SpaceError: The space is not valid, names an anchor it does not have, or the study's folder holds another space.
         NothingToTryError: Every candidate is rejected; nothing was written.
         PlanError: The study is being run already.
-        EngineError: The Ray cluster cannot be reached, or is too small.
+        EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     study_spec, candidates = plan(space)
     candidates.require_kept()
@@ -145,6 +145,7 @@ def run_study(
     from wattune.orchestrate.cluster import connect
     from wattune.orchestrate.events import TrialEvent
     from wattune.orchestrate.ledger import Ledger, will_repeat
+    from wattune.orchestrate.run_study import require_libraries
     from wattune.orchestrate.run_study import run_study as run_on_ray
     from wattune.orchestrate.schedule import Budget
 
@@ -179,11 +180,13 @@ def run_study(
                     lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
                     if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
                         cluster.resources_per_rank(lacking[0])
+                    require_libraries(candidates.specs, cluster)
                     run_on_ray(study, ledger, run, cluster)
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
                 ledger.interrupt()
         ranking = _conclude(study)
         delivery.conclude(ranking)
+    ending = ledger.ending or ("budget" if needed else "finished")
     return StudyOutcome(
         study=study,
         candidates=candidates,
@@ -193,8 +196,8 @@ def run_study(
         tracking_page=delivery.tracking_page(),
         tracking_problem=delivery.tracking_problem,
         storage_problem=delivery.storage_problem,
-        ending=ledger.ending or ("budget" if needed else "finished"),
-        num_left=ledger.num_left,
+        ending=ending,
+        num_left=0 if ending == "finished" else ledger.num_left,
         missing=tuple(ledger.missing),
     )
 
@@ -330,6 +333,7 @@ def sync(
 
     Raises:
         TrackingError: One of the two cannot be reached or refuses; what was sent stays sent, to the other one too.
+        PlanError: A trial cannot be read; all others were sent.
     """
     url = find_storage(storage).url
     remote = RemoteStorage(url) if url else None

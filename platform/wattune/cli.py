@@ -1,7 +1,8 @@
 """The command line: one verb a function, each a thin skin over `wattune.api`.
 
 Tables and progress are for people; `--json` prints one object on standard output and nothing else. Exit codes: 0 done,
-1 failed, 2 wrong usage or input, 3 nothing feasible.
+1 failed, 2 wrong usage or input, 3 nothing feasible. Ctrl-C ends `run` with 1, its study not being finished, and the
+others with 130.
 """
 
 import errno
@@ -38,6 +39,9 @@ from wattune.tracking.store import ui_command, ui_url
 
 WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
+
+_STOPPED: Final = "stopped before the end; the same command continues"
+"""What `run` says last after a Ctrl-C, whenever it came."""
 
 _OF_THE_USER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors of files that were named wrong: nothing may be written, or nothing can be."""
@@ -172,20 +176,24 @@ def run(
 ) -> None:
     """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
     _end_in_order()
-    study_spec, candidates = api.plan(space)
     console = _err if as_json else _out
     # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
     stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with stray, StudyProgress(console, study_spec.objective, study_spec.constraints) as progress:
-        outcome = api.run_study(
-            space,
-            storage=storage,
-            address=address,
-            tracking_uri=tracking_uri,
-            max_hours=max_hours,
-            max_trials=max_trials,
-            listener=progress,
-        )
+    try:
+        study_spec, candidates = api.plan(space)
+        with stray, StudyProgress(console, study_spec.objective, study_spec.constraints) as progress:
+            outcome = api.run_study(
+                space,
+                storage=storage,
+                address=address,
+                tracking_uri=tracking_uri,
+                max_hours=max_hours,
+                max_trials=max_trials,
+                listener=progress,
+            )
+    except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
+        _err.print(_STOPPED)
+        raise typer.Exit(1) from None
     ranking = outcome.ranking
     uri = outcome.tracking_uri
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
@@ -200,23 +208,21 @@ def run(
         _out.print(f"Report    {outcome.report_path}", highlight=False, soft_wrap=True)
         for line in filter(None, (ui["command"], ui["url"])):
             _out.print(f"MLflow UI {line}", highlight=False, soft_wrap=True)
-    if outcome.tracking_problem:
-        raise TrackingError(f"{outcome.tracking_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
-    if outcome.storage_problem:
-        raise TrackingError(f"{outcome.storage_problem}\nresults are safe in {outcome.study.path}; run `wattune sync`")
     if outcome.ending == "budget":
         _err.print(f"the budget is used; {outcome.num_left} trial(s) are left, the same command goes on with them")
-        if not ranking.trials:
-            return
     elif outcome.ending == "nodes":
         for missing in outcome.missing:
             _err.print(f"not run: {missing}", highlight=False, soft_wrap=True)
         _err.print(f"{outcome.num_left} trial(s) wait for nodes; start them, the same command continues")
-        raise typer.Exit(1)
     elif not outcome.finished:
-        _err.print("stopped before the end; the same command continues")
+        _err.print(_STOPPED)
+    problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
+    if problems:
+        raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
+    if outcome.ending in ("nodes", "interrupted"):
         raise typer.Exit(1)
-    _end(ranking)
+    if outcome.finished or ranking.trials:
+        _end(ranking)
 
 
 @app.command()

@@ -81,7 +81,7 @@ def write_two_trials(write_space: Callable[..., Path]) -> Callable[..., Path]:
 def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command to its end."""
 
-    def run(*arguments: object, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *map(str, arguments)],
             cwd=tmp_path,

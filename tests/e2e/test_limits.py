@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 LIMIT_W = 950
 """Between a pipeline, whose two simulated GPUs wait for each other (about 760 W), and tensor parallelism, whose
@@ -74,7 +74,8 @@ model = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128
 spec = TrialSpec(model=model, cluster=ClusterSpec(device="cpu", devices_per_node=2), engine="torch",
                  workload=Workload(seq_len=32, global_batch_size=4), plan=Plan(dtype="fp32"))
 with connect() as cluster, Lanes() as lanes:
-    for repeat, (limit_w, seconds) in enumerate([(2000.0, 60.0), (2900.0, 4.0)]):
+    # The first one has the workers start: a busy machine may take longer for that than the load lasts.
+    for repeat, (limit_w, seconds) in enumerate([(9999.0, 1.0), (2000.0, 60.0), (2900.0, 4.0)]):
         folder = root / "study" / "trials" / f"{spec.trial_id}-{repeat}"
         how = Measure(warmup_steps=2, min_steps=4, min_seconds=seconds)
         asked = TrialRequest(spec=spec, repeat=repeat, measure=how, seed=0, folder=folder,
@@ -91,13 +92,13 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     script = tmp_path / "script.py"
     script.write_text(REAL_SENSORS)
     command = [sys.executable, str(script), str(tmp_path), str(recording)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    hot, cool = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
+    _, hot, cool = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
     said = re.search(r"was ([\d.]+) W over 1 s, the hard limit is 2000 W", hot["reason"])
     assert hot["status"] == "aborted" and said is not None, hot
     assert 2000 < float(said[1]) < 2800, "what the recording holds"
     assert hot["took_s"] - float(hot["tags"]["group_start_s"]) < 40, "its measured steps alone would have taken 60 s"
     # What the sensors say is another machine's, so the trial is none to be published; but it ran to its end.
-    assert cool["status"] in ("completed", "invalid") and cool["tags"]["lane_trial"] == "3", cool
+    assert cool["status"] in ("completed", "invalid") and cool["tags"]["lane_trial"] == "4", cool
     assert "group_lost" not in hot["tags"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_model, results, storage: Path) -> None:

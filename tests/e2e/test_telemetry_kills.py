@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from wattune.orchestrate.telemetry_actor import RENEW_INTERVAL_S
+from wattune.telemetry.lease import LEASE_S
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RECORDINGS = 5
@@ -20,35 +23,41 @@ SCRIPT = """
 import json, os, random, signal, sys, time
 import ray
 from wattune.orchestrate.cluster import connect
-from wattune.orchestrate.telemetry_actor import spool_folder, telemetry_actor
+from wattune.orchestrate.telemetry_actor import actor_name, spool_folder, telemetry_actor
 from wattune.telemetry.sampler import SamplerProcess
 from wattune.telemetry.store import read_manifest, read_tables
 
 recordings, kills_each, seed = map(int, sys.argv[1:])
 rng, kills, found = random.Random(seed), 0, []
+died_s, away_s = 0.0, 0.0  # of the latest kill, and the longest an actor was gone during a recording
 
 def stamps(tables):
     return tables["host"]["mono_ns"].to_pylist() if "host" in tables else []
 
 def kill(pid):
-    global kills
+    global kills, died_s
     os.kill(pid, signal.SIGKILL)
-    kills += 1
+    kills, died_s = kills + 1, time.monotonic()
 
 with connect() as cluster:
     node = cluster.driver_node
     actor = telemetry_actor(node, ["host"])
-    spool = spool_folder(f"telemetry-host-{node.node_id}")
+    spool = spool_folder(actor_name(node, ["host"], ray.get_runtime_context().get_job_id()))
 
     def pid():
-        return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+        global away_s
+        answer = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+        away_s = max(away_s, time.monotonic() - died_s) if died_s else 0.0
+        return answer
 
     for number in range(recordings):
         key, victim = f"killed-{seed}-{number}", pid()
+        away_s = 0.0
         starting = actor.start.remote(key)
         time.sleep(rng.uniform(0, 1))
         kill(victim)
         ray.get(starting, timeout=60)
+        died_s = time.monotonic()  # its sampler has started since
         folder, acknowledged, open_each_time = spool / key, [], True
         for _ in range(kills_each - 2):
             victim = pid()
@@ -66,9 +75,11 @@ with connect() as cluster:
         time.sleep(rng.uniform(0, 0.3))
         kill(victim)
         home = ray.get(stopping, timeout=60)
+        away_s = max(away_s, time.monotonic() - died_s)
         rows = stamps(home.tables)
         found.append({
             "sampler_killed": bool(number % 2),
+            "away_s": away_s,
             "open_each_time": open_each_time,
             "acknowledged": len(acknowledged),
             "rows": len(rows),
@@ -98,7 +109,10 @@ def test_fifty_kills_of_a_telemetry_actor_lose_nothing(tmp_path: Path, environme
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == RECORDINGS * KILLS_EACH
     for one in found["recordings"]:
-        assert one["kept"] and one["open_each_time"] and one["rows"] >= one["acknowledged"] > 0
+        assert one["kept"] and one["rows"] >= one["acknowledged"] > 0
+        if one["away_s"] > LEASE_S - RENEW_INTERVAL_S - 1:
+            continue  # so busy a machine that Ray brought no actor back within the sampler's lease
+        assert one["open_each_time"]
         if one["sampler_killed"]:
             assert one["closed"] is False and one["ended"] is None
             assert len(one["losses"]) == 1 and "no end mark" in one["losses"][0]

@@ -25,7 +25,7 @@ from wattune.analysis.align import align
 from wattune.storage.study import TrialFolder
 from wattune.units import NS_PER_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 PORT = 36379
@@ -115,31 +115,34 @@ def nodes(tmp_path: Path, environment: dict[str, str]):
         environment |= {"GLOO_SOCKET_IFNAME": "eth0"}  # the host names resolve to nothing
     scratch = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets, whose paths have 107 bytes
     started: list[subprocess.Popen[bytes]] = []
-    for index, kind in enumerate((["--head", f"--port={PORT}"], [f"--address={addresses[0]}:{PORT}"])):
-        options = ["start", "--block", "--num-cpus=2", "--object-store-memory=100000000", *kind]
-        options += [f"--node-ip-address={addresses[index]}"] if separated else []
-        options += [f"--temp-dir={scratch}", "--dashboard-port=38265"] if index == 0 else []
-        with open(tmp_path / f"node{index}.log", "w") as log:
-            command = [*_prefix(index, separated=separated), *RAY, *options]
-            started.append(subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=subprocess.STDOUT))
-        _wait_for(lambda index=index: "Ray runtime started" in (tmp_path / f"node{index}.log").read_text(), 90)
-    head = Nodes(f"{addresses[0]}:{PORT}", _prefix(0, separated=separated), started, separated)
-    yield head
-    trees = [psutil.Process(one.pid).children(recursive=True) for one in started if one.poll() is None]
-    for one in started:
-        if one.poll() is None:
-            for child in psutil.Process(one.pid).children(recursive=True):
-                if "ray.scripts.scripts" in " ".join(child.cmdline()):
-                    child.terminate()
-            one.terminate()
-            one.wait(60)
-    _, alive = psutil.wait_procs([child for tree in trees for child in tree], timeout=20)
-    for child in alive:
-        child.kill()
-    shutil.rmtree(scratch, ignore_errors=True)
-    if separated:
-        for index in (0, 1):
-            _ip("netns", "del", f"{NAMESPACE}{index}")
+    try:
+        for index, kind in enumerate((["--head", f"--port={PORT}"], [f"--address={addresses[0]}:{PORT}"])):
+            options = ["start", "--block", "--num-cpus=2", "--object-store-memory=100000000", *kind]
+            options += [f"--node-ip-address={addresses[index]}"] if separated else []
+            options += [f"--temp-dir={scratch}", "--dashboard-port=38265"] if index == 0 else []
+            with open(tmp_path / f"node{index}.log", "w") as log:
+                command = [*_prefix(index, separated=separated), *RAY, *options]
+                started.append(
+                    subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=subprocess.STDOUT)
+                )
+            _wait_for(lambda index=index: "Ray runtime started" in (tmp_path / f"node{index}.log").read_text(), 300)
+        yield Nodes(f"{addresses[0]}:{PORT}", _prefix(0, separated=separated), started, separated)
+    finally:
+        trees = [psutil.Process(one.pid).children(recursive=True) for one in started if one.poll() is None]
+        for one in started:
+            if one.poll() is None:
+                for child in psutil.Process(one.pid).children(recursive=True):
+                    if "ray.scripts.scripts" in " ".join(child.cmdline()):
+                        child.terminate()
+                one.terminate()
+                one.wait(60)
+        _, alive = psutil.wait_procs([child for tree in trees for child in tree], timeout=20)
+        for child in alive:
+            child.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
+        if separated:
+            for index in (0, 1):
+                _ip("netns", "del", f"{NAMESPACE}{index}")
 
 
 def _wait_for(condition: Callable[[], object], timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,8 +14,14 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that is free, and will be when a server that takes half a minute to start wants it.
+
+    Not one the kernel gives out: any process beside the tests that connects to something may get that next.
+    """
+    for port in random.sample(range(20_000, 32_768), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports in a row are taken")
 
 
 @contextlib.contextmanager

@@ -3,12 +3,14 @@
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from wattune import __main__, api
 from wattune.cli import _end_in_order, main
 
 SPACE: dict[str, Any] = {
@@ -171,6 +173,48 @@ def test_tables_for_people(wattune: Command) -> None:
         assert code == 0 and shown in out
     code, out, _ = wattune("--version")
     assert code == 0 and out.startswith("wattune ")
+
+
+@pytest.mark.parametrize("where", ["plan", "run_study"])
+def test_a_ctrl_c_that_no_trial_hears_of_is_one_line_too(
+    wattune: Command, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, where, stopped)
+    assert wattune("run", wattune.write(SPACE)) == (1, "", "stopped before the end; the same command continues\n")
+
+
+def test_a_ctrl_c_while_the_program_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, _name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "wattune.cli", Interrupted())
+    with pytest.raises(SystemExit) as leaving:
+        __main__.main()
+    assert leaving.value.code == 130
+
+
+def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
+    wattune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study = api.run_study
+
+    def run(*arguments: Any, **options: Any) -> api.StudyOutcome:
+        outcome = run_study(*arguments, **options)
+        return replace(outcome, tracking_problem="no server", storage_problem="no bucket")
+
+    monkeypatch.setattr(api, "run_study", run)
+    code, _, err = wattune("run", wattune.write(SPACE), "--max-trials", 0)
+    assert code == 1
+    assert err.splitlines()[-4:] == [
+        "the budget is used; 2 trial(s) are left, the same command goes on with them",
+        "error: no server",
+        "no bucket",
+        f"results are safe in {wattune.storage / 'tiny'}; run `wattune sync`",
+    ]
 
 
 @pytest.mark.parametrize("terminal", [signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])

@@ -91,8 +91,38 @@ def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(stud
     code, _, err = wattune("analyze", trial.path)
     assert code == 1 and "kernels.parquet has no stream, name" in err
     edit_json(trial.path / "result.json", metrics={"tokens_per_s": "fast"})
-    code, out, err = wattune("rank", STUDY)
+    code, out, err = wattune("compare", trial.path, trial.path)
     assert (code, out) == (2, "") and f"{trial.path}: no trial of this version" in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"metrics": {', "{}", "[]", b"\xff\xfe", '{"status": "great"}'],
+    ids=["cut", "keys", "list", "bytes", "word"],
+)
+def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
+    study: StudyFolder, wattune: Run, content: str | bytes
+) -> None:
+    before = json.loads(wattune("rank", STUDY, "--json")[1])
+    lost = measured(study)
+    (lost.path / "result.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    code, out, _ = wattune("rank", STUDY, "--json")
+    found = json.loads(out)
+    rows = [row for row in before["feasible"] + before["infeasible"] if row["trial_id"] not in lost.path.name]
+    assert [row["trial_id"] for row in found["feasible"] + found["infeasible"]] == [row["trial_id"] for row in rows]
+    assert code == (0 if found["feasible"] else 3)
+    (named,) = found["unreadable"]
+    assert named["name"] == lost.path.name and f"{lost.path}: no trial of this version" in named["reason"]
+    assert "\n" not in named["reason"] and "move the folder out of the study" in named["reason"]
+    for arguments in (["rank", STUDY], ["rank", STUDY, "--csv", "-"]):
+        shown = " ".join(wattune(*arguments)[1].split())
+        assert " ".join(named["reason"].split()) in shown, arguments
+    code, _, err = wattune("report", STUDY)
+    assert code == 0, err
+    assert f"{lost.path.name}: no trial of this version" in study.report_path.read_text()
+    code, out, err = wattune("analyze", lost.path)
+    assert code == 0, err
+    assert "memory is not known" in " ".join(out.split()) and "mfu_frac" in out
 
 
 def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:

@@ -102,6 +102,7 @@ class Agenda:
         self._asked: dict[str, TrialSpec] = {}
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
+        self._num_soaked = 0
         self._pace = Pace()
         self._anchors: dict[Hashable, TrialSpec] = {}
         self._since_anchor: Counter[Hashable] = Counter()
@@ -146,7 +147,7 @@ class Agenda:
         num_anchors = sum(max(count - 1, 0) // measure.anchor_every for count in counts) if measure.anchor_every else 0
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
-        num_finalists = 0 if self._soaks_queued else measure.soak_finalists
+        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
         waiting = sum(counts) + len(self._stranded)
         return waiting + num_anchors + num_to_ask * measure.repeats + num_repeats + num_finalists
 
@@ -163,6 +164,8 @@ class Agenda:
             result: What came of it.
             nodes: Names of the nodes it ran on, in one text.
         """
+        is_new = (result.trial_id, result.repeat) not in self.done
+        self._num_soaked += is_new and result.repeat == self._run.measure.repeats
         self.done[result.trial_id, result.repeat] = result
         is_anchor = result.repeat >= FIRST_ANCHOR_REPEAT
         if result.status is TrialStatus.COMPLETED and result.repeat != self._run.measure.repeats:
@@ -271,8 +274,7 @@ class Agenda:
         if self._strategy.learns:
             num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
             costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
-        num_soaked = sum(repeat == measure.repeats for _, repeat in self.done)
-        num_finalists = max(0, measure.soak_finalists - num_soaked)
+        num_finalists = max(0, measure.soak_finalists - self._num_soaked)
         costs += [(first, measure.soak_seconds)] * num_finalists
         num_now = int(min(len(costs), budget.num_left))
         return Preview(

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,11 @@ NAMESPACE: Final = "wattune"
 """Ray namespace of every named actor of ours."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
+
+NODE_START_S: Final = 120.0
+"""Longest a node of our own may take to come up."""
+
+_NODE_LOOK_S: Final = 0.5
 
 DEVICE_LABEL: Final = "wattune.io/device"
 """Ray node label that names a node's devices by their catalog name; it outweighs what Ray detected."""
@@ -167,21 +173,26 @@ def _reach(target: str | None) -> None:
         EngineError: It cannot be reached or started.
     """
     try:
-        with _callers_signals():
+        with _callers_signals() as stops:
             if target is None:
-                _start_local()
+                _start_local(stops)
             else:
                 _join(target)
-    except (OSError, RuntimeError) as error:
-        where = f"the Ray cluster at {target}" if target else "a Ray cluster on this machine"
-        raise EngineError(f"{where} did not answer: {str(error).splitlines()[0]}; check the address") from error
+    except Exception as error:  # Ray raises bare ones too, as where a busy machine takes 30 s to start its processes
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if target is None:
+            raise EngineError(
+                f"no Ray cluster could be started on this machine: {why.rstrip('.')}; see the logs in Ray's session "
+                "folder, and try again where the machine was busy"
+            ) from error
+        raise EngineError(f"the Ray cluster at {target} did not answer: {why}; check the address") from error
 
 
-def _start_local() -> None:
+def _start_local(stops: Sequence[int]) -> None:
     # Workers of a local cluster inherit the environment; this is how they import what this process imported.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with hygiene.local_cluster():
+    with hygiene.local_cluster(), _patience(stops):
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -189,6 +200,33 @@ def _start_local() -> None:
             log_to_driver=False,
             logging_level="ERROR",
         )
+
+
+@contextmanager
+def _patience(stops: Sequence[int]) -> Iterator[None]:
+    """Has Ray wait `NODE_START_S` for the node it starts: after 30 s, on a busy machine not rare, it gives up.
+
+    Args:
+        stops: Signals that came; after one, Ray's own time is enough.
+    """
+    # Not public; the 30 s are no setting of Ray 2.60.
+    find = ray._private.services.get_node
+
+    def wait_for(*arguments: Any) -> Any:
+        end_s = time.monotonic() + NODE_START_S
+        while True:
+            try:
+                return find(*arguments)
+            except RuntimeError:  # it is not there yet
+                if stops or time.monotonic() > end_s:
+                    raise
+                time.sleep(_NODE_LOOK_S)
+
+    ray._private.services.get_node = wait_for
+    try:
+        yield
+    finally:
+        ray._private.services.get_node = find
 
 
 def _join(address: str) -> None:
@@ -207,15 +245,15 @@ def _join(address: str) -> None:
 
 
 @contextmanager
-def _callers_signals() -> Iterator[None]:
+def _callers_signals() -> Iterator[Sequence[int]]:
     """Keeps a Ctrl-C, SIGTERM or SIGHUP that comes while Ray starts for after it, and the caller's handlers in force.
 
     Ray leaves processes behind when its start is interrupted. For SIGTERM it sets a handler of its own, which ends the
     process on the spot: no study would be brought in order, as `ray job stop` and Slurm want it. Where the caller has
-    none, Ray's stays: it ends what Ray started.
+    none, Ray's stays: it ends what Ray started. Yields the signals that came.
     """
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
-        yield
+        yield ()
         return
     pending: list[int] = []
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -227,7 +265,7 @@ def _callers_signals() -> Iterator[None]:
     if signal.SIGTERM in callers:
         ray._private.utils.set_sigterm_handler = lambda _handler: None
     try:
-        yield
+        yield pending
     finally:
         ray._private.utils.set_sigterm_handler = set_rays
         # Set anew in any case: Ray's C++ part has put one in front that prints stacks.

@@ -90,8 +90,11 @@ def judge(
         if reserved_bytes := max(outcome.memory_reserved_peak_bytes for outcome in outcomes):
             tags["memory_reserved_peak_bytes"] = str(reserved_bytes)
         tags |= outcomes[0].facts
-        if unprofiled := [outcome for outcome in outcomes if "profile" in outcome.facts]:  # the first is the cause
-            tags["profile"] = min(unprofiled, key=lambda outcome: outcome.end_mono_ns).facts["profile"]
+        if unprofiled := {outcome.rank: outcome for outcome in outcomes if "profile" in outcome.facts}:
+            # The first is the cause: the one the lane heard of first, as clocks of different nodes do not compare.
+            heard = unprofiled.get(answer.cause.rank) if answer.cause is not None else None
+            first = heard or min(unprofiled.values(), key=lambda outcome: outcome.end_mono_ns)
+            tags["profile"] = first.facts["profile"]
     return TrialResult(
         trial_id=spec.trial_id,
         repeat=repeat,

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -51,8 +51,13 @@ class LaneKeeper:
     not wanted; what they say is heard by nobody.
     """
 
-    def __init__(self) -> None:
-        """Holds no lane yet."""
+    def __init__(self, scratch: str) -> None:
+        """Holds no lane yet.
+
+        Args:
+            scratch: A folder for what Ray Train insists on writing.
+        """
+        self._scratch = scratch
         self._lanes: dict[str, Lane] = {}
         self._born = uuid4().hex
         """Part of every lane's name: after a restart of this actor nobody takes a new lane for an old one."""
@@ -155,7 +160,7 @@ class LaneKeeper:
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
-            launcher = _Launcher(self._self, name)
+            launcher = _Launcher(self._self, name, self._scratch)
             self._lanes[name] = Lane(nodes, launcher.launch, _kill)
         return self._lanes[name]
 
@@ -195,12 +200,12 @@ class _Losses(UserCallback):  # type: ignore[misc]
 class _Launcher:
     """Starts the workers of one lane."""
 
-    def __init__(self, keeper: ActorHandle, lane: str) -> None:
-        self._keeper, self._lane = keeper, lane
+    def __init__(self, keeper: ActorHandle, lane: str, scratch: str) -> None:
+        self._keeper, self._lane, self._scratch = keeper, lane, scratch
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         """See `wattune.orchestrate.lane.Launch`."""
-        scratch = tempfile.mkdtemp(prefix="wattune-train-")
+        scratch = tempfile.mkdtemp(dir=self._scratch)
         try:
             await asyncio.to_thread(self._fit, key, nodes, restarts, number, scratch)
         except Exception as error:
@@ -236,13 +241,16 @@ class _Launcher:
 
 
 def cause(error: BaseException) -> str:
-    """The one line of a Train error that says what happened: the innermost cause's."""
+    """The one line of an error of Ray's that says what happened: the innermost cause's, or what wattune made of it."""
     workers = getattr(error, "worker_failures", None)
     if workers:
         seat, first = min(workers.items())
         return f"worker {seat} of the group: {cause(first)}"
-    # What an actor raised arrives wrapped, its own error in `cause`.
-    while (inner := getattr(error, "cause", None) or error.__cause__) is not None:
+    # What an actor raised arrives wrapped, its own error in `cause`; what wrapped wattune's own error passes for one.
+    while isinstance(error, RayTaskError) or not isinstance(error, WattuneError):
+        inner = getattr(error, "cause", None) or error.__cause__
+        if inner is None:
+            break
         error = inner
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, WattuneError) else f"{type(error).__name__}: {text}"

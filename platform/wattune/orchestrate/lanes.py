@@ -1,6 +1,8 @@
 """The lanes of a study, from outside: made by the study's driver, used by whoever runs a trial."""
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
@@ -33,7 +35,9 @@ class Lanes:
         options = remote_class.options(
             num_cpus=0, max_restarts=-1, max_concurrency=MOST_CALLS, scheduling_strategy=here
         )
-        self._keeper: ActorHandle = options.remote()
+        # The actor may be ended before it has cleaned up.
+        self._scratch = tempfile.mkdtemp(prefix="wattune-train-")
+        self._keeper: ActorHandle = options.remote(self._scratch)
 
     def __enter__(self) -> Self:
         """The lanes themselves."""
@@ -50,6 +54,7 @@ class Lanes:
             ray.get(self._keeper.close.remote(), timeout=_CLOSE_S)
         with contextlib.suppress(RayError, ConnectionError):
             ray.kill(self._keeper, no_restart=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
         """Runs one trial.

@@ -182,8 +182,8 @@ class Ledger:
 
     @property
     def num_left(self) -> int:
-        """Turns that wait."""
-        return self._agenda.num_waiting + len(self._agenda.stranded)
+        """Turns that are left when nothing runs, as far as it is known: see `Agenda.num_left`."""
+        return self._agenda.num_left
 
     def next(self, tune_id: str, progress: AskProgress | None = None) -> Ticket | None:
         """What runs next, and where; None while nothing can, and for good once `ending` says why.
@@ -217,7 +217,7 @@ class Ledger:
             error: Whether the trial's driver process ended without returning.
         """
         with self._lock:
-            ticket = self._in_flight.pop(tune_id)
+            ticket = self._in_flight[tune_id]  # until all is done: a Ctrl-C between any two of these lines ends it
             folder = self._folder(ticket.turn)
             result = folder.result()
             dead = self._dead_nodes(ticket) if result is None or result.status in _MAY_BE_A_DEAD_NODE else ""
@@ -233,18 +233,18 @@ class Ledger:
             if not result.status.is_final:
                 self._agenda.again(ticket.turn)
             self._conclude(ticket, result)
+            del self._in_flight[tune_id]
 
     def interrupt(self) -> None:
         """Marks what runs as interrupted, unless its result arrived at the last moment."""
         with self._lock:
             self._ending = "interrupted"
-            for ticket in self._in_flight.values():
-                arrived = self._folder(ticket.turn).result()
-                stopped = arrived or self._write(ticket, TrialStatus.INTERRUPTED, STOPPED)
+            for tune_id, ticket in list(self._in_flight.items()):
+                stopped = self._folder(ticket.turn).keep_result(self._ended(ticket, TrialStatus.INTERRUPTED, STOPPED))
                 if not stopped.status.is_final:
                     self._agenda.again(ticket.turn)  # by whoever continues the study: it counts as left
                 self._conclude(ticket, stopped)
-            self._in_flight.clear()
+                del self._in_flight[tune_id]
 
     @property
     def _num_to_come(self) -> int:
@@ -328,10 +328,16 @@ class Ledger:
 
     def _write(self, ticket: Ticket, status: TrialStatus, reason: str) -> TrialResult:
         """Writes a result of a trial that has none of its own."""
+        result = self._ended(ticket, status, reason)
+        self._folder(ticket.turn).write_result(result)
+        return result
+
+    def _ended(self, ticket: Ticket, status: TrialStatus, reason: str) -> TrialResult:
+        """What is said of a trial that has no result of its own; its specification is written."""
         folder, turn, now_ns = self._folder(ticket.turn), ticket.turn, time.time_ns()
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
         folder.write_spec(turn.spec)
-        result = TrialResult(
+        return TrialResult(
             trial_id=turn.trial_id,
             repeat=turn.repeat,
             status=status,
@@ -340,8 +346,6 @@ class Ledger:
             start_wall_ns=begun_ns,
             end_wall_ns=now_ns,
         )
-        folder.write_result(result)
-        return result
 
     def _folder(self, turn: Turn) -> TrialFolder:
         return self._study.trial(turn.trial_id, turn.repeat)

@@ -8,7 +8,7 @@ import logging
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,7 +28,8 @@ from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.schedule import wait_until_cool
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.workers.engine import check_libraries
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,19 @@ def run_study(study: StudyFolder, ledger: Ledger, run: StudyRun, cluster: Cluste
             ) from error
     assert ledger.ending is not None, "Tune goes on until the ledger says why it ends"
     return ledger.ending
+
+
+def require_libraries(specs: Iterable[TrialSpec], cluster: Cluster) -> None:
+    """Looks for what trials need to be installed, before the first one fails for good without it.
+
+    Only where they can run on no other node than this one; the workers of other nodes say it themselves.
+
+    Raises:
+        EngineError: An engine's library is not there.
+    """
+    for spec in {(spec.engine, spec.cluster): spec for spec in specs}.values():
+        if [node.node_id for node in cluster.fitting(spec.cluster)] == [cluster.driver_node_id]:
+            check_libraries(spec)
 
 
 def _cause(error: Exception) -> str:

@@ -113,8 +113,10 @@ def conclude(folder: TrialFolder, result: TrialResult) -> None:
     A result that is there already is the ledger's: it marks what runs before anything is taken away from it, so a
     failure after that is the stop's. As a failure it would be final, and the trial would not be run again.
     """
-    if result.status is TrialStatus.COMPLETED or folder.result() is None:
+    if result.status is TrialStatus.COMPLETED:
         folder.write_result(result)
+    else:
+        folder.keep_result(result)
 
 
 def _assignment(

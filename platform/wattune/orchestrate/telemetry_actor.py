@@ -205,14 +205,13 @@ class TelemetryActor:
         shutil.rmtree(self._spool / key, ignore_errors=True)
 
     def release(self) -> None:
-        """Ends a sampler that runs and removes what it recorded: the study ends, and its trial is run again."""
+        """Ends a sampler that runs and removes what was recorded: the study ends, and its trial is run again."""
         with self._lock:
             sampler, self._sampler = self._sampler, None
             if sampler is not None:
                 sampler.end(STOP_TIMEOUT_S)
-                shutil.rmtree(sampler.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a trial's driver is still bringing something home
-            self._spool.rmdir()
+        # Also what a driver that was ended had stopped and not asked to be forgotten.
+        shutil.rmtree(self._spool, ignore_errors=True)
 
     def _keep_lease(self) -> None:
         while True:
@@ -251,6 +250,14 @@ def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> ClockOffset:
     return best
 
 
+def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
+    """The name of a node's actor: its own for each job, with which it ends.
+
+    Trials of one study may need other sensors: an actor that is there keeps those it was made with.
+    """
+    return f"telemetry-{'-'.join(backends)}-{job_id}-{node.node_id}"
+
+
 def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
     """The actor of a node, started now if it is not running; it ends with the job.
 
@@ -258,8 +265,7 @@ def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
         node: Where it runs and what it samples.
         backends: Which sensors it reads.
     """
-    # Trials of one study may need other sensors: an actor that is there keeps those it was made with.
-    name = f"telemetry-{'-'.join(backends)}-{node.node_id}"
+    name = actor_name(node, backends, ray.get_runtime_context().get_job_id())
     remote_class = ray.remote(TelemetryActor)
     options = remote_class.options(
         name=name,

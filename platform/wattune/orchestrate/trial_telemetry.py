@@ -14,6 +14,7 @@ from wattune.catalog.hardware import device
 from wattune.errors import TelemetryError
 from wattune.orchestrate.assignment import Place
 from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.lane_keeper import cause
 from wattune.orchestrate.lanes import Lanes
 from wattune.orchestrate.telemetry_actor import (
     ClockOffset,
@@ -83,7 +84,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
         # This node's clock is the reference; measured against itself it would only show the round trip's noise.
         others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
         offsets = {node.name: clock_offset(actor) for node, actor in others.items()}
-    except TelemetryError:
+    except Exception:  # also a node that has just died: the samplers of the others must not run on
         _stop(key, actors)
         raise
     telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors), actors=tuple(actors.values()))
@@ -110,8 +111,8 @@ def forget(key: str, telemetry: TrialTelemetry) -> None:
 def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
     try:
         return ray.get(pending, timeout=timeout_s)
-    except RayTaskError:  # what the actor itself raised
-        raise
+    except RayTaskError as error:  # what the actor itself raised
+        raise TelemetryError(f"telemetry of node {node.name}: {cause(error)}") from error
     except RayError as error:  # it is gone, or out of reach
         raise TelemetryError(
             f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s ({type(error).__name__}); see "
@@ -124,7 +125,7 @@ def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> tuple[list[NodeTeleme
     for node, pending in [(node, actor.stop.remote(key)) for node, actor in actors.items()]:
         try:
             recorded.append(_answer(node, pending, STOP_S))
-        except TelemetryError as error:
+        except TelemetryError as error:  # what the others recorded is brought home all the same
             lost.append(" ".join(str(error).split()))
     return recorded, lost
 
@@ -134,8 +135,8 @@ def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
     for node, pending in [(node, actor.node_power_w.remote(key)) for node, actor in actors.items()]:
         try:
             power_w = _answer(node, pending, LOOK_S)
-        except (TelemetryError, RayError) as error:  # the trial goes on; its result says how many looks saw nothing
-            _log.warning("the power of node %s cannot be looked at: %s", node.name, error)
+        except TelemetryError as error:  # the trial goes on; its result says how many looks saw nothing
+            _log.warning("the power cannot be looked at: %s", error)
             continue
         if power_w is not None:
             found[node.name] = power_w

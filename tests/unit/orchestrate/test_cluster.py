@@ -1,5 +1,6 @@
 """Which nodes a trial may use, what a rank is given of them, and what is said where there are too few."""
 
+import inspect
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import ray
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, alive_nodes, connect
+from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect
 
 H200 = {"ray.io/accelerator-type": "H200"}
 H100 = {"ray.io/accelerator-type": "H100"}
@@ -173,6 +174,47 @@ def test_rays_handler_stays_where_the_caller_has_none() -> None:
     assert signal.getsignal(signal.SIGTERM) is _stop
 
 
-def test_an_address_nobody_answers_at_is_said_at_once() -> None:
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9 did not answer"), connect("127.0.0.1:9"):
+def test_a_node_that_comes_up_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def find(address: str, node_id: str) -> str:
+        asked.append((address, node_id))
+        if len(asked) < 3:
+            raise RuntimeError("not there yet")
+        return "there"
+
+    monkeypatch.setattr("ray._private.services.get_node", find)
+    monkeypatch.setattr("wattune.orchestrate.cluster._NODE_LOOK_S", 0)
+    with _patience([]):
+        assert ray._private.services.get_node("gcs", "n0") == "there"
+    assert asked == [("gcs", "n0")] * 3 and ray._private.services.get_node is find
+    asked.clear()
+    with _patience([signal.SIGINT]), pytest.raises(RuntimeError):
+        ray._private.services.get_node("gcs", "n0")
+    monkeypatch.setattr("wattune.orchestrate.cluster.NODE_START_S", -1)
+    with _patience([]), pytest.raises(RuntimeError):
+        ray._private.services.get_node("gcs", "n0")
+
+
+def test_ray_asks_for_its_node_where_it_is_made_to_wait() -> None:
+    """Of a Ray that asks otherwise nothing would wait."""
+    source = inspect.getsource(ray._private.node.Node.__init__)
+    assert "ray._private.services.get_node(" in source and "except RuntimeError" in source
+
+
+def test_a_cluster_that_does_not_come_up_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_stops: object) -> None:
+        raise Exception("The current node timed out during startup. Of the raylet\nmore")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("wattune.orchestrate.cluster._start_local", fail)
+    said = r"no Ray cluster could be started on this machine: The current node timed out .* Of the raylet; see the logs"
+    with pytest.raises(EngineError, match=said), connect():
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no-address"])
+def test_an_address_nobody_answers_at_is_said_at_once(address: str) -> None:
+    said = f"the Ray cluster at {address} did not answer: .*; check the address"
+    with pytest.raises(EngineError, match=said), connect(address):
         pass

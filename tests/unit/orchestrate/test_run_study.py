@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RaySystemError
 from ray.tune import TuneError
 
+from wattune.errors import EngineError
 from wattune.orchestrate import run_study
 from wattune.orchestrate.agenda import StudyRun
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes import Lanes
-from wattune.orchestrate.run_study import _cause, _Dispatcher, _LedgerSearcher, _trainable
+from wattune.orchestrate.run_study import _cause, _Dispatcher, _LedgerSearcher, _trainable, require_libraries
 from wattune.trial import Measure, TrialStatus
 
 
@@ -23,6 +25,20 @@ def test_of_a_trials_own_failure_the_last_line_is_the_cause() -> None:
     assert _cause(TuneError(stack + "OSError: [Errno 28] No space left on device\n")).startswith("OSError: [Errno 28]")
     assert _cause(RayError("the node\nhas died")) == "the node has died"
     assert _cause(ConnectionError()) == "ConnectionError"
+
+
+def test_a_library_that_is_missing_here_is_said_before_a_trial_fails_for_good(
+    specs, new_node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    here, other = new_node("n0"), new_node("n1")
+    alone = Cluster(nodes=(here,), driver_node_id="n0")
+    require_libraries(specs, alone)  # torch's are there, or nothing would have started
+    wanting = [*specs, replace(specs[0], engine="deepspeed")]
+    with pytest.raises(EngineError, match='engine "deepspeed" needs deepspeed, which is not installed; install it'):
+        require_libraries(wanting, alone)
+    for nodes in ((here, other), (other,)):  # another node may have it
+        require_libraries(wanting, Cluster(nodes=nodes, driver_node_id="n0"))
 
 
 class FakeLanes:
@@ -96,6 +112,21 @@ def test_lanes_that_are_busy_or_gone_say_nothing_of_progress(error: Exception) -
     lanes = Lanes.__new__(Lanes)
     lanes._keeper = SimpleNamespace(progress=SimpleNamespace(remote=refuse))
     assert lanes.progress() == {}
+
+
+def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(*_: Any, **__: Any) -> None:
+        raise GetTimeoutError
+
+    killed: list[Any] = []
+    monkeypatch.setattr("wattune.orchestrate.lanes.ray.get", too_late)
+    monkeypatch.setattr("wattune.orchestrate.lanes.ray.kill", lambda actor, **_: killed.append(actor))
+    lanes = Lanes.__new__(Lanes)
+    lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
+    lanes._scratch = str(tmp_path / "scratch")
+    (tmp_path / "scratch" / "lane-1").mkdir(parents=True)
+    lanes.close()
+    assert not (tmp_path / "scratch").exists() and killed == [lanes._keeper]
 
 
 @pytest.fixture

@@ -68,8 +68,9 @@ def test_a_rank_that_said_nothing_is_named(tmp_path: Path) -> None:
 def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: Path) -> None:
     first = outcome(1, facts={"profile": "missing, since rank 1"}, end_mono_ns=5)
     freed = outcome(0, facts={"profile": "missing, since rank 0 was freed", "compiler": "eager"}, end_mono_ns=9)
+    elsewhere = replace(first, end_mono_ns=10**15)  # of a node that has been up for longer
     asked = request(tmp_path)
-    for answer in (Answer(outcomes=(freed, first), cause=first), Answer(outcomes=(freed, first))):
+    for answer in (Answer(outcomes=(freed, elsewhere), cause=elsewhere), Answer(outcomes=(freed, first))):
         found = judge(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
         assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no marks here
         assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"

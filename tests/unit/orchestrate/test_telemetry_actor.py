@@ -10,7 +10,7 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
-from wattune.orchestrate.telemetry_actor import TelemetryActor, spare_cpus, without_own_processes
+from wattune.orchestrate.telemetry_actor import TelemetryActor, actor_name, spare_cpus, without_own_processes
 from wattune.telemetry.sampler import SamplerProcess
 
 
@@ -77,6 +77,16 @@ def test_an_actor_of_a_stopped_study_leaves_neither_a_sampler_nor_files(actor: T
     sampler = SamplerProcess.attach(tmp_path / "actor" / "trial")
     actor.release()
     assert not sampler.alive() and not (tmp_path / "actor").exists()
+    actor.start("trial", 1)
+    actor.stop("trial")  # and its driver is ended before it has the rest removed
+    actor.release()
+    assert not (tmp_path / "actor").exists()
+
+
+def test_studies_that_share_a_cluster_share_no_actor(new_node: Any) -> None:
+    node = new_node("n0")
+    assert actor_name(node, ["host"], "01000000") != actor_name(node, ["host"], "02000000")
+    assert actor_name(node, ["host"], "01000000") != actor_name(node, ["host", "nvml"], "01000000")
 
 
 @pytest.mark.parametrize("after", ["start", "release"])

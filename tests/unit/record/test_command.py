@@ -2,12 +2,11 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from wattune.record.command import Command, SignalRelay
-
-pytestmark = pytest.mark.timeout(30)
 
 
 @pytest.mark.parametrize(
@@ -20,11 +19,12 @@ def test_exit_codes_are_a_shells(script: str, code: int) -> None:
 
 
 def test_its_end_is_seen_at_once() -> None:
-    command = Command(["sleep", "0.3"])
-    assert not command.ended_within(0.01)
-    assert command.ended_within(10)
-    ran_s = (command.end_mono_ns - command.start_mono_ns) / 1e9
-    assert 0.3 <= ran_s < 1.0
+    ran_s = []
+    while len(ran_s) < 5 and min(ran_s, default=1.0) >= 1.0:  # a busy machine wakes one late, not each of five
+        command = Command(["sleep", "0.3"])
+        assert command.ended_within(20)
+        ran_s.append((command.end_mono_ns - command.start_mono_ns) / 1e9)
+    assert 0.3 <= min(ran_s) < 1.0
     command.send(signal.SIGTERM)  # too late, and no error
     assert command.exit_code == 0
 
@@ -33,19 +33,22 @@ def test_a_signal_that_came_while_it_started_is_passed_on() -> None:
     with SignalRelay() as relay:
         signal.raise_signal(signal.SIGTERM)
         assert relay.received is signal.SIGTERM
-        command = Command(["sleep", "20"])
+        command = Command(["sleep", "60"])
+        assert not command.ended_within(0.01)
         relay.attach(command)
-        assert command.ended_within(10) and command.exit_code == 143
+        assert command.ended_within(20) and command.exit_code == 143
 
 
-def test_signals_are_passed_on_while_it_runs_and_handlers_put_back_after() -> None:
+def test_signals_are_passed_on_while_it_runs_and_handlers_put_back_after(tmp_path: Path) -> None:
+    trapped = tmp_path / "trapped"
     before = signal.getsignal(signal.SIGTERM)
     with SignalRelay() as relay:
-        command = Command(["sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.05; done"])
+        command = Command(["sh", "-c", "trap 'exit 9' TERM; touch $0; while :; do sleep 0.05; done", str(trapped)])
         relay.attach(command)
-        time.sleep(0.3)
+        while not trapped.exists():  # pytest-timeout ends it
+            time.sleep(0.02)
         signal.raise_signal(signal.SIGTERM)
-        assert command.ended_within(10) and command.exit_code == 9
+        assert command.ended_within(20) and command.exit_code == 9
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -56,7 +59,7 @@ def test_what_is_ignored_stays_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
             assert relay.received is None
             command = Command(["sh", "-c", "kill -HUP $$; exit 6"])
-            assert command.ended_within(10) and command.exit_code == 6
+            assert command.ended_within(20) and command.exit_code == 6
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -262,7 +263,6 @@ def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
 
 
-@pytest.mark.timeout(30)
 def test_a_log_is_told_from_time_to_time_how_far_trials_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wattune.terminal.progress.TELL_EVERY_S", 0.02)
     told = threading.Event()
@@ -277,27 +277,27 @@ def test_a_log_is_told_from_time_to_time_how_far_trials_are(monkeypatch: pytest.
     with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
         progress(preview(2))
         progress(started(1, progress=lambda: TrialProgress(part="measure", done=7, total=20)))
-        assert told.wait(10)
+        assert told.wait(60)
         progress(ended(1, 100))
     lines = console.file.getvalue().splitlines()
     running = next(line for line in lines if "runs for" in line)
-    assert running.startswith("[0/2]") and running.endswith("runs for 0 s  measure 7/20")
+    assert re.fullmatch(r"\[0/2\] .* runs for \d+ s  measure 7/20", running)
 
 
-@pytest.mark.timeout(30)
 def test_workers_that_do_not_answer_hold_up_nothing() -> None:
-    asked, over = threading.Event(), threading.Event()
+    asked, over, waited = threading.Event(), threading.Event(), []
 
     def slow() -> None:
         asked.set()
-        over.wait(20)
+        waited.append(over.wait(10))
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
         progress(preview(1))
         progress(started(1, progress=slow))
-        assert asked.wait(10), "it asks by itself"
+        assert asked.wait(60), "it asks by itself"
         progress(ended(1, 100))
+    assert waited == []
     over.set()
     assert "[1/1]" in console.file.getvalue()
 

@@ -1,0 +1,98 @@
+"""What a trial does with its nodes' samplers, whatever becomes of one of them. No Ray is started."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from wattune.errors import TelemetryError
+from wattune.orchestrate import telemetry_actor, trial_telemetry
+from wattune.orchestrate.cluster import Cluster
+from wattune.orchestrate.lane_keeper import cause
+from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
+from wattune.orchestrate.trial_telemetry import sampling
+
+
+@dataclass
+class FakeActor:
+    """A node's actor: what it is asked is noted, and answered or raised when the answer is fetched."""
+
+    node: str
+    fails: dict[str, Exception] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "start": Sensed(device_names={}, cpus=()),
+            "stop": NodeTelemetry(node=self.node, tables={}, manifest={}, losses=()),
+            "wall_ns": 10**18,
+            "node_power_w": 500.0,
+        }
+
+        def remote(*_: object) -> Callable[[], Any]:
+            self.asked.append(name)
+            return lambda: answers[name]
+
+        def fail(*_: object) -> Callable[[], Any]:
+            def raises() -> None:
+                raise self.fails[name]
+
+            self.asked.append(name)
+            return raises
+
+        return SimpleNamespace(remote=fail if name in self.fails else remote)
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> Callable[..., Any]:
+    """Samples two nodes, the second of which is not the driver's."""
+    for module in (trial_telemetry, telemetry_actor):
+        monkeypatch.setattr(module.ray, "get", lambda pending, timeout=None: pending())
+
+    def begin(first: FakeActor, second: FakeActor) -> Any:
+        cluster = Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n0")
+        lanes: Any = SimpleNamespace(telemetry_actors=lambda _nodes, _backends: [first, second])
+        return sampling("key", make_specs(1)[0], cluster, lanes)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [("start", RayTaskError("start", "", OSError("disk full"))), ("wall_ns", RayActorError())]
+)
+def test_where_one_node_cannot_be_sampled_no_other_goes_on(sampled: Any, call: str, error: Exception) -> None:
+    first, second = FakeActor("n0"), FakeActor("n1", {call: error})
+    with pytest.raises((TelemetryError, RayActorError)), sampled(first, second):
+        pytest.fail("it did not begin")
+    assert first.asked == ["start", "stop"] and second.asked[-1] == "stop"
+
+
+def test_an_actors_own_error_is_one_line_that_names_the_node(sampled: Any) -> None:
+    broken = FakeActor("n1", {"start": RayTaskError("start", "Traceback\n long", OSError("disk\nfull"))})
+    with pytest.raises(TelemetryError, match=r"^telemetry of node n1: OSError: disk full$"):
+        sampled(FakeActor("n0"), broken).__enter__()
+
+
+def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(sampled: Any) -> None:
+    broken = FakeActor("n0", {"stop": RayTaskError("stop", "Traceback", OSError("disk full"))})
+    with sampled(broken, FakeActor("n1")) as telemetry:
+        pass
+    assert [part.node for part in telemetry.recorded] == ["n1"]
+    assert telemetry.lost == ["telemetry of node n0: OSError: disk full"]
+
+
+def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pytest.LogCaptureFixture) -> None:
+    silent = FakeActor("n1", {"node_power_w": GetTimeoutError("not ready")})
+    with sampled(FakeActor("n0"), silent) as telemetry:
+        assert telemetry.node_power_w() == {"n0": 500.0}
+    assert "telemetry of node n1 did not answer within 5 s (GetTimeoutError)" in caplog.text
+
+
+def test_of_an_error_of_wattunes_own_its_words_are_the_cause() -> None:
+    said = TelemetryError("telemetry of node n0 did not answer within 90 s; see whether the node is still there")
+    said.__cause__ = GetTimeoutError("Get timed out")
+    assert cause(said) == str(said)
+    assert cause(RayTaskError("start", "Traceback\n long", said).as_instanceof_cause()) == str(said)
