@@ -75,7 +75,7 @@ spec = TrialSpec(model=model, cluster=ClusterSpec(device="cpu", devices_per_node
                  workload=Workload(seq_len=32, global_batch_size=4), plan=Plan(dtype="fp32"))
 with connect() as cluster, Lanes() as lanes:
     # The first one has the workers start: a busy machine may take longer for that than the load lasts.
-    for repeat, (limit_w, seconds) in enumerate([(9999.0, 1.0), (2000.0, 60.0), (2900.0, 4.0)]):
+    for repeat, (limit_w, seconds) in enumerate([(9999.0, 1.0), (2000.0, 60.0), (3000.0, 4.0)]):
         folder = root / "study" / "trials" / f"{spec.trial_id}-{repeat}"
         how = Measure(warmup_steps=2, min_steps=4, min_seconds=seconds)
         asked = TrialRequest(spec=spec, repeat=repeat, measure=how, seed=0, folder=folder,
@@ -97,7 +97,7 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     _, hot, cool = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
     said = re.search(r"was ([\d.]+) W over 1 s, the hard limit is 2000 W", hot["reason"])
     assert hot["status"] == "aborted" and said is not None, hot
-    assert 2000 < float(said[1]) < 2800, "what the recording holds"
+    assert 2000 < float(said[1]) < 2980, "the highest 1 s mean that the recording holds is 2974 W"
     assert hot["took_s"] - float(hot["tags"]["group_start_s"]) < 40, "its measured steps alone would have taken 60 s"
     # What the sensors say is another machine's, so the trial is none to be published; but it ran to its end.
     assert cool["status"] in ("completed", "invalid") and cool["tags"]["lane_trial"] == "4", cool

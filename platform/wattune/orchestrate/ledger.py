@@ -91,6 +91,11 @@ def _died(folder: TrialFolder, result: TrialResult) -> TrialResult:
     return replace(result, status=TrialStatus.CRASHED, reason=reason, tags=tags)
 
 
+def _stays(_node: "Node") -> bool:
+    """Where nobody can ask: a node that counts as alive has not left."""
+    return False
+
+
 def will_repeat(result: TrialResult) -> bool:
     """Whether the same call runs the trial once more: what is in its folder is about to be set aside."""
     return result.status is TrialStatus.INTERRUPTED and result.tags.get(DIED_TAG) == "true"
@@ -114,6 +119,7 @@ class Ledger:
         self._ending: Ending | None = None
         self._slots: Slots | None = None
         self._alive: Callable[[], Sequence[Node]] = list
+        self._has_left: Callable[[Node], bool] = _stays
         self._looked_s = -math.inf
         self._in_flight: dict[str, Ticket] = {}
 
@@ -132,15 +138,21 @@ class Ledger:
                 self._emit(TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result))
         return preview
 
-    def open(self, cluster: "Cluster", alive: "Callable[[], Sequence[Node]]") -> None:
+    def open(
+        self,
+        cluster: "Cluster",
+        alive: "Callable[[], Sequence[Node]]",
+        has_left: "Callable[[Node], bool] | None" = None,
+    ) -> None:
         """Says where the study runs.
 
         Args:
             cluster: The cluster as it is now.
             alive: The nodes that are alive whenever it is called.
+            has_left: Whether a node that counts as alive is gone; asked of the nodes of a trial that failed.
         """
         with self._lock:
-            self._slots, self._alive = Slots(cluster), alive
+            self._slots, self._alive, self._has_left = Slots(cluster), alive, has_left or _stays
             preview = self._agenda.preview()
             walls_s: dict[str, float] = defaultdict(float)
             devices_s: dict[str, float] = defaultdict(float)
@@ -323,7 +335,7 @@ class Ledger:
     def _dead_nodes(self, ticket: Ticket) -> str:
         """Says which nodes of a trial are dead; empty where all live."""
         alive = {node.node_id for node in self._alive()}
-        dead = [node.name for node in ticket.nodes if node.node_id not in alive]
+        dead = [node.name for node in ticket.nodes if node.node_id not in alive or self._has_left(node)]
         return f"node {', '.join(dead)} left the cluster" if dead else ""
 
     def _write(self, ticket: Ticket, status: TrialStatus, reason: str) -> TrialResult:

@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 
 from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate.agenda import StudyRun, Ticket
-from wattune.orchestrate.cluster import Cluster, Node, alive_nodes
+from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes import Lanes
 from wattune.orchestrate.ledger import Ending, Ledger
@@ -65,7 +65,8 @@ def run_study(study: StudyFolder, ledger: Ledger, run: StudyRun, cluster: Cluste
         Lanes() as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", ignore_cleanup_errors=True) as scratch,
     ):
-        ledger.open(cluster, _Alive(cluster, lanes))
+        alive = _Alive(cluster, lanes)
+        ledger.open(cluster, alive, alive.has_left)
         trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
         tuner = tune.Tuner(
             trainable,
@@ -131,9 +132,20 @@ class _Alive:
 
     def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
         self._nodes, self._lanes = list(cluster.nodes), lanes
+        self._missed: set[str] = set()
+
+    def has_left(self, node: Node) -> bool:
+        """Whether a node is gone, of which nothing is expected from then on until it answers again."""
+        if has_left(node):
+            self._missed.add(node.node_id)
+            return True
+        self._missed.discard(node.node_id)
+        return False
 
     def __call__(self) -> list[Node]:
-        now = alive_nodes(self._nodes)
+        listed = alive_nodes(self._nodes)
+        self._missed &= {node.node_id for node in listed}
+        now = [node for node in listed if node.node_id not in self._missed or not self.has_left(node)]
         alive = {node.node_id for node in now}
         gone = [node.node_id for node in self._nodes if node.node_id not in alive]
         if gone:

@@ -42,6 +42,8 @@ class World:
 
     study: StudyFolder
     nodes: list[Node] = field(default_factory=lambda: [make_node("n0")])
+    unanswering: list[Node] = field(default_factory=list)
+    """Dead ones of `nodes`, which Ray has not noticed yet."""
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
 
@@ -71,7 +73,8 @@ class World:
         chosen = strategy or make_strategy("grid", specs, seed=0)
         ledger = Ledger(self.study, chosen, run, listener or self.heard.append)
         ledger.begin()
-        ledger.open(Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id), lambda: self.nodes)
+        cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
+        ledger.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
         return ledger
 
     def write(

@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import ray
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect
+from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect, has_left
 
 H200 = {"ray.io/accelerator-type": "H200"}
 H100 = {"ray.io/accelerator-type": "H100"}
@@ -123,6 +124,18 @@ def test_nodes_keep_their_names_while_others_come_and_go(monkeypatch: pytest.Mon
     listed.append(entry("5", "x"))
     second = alive_nodes(first)
     assert {one.node_id: one.name for one in second} == {"3": "x-1", "2": "y", "5": "x-2"}
+
+
+def test_a_node_whose_raylet_is_gone_has_left_though_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        there = entry("1", "x") | {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": raylet.getsockname()[1]}
+        monkeypatch.setattr(ray, "nodes", lambda: [there])
+        (node,) = alive_nodes()
+        assert not has_left(node)
+    assert has_left(node)
+    with socket.create_server(("127.0.0.1", there["NodeManagerPort"])):
+        monkeypatch.setattr(ray, "nodes", lambda: [there | {"Alive": False}])
+        assert has_left(node)
 
 
 def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

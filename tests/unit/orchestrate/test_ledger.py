@@ -287,6 +287,18 @@ def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node,
     assert world.result(dying.turn.spec).status is TrialStatus.COMPLETED
 
 
+def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, specs, new_node) -> None:
+    world.nodes.append(new_node("n1"))
+    ledger = world.ledger(specs)
+    first, second = ledger.next("t0"), ledger.next("t1")
+    dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
+    world.unanswering += [node for node in world.nodes if node.name == "n1"]
+    world.run(ledger, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    world.run(ledger, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
+    assert world.result(dying.turn.spec).status is TrialStatus.INTERRUPTED
+    assert world.result(living.turn.spec).status is TrialStatus.CRASHED
+
+
 def test_a_study_says_what_it_misses_and_goes_on_with_what_it_has(world, make_specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.ledger.LOOK_EVERY_S", 0)
     world.nodes.append(new_node("n1"))

@@ -16,7 +16,7 @@ from wattune.orchestrate.agenda import StudyRun
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes import Lanes
-from wattune.orchestrate.run_study import _cause, _Dispatcher, _LedgerSearcher, _trainable, require_libraries
+from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _LedgerSearcher, _trainable, require_libraries
 from wattune.trial import Measure, TrialStatus
 
 
@@ -171,3 +171,19 @@ def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
     _trainable(searcher.suggest("t0"), lanes=FakeLanes())
     assert seen[0]["start_temp_max_c"] == "41.0" and seen[0]["nodes"] == "n0"
+
+
+def test_a_node_that_left_gets_no_trial_until_it_answers_again(world, new_node, monkeypatch) -> None:
+    world.nodes.append(new_node("n1"))
+    cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
+    forgotten: list[list[str]] = []
+    alive = _Alive(cluster, SimpleNamespace(forget_nodes=forgotten.append))
+    silent = {"n1"}
+    monkeypatch.setattr(run_study, "alive_nodes", lambda _known: list(world.nodes))
+    monkeypatch.setattr(run_study, "has_left", lambda node: node.name in silent)
+    assert len(alive()) == 2, "nobody knows yet"
+    assert [alive.has_left(node) for node in world.nodes] == [False, True]
+    assert [node.name for node in alive()] == ["n0"]
+    assert forgotten == [["n1"]]
+    silent.clear()
+    assert len(alive()) == 2
