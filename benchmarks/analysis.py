@@ -85,7 +85,7 @@ def ours(folder: Path, hours: float) -> dict[str, float]:
     node, most_w = EnergySum(aligned.duration_s), dict.fromkeys(WINDOWS_S, 0.0)
 
     def look(trace: PowerTrace, series: Series) -> None:
-        for piece in node.add(pieces(series), trace.sensor_period_s):
+        for piece in node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             for label, window_s in WINDOWS_S.items():
                 most_w[label] = max(most_w[label], piece.most_j(steps_of(window_s)) / window_s)
 

@@ -186,7 +186,7 @@ def interval(values: Sequence[float], *, anchor: Anchor | None = None, steps_fra
     count = len(values)
     mean = math.fsum(values) / count
     if count > 1:
-        # Two or three values: numpy would take five times as long for each, and a ranking has thousands of trials.
+        # Plain Python: of two or three values numpy's own calls cost more than the sums, and rankings have thousands.
         freedom, method = count - 1, "repeats"
         variance = math.fsum((value - mean) ** 2 for value in values) / freedom
         if anchor is not None:

@@ -107,9 +107,7 @@ class EnergySum:
         self._first, self._end = 0, len(self._energy_j)
         self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()
 
-    def add(
-        self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...] = ()
-    ) -> Iterator[Piece]:
+    def add(self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...]) -> Iterator[Piece]:
         """Takes one more sensor's pieces in as they go by.
 
         Args:
@@ -152,7 +150,7 @@ class GridEnergy:
     """Cumulative, at points `GRID_S` apart."""
     sensor_period_s: float
     """Of the coarsest sensor in it."""
-    smoothed_s: tuple[float, ...] = ()
+    smoothed_s: tuple[float, ...]
     """Lengths of the moving means that sensor's series is behind."""
     first: int = 0
     """Number of the first point."""

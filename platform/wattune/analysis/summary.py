@@ -178,7 +178,7 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
 
     def add(trace: PowerTrace, series: Series) -> None:
         node = sums.setdefault(trace.node, EnergySum(aligned.duration_s))
-        for _ in node.add(pieces(series), trace.sensor_period_s):
+        for _ in node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             pass
 
     usable = powers(aligned, add).usable

@@ -91,11 +91,6 @@ def _died(folder: TrialFolder, result: TrialResult) -> TrialResult:
     return replace(result, status=TrialStatus.CRASHED, reason=reason, tags=tags)
 
 
-def _stays(_node: "Node") -> bool:
-    """Where nobody can ask: a node that counts as alive has not left."""
-    return False
-
-
 def will_repeat(result: TrialResult) -> bool:
     """Whether the same call runs the trial once more: what is in its folder is about to be set aside."""
     return result.status is TrialStatus.INTERRUPTED and result.tags.get(DIED_TAG) == "true"
@@ -119,7 +114,7 @@ class Ledger:
         self._ending: Ending | None = None
         self._slots: Slots | None = None
         self._alive: Callable[[], Sequence[Node]] = list
-        self._has_left: Callable[[Node], bool] = _stays
+        self._has_left: Callable[[Node], bool] = lambda _node: False
         self._looked_s = -math.inf
         self._in_flight: dict[str, Ticket] = {}
 
@@ -142,7 +137,7 @@ class Ledger:
         self,
         cluster: "Cluster",
         alive: "Callable[[], Sequence[Node]]",
-        has_left: "Callable[[Node], bool] | None" = None,
+        has_left: "Callable[[Node], bool]",
     ) -> None:
         """Says where the study runs.
 
@@ -152,7 +147,7 @@ class Ledger:
             has_left: Whether a node that counts as alive is gone; asked of the nodes of a trial that failed.
         """
         with self._lock:
-            self._slots, self._alive, self._has_left = Slots(cluster), alive, has_left or _stays
+            self._slots, self._alive, self._has_left = Slots(cluster), alive, has_left
             preview = self._agenda.preview()
             walls_s: dict[str, float] = defaultdict(float)
             devices_s: dict[str, float] = defaultdict(float)

@@ -157,7 +157,7 @@ def test_the_limit_is_the_lowest_read_in_the_window(bench):
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=60), st.integers(201, 450))
 def test_peaks_decrease_with_their_window(cells_w, length):
-    grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(cells_w, length) * GRID_S)]), 0.001)
+    grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(cells_w, length) * GRID_S)]), 0.001, ())
     peaks = [grid.peak_w(window_s) for window_s in (0.02, 0.1, 0.5, 1.0)]
     assert all(shorter >= longer - 1e-6 for shorter, longer in pairwise(peaks))
     assert peaks[0] <= max(cells_w) + 1e-6
