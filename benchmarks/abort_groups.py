@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from trial_overhead import specification
 
-from wattune.workers import groups
+from wattune.engines.model.compiler import EAGER
+from wattune.engines.torch.engine import TorchEngine
+from wattune.workers import process_groups
 from wattune.workers.engine import Ranks
-from wattune.workers.torch_compiler import EAGER
-from wattune.workers.torch_engine import TorchEngine
 
 LONGEST_S = 28
 """What takes longer hangs; the slowest part that came through took 1.5 s on H200s."""
@@ -34,7 +34,7 @@ LONGEST_S = 28
 def one_by_one() -> None:
     """As torch's own `_abort_process_group` does it."""
     found = sorted(dict(distributed_c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
-    backends = [backend for group, _ in found if (backend := groups._nccl(group)) is not None]
+    backends = [backend for group, _ in found if (backend := process_groups._nccl(group)) is not None]
     if backends:
         backends[0]._group_start()
         for backend in backends:
@@ -42,7 +42,7 @@ def one_by_one() -> None:
         backends[0]._group_end()
 
 
-WAYS = {"together": groups.abort_groups, "one_by_one": one_by_one}
+WAYS = {"together": process_groups.abort_groups, "one_by_one": one_by_one}
 
 
 def run_rank(rank: int, folder: Path, way: str, device: str) -> None:
@@ -66,7 +66,7 @@ def run_rank(rank: int, folder: Path, way: str, device: str) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
 
     def built(meeting: str) -> TorchEngine:
-        groups.join_groups(store, meeting, rank=rank, world_size=2, device=here, timeout_s=600)
+        process_groups.join_groups(store, meeting, rank=rank, world_size=2, device=here, timeout_s=600)
         engine = TorchEngine(EAGER)
         engine.build(spec, ranks, seed=0)
         return engine
@@ -88,12 +88,12 @@ def run_rank(rank: int, folder: Path, way: str, device: str) -> None:
             say(f"the step that waited raised {type(error).__name__}")
         watch.join()
     engine.close()
-    groups.leave_groups()
+    process_groups.leave_groups()
     say("left")
     engine = built("two")
     say(f"trained again, losses {[round(engine.step().loss, 6) for _ in range(3)]}")
     engine.close()
-    groups.leave_groups()
+    process_groups.leave_groups()
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -28,16 +28,16 @@ import pyarrow as pa
 import pyarrow.csv
 from store import DEVICES, WALL_NS, device_rows, spelled_out
 
-from wattune.analysis.align import align
 from wattune.analysis.detail import detail_of
-from wattune.analysis.energy import PowerTrace, powers, total_energy_j
 from wattune.analysis.examine import examine
-from wattune.analysis.grid import EnergySum, pieces, steps_of
-from wattune.analysis.series import Series
+from wattune.analysis.metrics.energy import PowerTrace, powers, total_energy_j
+from wattune.analysis.signals.align import align
+from wattune.analysis.signals.energy_grid import EnergySum, pieces, steps_of
+from wattune.analysis.signals.series import Series
 from wattune.analysis.summary import summary_of
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.parquet import encoded
-from wattune.telemetry.sampling import DEFAULT_RATES_HZ
+from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ
 from wattune.units import s_to_ns
 
 HOURS: Final = (1, 6, 24)

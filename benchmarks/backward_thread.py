@@ -22,8 +22,9 @@ import torch.distributed as dist
 from engine_case_list import cases
 from engine_cases import SEED, Where
 
+from wattune.engines import registry
 from wattune.plan.engines import CAPABILITIES, effective
-from wattune.workers import engine as engines
+from wattune.workers.engine import Ranks
 
 NUM_LAUNCHES = 20_000
 NUM_BLOCKS, NUM_STEPS = 3, 5
@@ -56,8 +57,8 @@ def run_rank(rank: int, store: str, name: str, *, quick: bool) -> None:
     where = Where(ranks=2, quick=quick)
     spec = where.spec(next(case for case in cases(2) if case.name == name))
     spec = replace(spec, plan=effective(spec)[0])
-    engine = engines.load_engine(spec.engine)
-    engine.build(spec, engines.Ranks(rank=rank, world_size=2, local_rank=rank, device=device), seed=SEED)
+    engine = registry.load_engine(spec.engine)
+    engine.build(spec, Ranks(rank=rank, world_size=2, local_rank=rank, device=device), seed=SEED)
     for _ in range(3):
         engine.step()
     found: dict[bool, list[float]] = {True: [], False: []}

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_case_list import TIERS, Case, cases
 
-from wattune.analysis.kernels import parts
+from wattune.analysis.metrics.exposed_comm import parts
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import workload_flop_per_token
@@ -172,7 +172,7 @@ def worker(rank: int, world_size: int, folder: Path, kind: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from wattune.workers import engine as engines
+    from wattune.workers.engine import Ranks
 
     if kind == "cuda":
         torch.cuda.set_device(rank)
@@ -180,9 +180,7 @@ def worker(rank: int, world_size: int, folder: Path, kind: str) -> None:
         torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=world_size)
-    here = engines.Ranks(
-        rank=rank, world_size=world_size, local_rank=rank, device=f"cuda:{rank}" if kind == "cuda" else "cpu"
-    )
+    here = Ranks(rank=rank, world_size=world_size, local_rank=rank, device=f"cuda:{rank}" if kind == "cuda" else "cpu")
     tell(folder, f"ready-{rank}", {})
     for line in sys.stdin:
         order = json.loads(line)
@@ -208,13 +206,13 @@ def train(
     """One case on one rank: step times of the measured steps, all losses, memory, and what ran in profiled ones."""
     import torch
 
-    from wattune.workers import engine as engines
-    from wattune.workers.kernels import kernels_table, profiled_steps
+    from wattune.engines import registry
+    from wattune.workers.profiler import kernels_table, profiled_steps
 
     if ranks.device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    engine = engines.load_engine(spec.engine)
+    engine = registry.load_engine(spec.engine)
     start = time.perf_counter()
     engine.build(spec, ranks, seed=SEED)
     steps = [engine.step()]

@@ -29,16 +29,16 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
-from wattune.analysis.kernels import parts
+from wattune.analysis.metrics.exposed_comm import parts
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import model_flop_per_step
+from wattune.engines.model.compiler import Compiler
+from wattune.engines.torch.engine import TorchEngine
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
-from wattune.workers.kernels import kernels_table, profiled_steps
-from wattune.workers.torch_compiler import Compiler
-from wattune.workers.torch_engine import TorchEngine
+from wattune.workers.profiler import kernels_table, profiled_steps
 
 SEED = 7
 GEMM_SECONDS = 3.0

@@ -31,10 +31,10 @@ import torch
 
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
-from wattune.telemetry import nvml_fields as fields
-from wattune.telemetry.nvml import NvmlBackend
-from wattune.telemetry.sampler import SamplerProcess
-from wattune.telemetry.store import read_tables
+from wattune.telemetry.files.segments import read_tables
+from wattune.telemetry.nvml import fields
+from wattune.telemetry.nvml.backend import NvmlBackend
+from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import NS_PER_S
 
 DEVICE: Final = "gpu0"
@@ -54,9 +54,18 @@ KEPT: Final = ("rows", "achieved_hz", "missed_ticks", "longest_gap_s", "errors")
 
 @contextlib.contextmanager
 def load(folder: Path, *arguments: str, seconds: float) -> Iterator[Path]:
-    """Runs a load of `wattune.workers.loads` beside the body, warm when the body begins; gives its marks' path."""
+    """Runs `wattune.workers.calibration_load` beside the body, warm when the body begins; gives its marks' path."""
     marks = folder / f"marks-{time.monotonic_ns()}.parquet"
-    command = [sys.executable, "-m", "wattune.workers.loads", str(marks), "--node", "node0", "--name", DEVICE]
+    command = [
+        sys.executable,
+        "-m",
+        "wattune.workers.calibration_load",
+        str(marks),
+        "--node",
+        "node0",
+        "--name",
+        DEVICE,
+    ]
     process = subprocess.Popen([*command, "--device", "cuda:0", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline().strip() == "ready", "the load did not start"
     try:

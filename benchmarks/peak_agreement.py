@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from wattune.calibration import find_devices, load, sampling
-from wattune.telemetry.calibrate import TAIL_S, Fit, Wave, fit, origin_ns, waves_of
-from wattune.telemetry.store import read_tables
+from wattune.calibration.fit import TAIL_S, Fit, Wave, fit, origin_ns, waves_of
+from wattune.calibration.run import find_devices, load, sampling
+from wattune.telemetry.files.segments import read_tables
 from wattune.units import NS_PER_S
 
 WAVES = ((0.2, 60), (0.5, 24), (1.0, 12), (2.0, 6), (4.0, 3))

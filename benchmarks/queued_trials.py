@@ -22,11 +22,11 @@ from rich.console import Console
 
 from wattune import api
 from wattune.objective import parse_objective
-from wattune.orchestrate.agenda import StudyRun, Ticket
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.events import Event, TrialEvent
-from wattune.orchestrate.ledger import AskProgress, Ledger
 from wattune.orchestrate.run_study import run_study
+from wattune.orchestrate.scheduling.controller import AskProgress, Ledger
+from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
-from wattune.telemetry.sampler import SamplerProcess
-from wattune.telemetry.sampling import DEFAULT_RATES_HZ, Sampler
-from wattune.telemetry.store import read_manifest, read_tables
+from wattune.telemetry.files.segments import read_manifest, read_tables
+from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ, Sampler
+from wattune.telemetry.sampler.process import SamplerProcess
 
 RECORDED: Final = Path(__file__).parent.parent / "tests/golden/h200x4/dp4/telemetry/node0"
 DEVICES: Final = 8

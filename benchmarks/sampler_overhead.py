@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from wattune.calibration import Protocol, find_devices, measure_overhead
-from wattune.telemetry.calibrate import CONFIDENCE_FRAC
-from wattune.telemetry.simulated import BACKEND as SIMULATED
+from wattune.calibration.fit import CONFIDENCE_FRAC
+from wattune.calibration.run import Protocol, find_devices, measure_overhead
+from wattune.simulation.sensors import BACKEND as SIMULATED
 
 RATIO_WITHIN = 0.002
 CPU_BELOW_FRAC = 0.03

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from wattune.analysis.summary import Summary, summarize
 from wattune.schema import TELEMETRY, table_schema
 from wattune.storage.measured import MeasuredFolder
-from wattune.telemetry.sampling import DEFAULT_RATES_HZ, HAND_OVER_S
-from wattune.telemetry.store import SEGMENT_S, TierWriter, read_tables
+from wattune.telemetry.files.segments import SEGMENT_S, TierWriter, read_tables
+from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ, HAND_OVER_S
 from wattune.units import NS_PER_S, s_to_ns
 
 RECORDED: Final = Path(__file__).parent.parent / "tests/golden/h200x4/dp4/telemetry/node0"

@@ -38,9 +38,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wattune.calibration import REST_S, find_devices, load, sampling
+from wattune.calibration.run import REST_S, find_devices, load, sampling
 from wattune.storage.files import write_table
-from wattune.telemetry.store import read_tables
+from wattune.telemetry.files.segments import read_tables
 from wattune.units import NS_PER_S
 
 QUIET_S: Final = (0.5, 0.23)

@@ -7,7 +7,7 @@ Four layers of Llama 3 8B with embedding and head, forward, backward and optimiz
 sampler a study starts, all tiers at their default rates. It is stopped and continued (SIGSTOP, SIGCONT) between two
 steps, in blocks of about 2 s and pairs of blocks whose order alternates, so that no step is cut and slow drift cancels.
 The ratio is the geometric mean over pairs of the blocks' mean step times, its interval a seeded bootstrap over pairs
-(`wattune.telemetry.calibrate.fit_overhead`). A continued sampler reads every tier at once, so a block with it has at
+(`wattune.calibration.fit.fit_overhead`). A continued sampler reads every tier at once, so a block with it has at
 least the reads of its length. Beside the ratio stands a placebo: the blocks without sampler against each other.
 """
 
@@ -28,14 +28,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from wattune.calibration.fit import CONFIDENCE_FRAC, Floats, fit_overhead
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.engines.registry import load_engine
 from wattune.errors import TelemetryError
 from wattune.plan.axes import Plan
-from wattune.telemetry.calibrate import CONFIDENCE_FRAC, Floats, fit_overhead
-from wattune.telemetry.sampler import SamplerProcess
+from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.trial import TrialSpec, Workload
-from wattune.workers.engine import Engine, Ranks, load_engine
+from wattune.workers.engine import Engine, Ranks
 
 RATIO_WITHIN: Final = 0.002
 CPU_BELOW_FRAC: Final = 0.03

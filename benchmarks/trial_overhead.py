@@ -33,13 +33,13 @@ import torch
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
+from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.cluster import Cluster, connect
-from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepMarks
-from wattune.workers.torch_engine import TorchEngine
 
 WARM_BELOW_S = {"cpu": 1.5}
 GPU_WARM_BELOW_S = 2.0

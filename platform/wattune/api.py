@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import wattune
-from wattune.calibration import Listener as CalibrationListener
-from wattune.calibration import calibrate as measure_sensors
+from wattune.calibration.run import Listener as CalibrationListener
+from wattune.calibration.run import calibrate as measure_sensors
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
@@ -45,7 +45,7 @@ from wattune.upload import Delivery, send_all, to_storage, to_tracking
 
 if TYPE_CHECKING:
     from wattune.orchestrate.events import Event, Listener
-    from wattune.orchestrate.ledger import Ending
+    from wattune.orchestrate.scheduling.controller import Ending
 
 _VERSIONED: Final = ("torch", "megatron-core", "transformer-engine", "deepspeed", "ray", "mlflow", "pyarrow", "numpy")
 
@@ -141,13 +141,13 @@ def run_study(
     uri = tracking_uri or default_uri(place.folder)
 
     # Ray and torch take seconds to import; commands that only read do without them.
-    from wattune.orchestrate.agenda import StudyRun
     from wattune.orchestrate.cluster import connect
     from wattune.orchestrate.events import TrialEvent
-    from wattune.orchestrate.ledger import Ledger, will_repeat
     from wattune.orchestrate.run_study import require_libraries
     from wattune.orchestrate.run_study import run_study as run_on_ray
-    from wattune.orchestrate.schedule import Budget
+    from wattune.orchestrate.scheduling.budget import Budget
+    from wattune.orchestrate.scheduling.controller import Ledger, will_repeat
+    from wattune.orchestrate.scheduling.trial_queue import StudyRun
 
     with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
         study.write_candidates(candidates.rows())
@@ -438,7 +438,7 @@ def calibrate(
     """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
 
     Args:
-        backend: `nvml` or `simulated`; see `wattune.calibration.calibrate`.
+        backend: `nvml` or `simulated`; see `wattune.calibration.run.calibrate`.
         storage: Folder it is kept in, under `calibration`; see `wattune.storage.files.find_storage`.
         listener: Told what is going on and which share of it all is done.
 

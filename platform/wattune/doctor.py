@@ -11,7 +11,7 @@ from typing import Any, Final
 import psutil
 
 from wattune.storage.files import nearest_existing, storage_path
-from wattune.telemetry.backend import probe
+from wattune.telemetry.probe import probe
 from wattune.units import format_quantity
 
 _LIBRARIES: Final = {

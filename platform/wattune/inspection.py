@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.examine import examine
-from wattune.analysis.intake import schema_problems
-from wattune.analysis.readings import Tables
+from wattune.analysis.signals.readings import Tables
+from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import Summary, is_simulated, summarize, summary_of
 from wattune.errors import PlanError
 from wattune.record.recording import command_window, load

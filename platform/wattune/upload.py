@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from wattune.analysis.align import align
-from wattune.analysis.intake import schema_problems
+from wattune.analysis.signals.align import align
+from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import PlanError, TrackingError, WattuneError
 from wattune.ranking.order import Ranking

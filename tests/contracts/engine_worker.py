@@ -17,10 +17,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from wattune.engines.model.compiler import Compiler
+from wattune.engines.registry import load_engine
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
-from wattune.workers.engine import Engine, Ranks, load_engine
-from wattune.workers.torch_compiler import Compiler
+from wattune.workers.engine import Engine, Ranks
 
 NUM_STEPS = 3
 SEED = 7

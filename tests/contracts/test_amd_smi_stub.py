@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from wattune.analysis.align import align
-from wattune.analysis.energy import powers, total_energy_j
-from wattune.telemetry.store import read_manifest, read_tables
+from wattune.analysis.metrics.energy import powers, total_energy_j
+from wattune.analysis.signals.align import align
+from wattune.telemetry.files.segments import read_manifest, read_tables
 
 ROOT = Path(__file__).parents[2]
 STUB = Path(__file__).parent / "amd_smi_stub"
@@ -105,7 +105,7 @@ def test_it_keeps_what_every_backend_promises(place: Place, profile: str) -> Non
 
 def test_a_recording_counts_each_package_once(place: Place, tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from wattune.telemetry.sampler import SamplerProcess\n"
+        "import sys, time; from pathlib import Path; from wattune.telemetry.sampler.process import SamplerProcess\n"
         "sampler = SamplerProcess.start(Path(sys.argv[1]), node='n', backends=['amd_smi'])\n"
         "time.sleep(2.5); sampler.stop()"
     )

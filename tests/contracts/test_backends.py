@@ -10,7 +10,8 @@ from fake_nvml import RunningNvml
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
-from wattune.telemetry.backend import AVAILABLE, BACKENDS, ERROR_SUFFIX, Backend, Row, load_backend
+from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, Backend, Row
+from wattune.telemetry.registry import BACKENDS, load_backend
 
 READS = 4
 KEYS = {"node", "device", "mono_ns", "wall_ns"}

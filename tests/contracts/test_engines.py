@@ -26,11 +26,11 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
+from wattune.engines.registry import ENGINES
 from wattune.plan.axes import Plan
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
 from wattune.trial import Lora, TrialSpec, Workload
-from wattune.workers.engine import ENGINES
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 GROUP_TIMEOUT_S = 600

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from wattune.schema import TELEMETRY, table_schema
-from wattune.telemetry.sampler import SamplerProcess
-from wattune.telemetry.store import TierWriter, read_tables
+from wattune.telemetry.files.segments import TierWriter, read_tables
+from wattune.telemetry.sampler.process import SamplerProcess
 
 KILLS = 100
 FEW_KILLS = 3
@@ -138,7 +138,7 @@ def test_a_killed_owner_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     rng = random.Random(2)
     code = (
         "import pathlib, sys, time\n"
-        "from wattune.telemetry.sampler import SamplerProcess\n"
+        "from wattune.telemetry.sampler.process import SamplerProcess\n"
         "sampler = SamplerProcess.start(pathlib.Path(sys.argv[1]), node='n0', rates_hz={'host': 50}, lease_s=2)\n"
         "print('started', flush=True)\n"
         "while True:\n"

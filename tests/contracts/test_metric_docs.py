@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattune.analysis.breakdown import UNDIVIDED
 from wattune.analysis.detail import Detail
-from wattune.analysis.outlier import BROKEN_FRAC, VARIES_FRAC
-from wattune.analysis.phases import PARTS
+from wattune.analysis.metrics.breakdown import UNDIVIDED
+from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.metrics.phases import PARTS
+from wattune.analysis.metrics.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, OF_RATED_FRAC
 from wattune.analysis.quality import INDICATIVE, THRESHOLDS
-from wattune.analysis.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, OF_RATED_FRAC
 from wattune.inspection import inspect
+from wattune.intervals import DRIFT_MATTERS_FRAC, MOST_BATCHES, t_quantile
 from wattune.schema import METRICS
-from wattune.spread import DRIFT_MATTERS_FRAC, MOST_BATCHES, t_quantile
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUPS = list(dict.fromkeys(metric.group for metric in METRICS.values()))

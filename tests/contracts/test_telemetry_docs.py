@@ -7,9 +7,9 @@ import pytest
 
 from wattune.analysis.quality import THRESHOLDS
 from wattune.schema import TELEMETRY
-from wattune.telemetry.lease import LEASE_S
-from wattune.telemetry.sampling import DEFAULT_RATES_HZ, HAND_OVER_S, SPREAD_TIERS
-from wattune.telemetry.store import CONSOLIDATE_S, SEGMENT_S, SYNC_S
+from wattune.telemetry.files.segments import CONSOLIDATE_S, SEGMENT_S, SYNC_S
+from wattune.telemetry.sampler.lease import LEASE_S
+from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ, HAND_OVER_S, SPREAD_TIERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 KEYS = ["node", "device", "mono_ns", "wall_ns"]

@@ -180,7 +180,7 @@ def _samplers(user_folder: str) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         text = " ".join(process.info["cmdline"] or [])
-        if "wattune.telemetry.sampler" in text and user_folder in text:
+        if "wattune.telemetry.sampler.process" in text and user_folder in text:
             found.append(process.pid)
     return found
 

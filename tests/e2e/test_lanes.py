@@ -21,7 +21,7 @@ import psutil, ray
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.cluster import connect
-from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
@@ -232,7 +232,7 @@ with connect() as cluster, Lanes() as lanes:
 def test_only_what_dead_controllers_left_is_removed(script) -> None:
     script("""
 from ray.util.placement_group import placement_group, placement_group_table
-from wattune.orchestrate.orphans import remove_orphans
+from wattune.orchestrate.lanes.placement_groups import remove_orphans
 
 def make(label):
     group = placement_group([{"CPU": 0.1}], name=label)

@@ -61,7 +61,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.cluster import connect
-from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from wattune.telemetry.sampler import SamplerProcess
+from wattune.telemetry.sampler.process import SamplerProcess
 
 pytestmark = pytest.mark.timeout(60)
 

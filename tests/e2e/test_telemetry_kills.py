@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from wattune.orchestrate.telemetry_actor import RENEW_INTERVAL_S
-from wattune.telemetry.lease import LEASE_S
+from wattune.telemetry.sampler.lease import LEASE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,8 +24,8 @@ import json, os, random, signal, sys, time
 import ray
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.telemetry_actor import actor_name, spool_folder, telemetry_actor
-from wattune.telemetry.sampler import SamplerProcess
-from wattune.telemetry.store import read_manifest, read_tables
+from wattune.telemetry.sampler.process import SamplerProcess
+from wattune.telemetry.files.segments import read_manifest, read_tables
 
 recordings, kills_each, seed = map(int, sys.argv[1:])
 rng, kills, found = random.Random(seed), 0, []

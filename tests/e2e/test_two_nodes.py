@@ -21,7 +21,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from wattune.analysis.align import align
+from wattune.analysis.signals.align import align
 from wattune.storage.study import TrialFolder
 from wattune.units import NS_PER_S
 

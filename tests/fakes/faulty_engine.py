@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from wattune.engines.torch.engine import TorchEngine
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepMarks
-from wattune.workers.torch_engine import TorchEngine
 
 GOOD, HANGS, RAISES, OUT_OF_MEMORY, LEAKS, PROFILE_OUT_OF_MEMORY = range(6)
 FAULTY_STEP = 3

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from wattune.analysis.kernels import COMPUTE, kernel_metrics, kind_of, parts, role_of
+from wattune.analysis.metrics.exposed_comm import COMPUTE, kernel_metrics, kind_of, parts, role_of
 from wattune.plan.axes import Plan
 from wattune.plan.parallel import num_micro_batches
 from wattune.schema import KERNELS
-from wattune.workers.kernels import kernels_table
+from wattune.workers.profiler import kernels_table
 
 HERE = Path(__file__).parent
 NAMES = yaml.safe_load((HERE / "kernels_names.yaml").read_text())

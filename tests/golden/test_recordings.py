@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattune.analysis.align import align
 from wattune.analysis.detail import Detail, detail_of
-from wattune.analysis.energy import powers
 from wattune.analysis.examine import clocks_and_temperatures, examine
+from wattune.analysis.metrics.energy import powers
+from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
 from wattune.analysis.quality import PUBLISHABLE
+from wattune.analysis.signals.align import align
 from wattune.analysis.summary import Summary, node_power_series, summarize
-from wattune.analysis.thermal import temperature_rise_c_per_min
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan

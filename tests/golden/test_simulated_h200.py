@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattune.telemetry.device_model import device_model
+from wattune.simulation.device_model import device_model
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from wattune.ranking.order import rank
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.tracking.ledger import read_study
+from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialStatus

@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.align import Aligned
-from wattune.analysis.breakdown import Breakdown, breakdown
 from wattune.analysis.examine import Examined
-from wattune.analysis.outlier import Outlier
-from wattune.analysis.phases import phase_table, step_table, traces_by_device
-from wattune.analysis.readings import Device, Readings
-from wattune.analysis.saturation import Saturation
-from wattune.analysis.throttle import clock_max_mhz, stretches
+from wattune.analysis.metrics.breakdown import Breakdown, breakdown
+from wattune.analysis.metrics.outlier import Outlier
+from wattune.analysis.metrics.phases import phase_table, step_table, traces_by_device
+from wattune.analysis.metrics.saturation import Saturation
+from wattune.analysis.metrics.throttle import clock_max_mhz, stretches
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device, Readings
 
 MOST_LISTED: Final = 1000
 """Rows of one table that go into JSON; how many there are is said beside."""
@@ -65,9 +65,9 @@ class Detail:
     """Everything beyond metrics; times are seconds from the window's start, what was not measured is null or absent."""
 
     steps: pa.Table
-    """See `wattune.analysis.phases.step_table`."""
+    """See `wattune.analysis.metrics.phases.step_table`."""
     phases: pa.Table
-    """See `wattune.analysis.phases.phase_table`; empty without marks."""
+    """See `wattune.analysis.metrics.phases.phase_table`; empty without marks."""
     slots: pa.Table
     """One row a device, in order of node and slot, of `SLOT_COLUMNS`: what a heat map shows."""
     temperatures: pa.Table

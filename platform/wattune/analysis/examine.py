@@ -6,19 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from wattune.analysis.align import Aligned, align
-from wattune.analysis.decompose import Division, divide
-from wattune.analysis.energy import Powers
-from wattune.analysis.kernels import kernel_metrics, parts
-from wattune.analysis.outlier import Outlier, outliers
-from wattune.analysis.phases import Segments, segments
-from wattune.analysis.power import Synchronous, powers_together
-from wattune.analysis.readings import Device, Tables
-from wattune.analysis.saturation import Saturation, link_peaks, saturation
-from wattune.analysis.speed import step_times_s
-from wattune.analysis.steady import steady_from
-from wattune.analysis.thermal import Temperature, temperature
-from wattune.analysis.throttle import Throttle, clock_max_mhz, device_throttle
+from wattune.analysis.metrics.energy import Powers
+from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts
+from wattune.analysis.metrics.outlier import Outlier, outliers
+from wattune.analysis.metrics.phases import Segments, segments
+from wattune.analysis.metrics.power import Synchronous, powers_together
+from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
+from wattune.analysis.metrics.speed import step_times_s
+from wattune.analysis.metrics.step_time import Division, divide
+from wattune.analysis.metrics.thermal import Temperature, temperature
+from wattune.analysis.metrics.throttle import Throttle, clock_max_mhz, device_throttle
+from wattune.analysis.signals.align import Aligned, align
+from wattune.analysis.signals.readings import Device, Tables
+from wattune.analysis.signals.steady_state import steady_from
 from wattune.catalog.hardware import DeviceSpec
 from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
@@ -63,8 +63,8 @@ def examine(
 ) -> Examined | None:
     """Looks at a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
 
-    Steps in front of the steady state (`wattune.analysis.steady.steady_from`) are left out, and the window begins after
-    them.
+    Steps in front of the steady state (`wattune.analysis.signals.steady_state.steady_from`) are left out, and the
+    window begins after them.
 
     Returns:
         What there is to know, None where neither marks nor `window` give a window.

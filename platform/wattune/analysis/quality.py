@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from wattune.analysis.energy import LEAST_COVERAGE_FRAC
-from wattune.analysis.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
+from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 
 PUBLISHABLE: Final = "publishable"
 INDICATIVE: Final = "indicative"
@@ -123,9 +123,9 @@ THRESHOLDS: Final = (
 Energy 0.5 % and 5 %, and 0.05 unexplained: the design's. Gaps to 3 s are the widest srt-slurm's publish gate takes,
 half a second is half of a 1 s peak. Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its
 rate, yet no interval above 46 ms, which counts as covered. Outliers: how far sound devices were seen to differ, and
-far beyond it (`wattune.analysis.outlier`). Clock steps: half a sample of the 20 ms ring. Clocks of several nodes: a
-quarter of the 1 s their power is added up over. Steps: 20 are the default of a study. Temperatures are whole degrees:
-in less than a minute nothing below 1 degree a minute can be told.
+far beyond it (`wattune.analysis.metrics.outlier`). Clock steps: half a sample of the 20 ms ring. Clocks of several
+nodes: a quarter of the 1 s their power is added up over. Steps: 20 are the default of a study. Temperatures are whole
+degrees: in less than a minute nothing below 1 degree a minute can be told.
 """
 
 

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.analysis.align import Aligned
-from wattune.analysis.decompose import decompose_metrics
-from wattune.analysis.energy import (
+from wattune.analysis.examine import Examined, examine
+from wattune.analysis.metrics.energy import (
     Powers,
     PowerTrace,
     energy_metrics,
@@ -17,24 +16,25 @@ from wattune.analysis.energy import (
     limit_readings_w,
     powers,
 )
-from wattune.analysis.examine import Examined, examine
-from wattune.analysis.excursion import excursion_metrics
-from wattune.analysis.grid import SWING_BAND_HZ, EnergySum, pieces
-from wattune.analysis.intake import schema_problems
-from wattune.analysis.outlier import VARIES_FRAC
-from wattune.analysis.phases import step_energies_j
-from wattune.analysis.power import power_metrics
+from wattune.analysis.metrics.excursion import excursion_metrics
+from wattune.analysis.metrics.outlier import VARIES_FRAC
+from wattune.analysis.metrics.phases import step_energies_j
+from wattune.analysis.metrics.power import power_metrics
+from wattune.analysis.metrics.saturation import link_peaks
+from wattune.analysis.metrics.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
+from wattune.analysis.metrics.step_time import decompose_metrics
+from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
+from wattune.analysis.metrics.throttle import throttle_metrics
+from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
 from wattune.analysis.quality import INVALID, Facts, judge
-from wattune.analysis.readings import HOST, Device, Tables
-from wattune.analysis.saturation import link_peaks
-from wattune.analysis.series import Floats, Series
-from wattune.analysis.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
-from wattune.analysis.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
-from wattune.analysis.throttle import throttle_metrics
-from wattune.analysis.use import memory_metrics, use_metrics
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
+from wattune.analysis.signals.readings import HOST, Device, Tables
+from wattune.analysis.signals.schema_check import schema_problems
+from wattune.analysis.signals.series import Floats, Series
 from wattune.catalog.hardware import device
+from wattune.intervals import of_series
 from wattune.schema import METRICS
-from wattune.spread import of_series
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
@@ -51,7 +51,7 @@ class Summary:
     quality: str
     """`publishable`, `indicative` or `invalid`."""
     quality_reasons: tuple[str, ...] = ()
-    """Codes of `wattune.analysis.quality.THRESHOLDS`, `no_window`, or those of `wattune.analysis.intake`."""
+    """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window`."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
     `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, what is wrong with a schema, and
@@ -156,7 +156,7 @@ def power_series(aligned: Aligned) -> dict[Device, tuple[Floats, Floats]]:
     """Each power sensor's samples in the window, for plots: seconds from its start, and watts.
 
     Args:
-        aligned: From `wattune.analysis.align.align`.
+        aligned: From `wattune.analysis.signals.align.align`.
 
     Returns:
         By node and device; devices that share a sensor are there once, undivided.
@@ -168,8 +168,8 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
     """The sum of each node's devices in consecutive windows, for plots: their middles in seconds, and mean watts.
 
     Args:
-        aligned: From `wattune.analysis.align.align`.
-        window_s: Length of a window, a multiple of `wattune.analysis.grid.GRID_S`.
+        aligned: From `wattune.analysis.signals.align.align`.
+        window_s: Length of a window, a multiple of `wattune.analysis.signals.energy_grid.GRID_S`.
 
     Returns:
         By node; nothing where a sensor does not cover the window.
@@ -190,9 +190,10 @@ def _trust_metrics(examined: Examined) -> dict[str, float]:
 
     `sample_coverage_frac`: the worst sensor's share of the window in intervals of at most three of its usual ones, 0
     for a sensor that was never read. `sensor_period_s`: the slowest sensor's period. `energy_integral_error_frac`: see
-    `wattune.analysis.energy.integral_error_frac`. `step_time_uncertainty_frac`, `energy_per_step_uncertainty_frac`:
-    half the 95 % interval of the mean time and energy from step to step (`wattune.spread.of_series`), over the mean.
-    `device_outlier_frac`: see `wattune.analysis.outlier.outliers`, the furthest device.
+    `wattune.analysis.metrics.energy.integral_error_frac`. `step_time_uncertainty_frac`,
+    `energy_per_step_uncertainty_frac`: half the 95 % interval of the mean time and energy from step to step
+    (`wattune.intervals.of_series`), over the mean.
+    `device_outlier_frac`: see `wattune.analysis.metrics.outlier.outliers`, the furthest device.
     """
     aligned, traces = examined.aligned, examined.powers
     metrics: dict[str, float] = {}

@@ -16,7 +16,7 @@ import ray
 import wattune
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
-from wattune.orchestrate import hygiene
+from wattune.orchestrate import ray_settings
 
 NAMESPACE: Final = "wattune"
 """Ray namespace of every named actor of ours."""
@@ -158,7 +158,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         EngineError: The cluster cannot be reached or started.
     """
     target = address or os.environ.get("RAY_ADDRESS")
-    hygiene.apply(hygiene.JOB_SETTINGS)
+    ray_settings.apply(ray_settings.JOB_SETTINGS)
     if ray.is_initialized():  # a script that connected by itself keeps its connection
         yield _inventory(ours=False)
         return
@@ -195,7 +195,7 @@ def _start_local(stops: Sequence[int]) -> None:
     # Workers of a local cluster inherit the environment; this is how they import what this process imported.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with hygiene.local_cluster(), _patience(stops):
+    with ray_settings.local_cluster(), _patience(stops):
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -237,7 +237,7 @@ def _join(address: str) -> None:
     if host and port.isdigit():
         # Ray itself goes on asking an address nobody answers at for minutes.
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    settings = {name: os.environ[name] for name in hygiene.JOB_SETTINGS}
+    settings = {name: os.environ[name] for name in ray_settings.JOB_SETTINGS}
     ray.init(
         address=address,
         namespace=NAMESPACE,
@@ -338,5 +338,5 @@ def _inventory(*, ours: bool) -> Cluster:
     return Cluster(
         nodes=nodes,
         driver_node_id=ray.get_runtime_context().get_node_id(),
-        tags=hygiene.ray_tags([node.node_id for node in nodes], ours=ours),
+        tags=ray_settings.ray_tags([node.node_id for node in nodes], ours=ours),
     )

@@ -18,18 +18,18 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.tune import TuneError
 from ray.tune.search import Searcher
 
+from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, TelemetryError
-from wattune.orchestrate.agenda import StudyRun, Ticket
 from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
+from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes import Lanes
-from wattune.orchestrate.ledger import Ending, Ledger
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
-from wattune.orchestrate.schedule import wait_until_cool
+from wattune.orchestrate.scheduling.controller import Ending, Ledger
+from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
-from wattune.workers.engine import check_libraries
 
 _log = logging.getLogger(__name__)
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, TelemetryError
-from wattune.orchestrate.assignment import Answer, Assignment, GroupKey
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.judge import judge
-from wattune.orchestrate.lane_keeper import cause
-from wattune.orchestrate.lanes import Lanes
-from wattune.orchestrate.limits import NODE_POWER, PowerLimit, simulated_power_w
+from wattune.orchestrate.lanes.actor import cause
+from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
+from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
+from wattune.orchestrate.trial_result import judge
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
+from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
-from wattune.telemetry.simulated import simulate
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
-from wattune.workers.engine import check_libraries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import NAMESPACE, Node
-from wattune.orchestrate.limits import node_power_peak_w
+from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.telemetry.backend import OTHER_PROCESSES
-from wattune.telemetry.facts import measured_facts
-from wattune.telemetry.sampler import SamplerProcess
-from wattune.telemetry.store import read_tables
+from wattune.telemetry.files.coverage import measured_facts
+from wattune.telemetry.files.segments import read_tables
+from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import s_to_ns
 
 RENEW_INTERVAL_S: Final = 2.0

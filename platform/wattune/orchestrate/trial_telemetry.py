@@ -12,10 +12,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from wattune.catalog.hardware import device
 from wattune.errors import TelemetryError
-from wattune.orchestrate.assignment import Place
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.lane_keeper import cause
-from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.lanes.actor import cause
+from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import (
     ClockOffset,
     NodeTelemetry,

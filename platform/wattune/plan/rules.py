@@ -210,7 +210,7 @@ def sequence(c: Configuration) -> str | None:
     """Context parallel splits the sequence, and tensor parallel (its sequence parallel half) splits each part.
 
     A context parallel rank has an early and a late piece, since late tokens attend to more than early ones: `own_part`
-    in `workers/megatron_engine.py`.
+    in `engines/megatron/engine.py`.
     """
     if not CAPABILITIES[c.engine].splits_ends:
         return None

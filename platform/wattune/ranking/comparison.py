@@ -1,7 +1,7 @@
 """Two trials side by side: what differs between them, and which part of a step made the one faster or leaner.
 
 Trials of unlike work a step are compared by the token: time and energy of a million of them. The parts of either side
-add up to its whole (`wattune.analysis.breakdown`), so the changes of the parts add up to the change.
+add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the change.
 """
 
 import math
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from wattune.analysis.breakdown import OTHER, UNDIVIDED, Breakdown
+from wattune.analysis.metrics.breakdown import OTHER, UNDIVIDED, Breakdown
+from wattune.intervals import Interval
 from wattune.schema import METRICS
-from wattune.spread import Interval
 from wattune.trial import TrialResult, TrialSpec
 
 MILLION: Final = 1e6

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wattune.analysis.breakdown import Breakdown
 from wattune.analysis.detail import detail_of
 from wattune.analysis.examine import examine
-from wattune.analysis.intake import schema_problems
-from wattune.analysis.saturation import Saturation
+from wattune.analysis.metrics.breakdown import Breakdown
+from wattune.analysis.metrics.saturation import Saturation
+from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError
+from wattune.ranking.assessment import RankedTrial, Spreads, completed, finite, is_simulated
 from wattune.ranking.comparison import Comparison, Side, compare
-from wattune.ranking.judgement import RankedTrial, Spreads, completed, finite, is_simulated
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.objective import Constraint, Objective
-from wattune.ranking.judgement import RankedTrial, Results, Spreads, Verdict, completed, finite, judge
+from wattune.ranking.assessment import RankedTrial, Results, Spreads, Verdict, completed, finite, judge
 from wattune.schema import METRICS
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.ranking.judgement import Results
+from wattune.ranking.assessment import Results
 from wattune.ranking.order import Ranking, rank
 from wattune.storage.study import StudyFolder, UnreadableTrial
-from wattune.tracking.ledger import read_study
+from wattune.tracking.reader import read_study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

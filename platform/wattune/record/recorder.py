@@ -17,7 +17,7 @@ from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
-from wattune.telemetry.sampler import SamplerProcess
+from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 
 LEAD_S: Final = 1.1
@@ -71,7 +71,7 @@ def record(
         storage: Where recordings are kept, under `recordings/<name>`.
         seconds: Longest to record; a command that still runs then is sent SIGTERM.
         name: The recording's name; None is `default_name`.
-        backends: What to read, as `wattune.telemetry.backend.load_backend` takes it, or `simulated[:DEVICE]`; empty
+        backends: What to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
             is `default_backends`.
         output: Where the command writes.
         watcher: Looks on twice a second, until it fails.

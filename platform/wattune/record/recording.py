@@ -8,15 +8,15 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.align import align, clock_anchors_ns
-from wattune.analysis.energy import powers, total_energy_j
-from wattune.analysis.readings import HOST, Device, Tables, as_source
+from wattune.analysis.metrics.energy import powers, total_energy_j
+from wattune.analysis.signals.align import align, clock_anchors_ns
+from wattune.analysis.signals.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
-from wattune.telemetry.facts import measured_facts
-from wattune.telemetry.store import read_manifest, read_tables
+from wattune.telemetry.files.coverage import measured_facts
+from wattune.telemetry.files.segments import read_manifest, read_tables
 from wattune.units import ns_to_s, s_to_ns
 
 LAG_S: Final = 1.1

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.catalog.hardware import device
-from wattune.telemetry.activity import DeviceActivity, Part
-from wattune.telemetry.backend import BACKENDS, probe, split_backend
-from wattune.telemetry.device_model import CELL_S, KINDS, device_model
-from wattune.telemetry.simulated import BACKEND as SIMULATED
-from wattune.telemetry.simulated import Node, simulate_node
+from wattune.simulation.activity import DeviceActivity, Part
+from wattune.simulation.device_model import CELL_S, KINDS, device_model
+from wattune.simulation.sensors import BACKEND as SIMULATED
+from wattune.simulation.sensors import Node, simulate_node
+from wattune.telemetry.probe import probe
+from wattune.telemetry.registry import BACKENDS, split_backend
 from wattune.units import s_to_ns
 
 HOST: Final = "host"
@@ -61,7 +62,7 @@ def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, 
         host: The node's `host` table.
 
     Returns:
-        Tables by tier and their part of the manifest, as `wattune.telemetry.simulated.simulate_node` gives them;
+        Tables by tier and their part of the manifest, as `wattune.simulation.sensors.simulate_node` gives them;
         nothing where the processors' activity was read less than twice.
     """
     host = host.filter(pc.is_valid(host["cpu_busy_frac"]))

@@ -7,15 +7,15 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from wattune.intervals import Interval
 from wattune.objective import Constraint
+from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.evidence import Evidence
-from wattune.ranking.judgement import RankedTrial, Verdict
 from wattune.ranking.order import Ranking, pareto_front
 from wattune.report.figure import DASHED, Chart, axis_title, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
 from wattune.schema import METRICS
-from wattune.spread import Interval
 from wattune.units import format_quantity
 
 LABELLED: Final = 10

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import yaml
 
+from wattune.intervals import Interval
+from wattune.ranking.assessment import Margin, RankedTrial, Verdict, is_simulated
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
-from wattune.ranking.judgement import Margin, RankedTrial, Verdict, is_simulated
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
 from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
 from wattune.report.traces import power
-from wattune.spread import Interval
 from wattune.trial import TrialResult, TrialStatus
 from wattune.units import NS_PER_S, format_quantity
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from wattune.objective import Constraint
+from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.evidence import Evidence
-from wattune.ranking.judgement import RankedTrial, Verdict
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR

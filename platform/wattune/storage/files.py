@@ -245,7 +245,7 @@ def _wrong_kinds(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
-    """Writes what `wattune.calibration.calibrate` found of one device, over what was known before, and says where."""
+    """Writes one device's calibration over what was known before; returns its path."""
     path = _calibration_path(storage, str(calibration["uuid"]))
     write_json(path, calibration)
     return path

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import Event, Placement, Preview, TrialEvent, TrialProgress
-from wattune.ranking.judgement import RankedTrial
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
 from wattune.trial import FIRST_ANCHOR_REPEAT, TrialResult, TrialSpec, TrialStatus

@@ -6,8 +6,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from wattune.ranking.assessment import Margin, RankedTrial
 from wattune.ranking.comparison import Comparison, Waterfall
-from wattune.ranking.judgement import Margin, RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from wattune.analysis.readings import HOST, Device
+from wattune.analysis.signals.readings import HOST, Device
 from wattune.record.recorder import LOG
 from wattune.record.recording import Measured, Recording, device_metrics, look
 from wattune.schema import THROTTLE_REASON_BITS

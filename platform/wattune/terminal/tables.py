@@ -12,9 +12,9 @@ from rich.text import Text
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.doctor import Finding
+from wattune.intervals import Interval
 from wattune.schema import METRICS
 from wattune.search.prune import Candidates
-from wattune.spread import Interval
 from wattune.units import format_quantity
 
 SIMULATED_NOTE: Final = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
-from wattune.tracking.ledger import write_ledger
+from wattune.tracking.reader import write_ledger
 from wattune.tracking.run import (
     NS_PER_MS,
     RUN_STATUS,

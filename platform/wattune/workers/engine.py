@@ -1,12 +1,9 @@
-"""What an engine is, and which there are. An engine trains; it neither warms up, measures nor judges."""
+"""The protocol of an engine. An engine trains; it neither warms up, measures nor judges."""
 
-import importlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Protocol
 
-from wattune.errors import EngineError, closest
 from wattune.trial import TrialSpec
 from wattune.workers.phases import Mark
 
@@ -107,52 +104,3 @@ class Answering:
     def facts(self) -> Mapping[str, str]:
         """What this engine decided that no axis says."""
         return {} if self._running is None else self._running.facts
-
-
-ENGINES: Final[dict[str, str]] = {
-    "torch": "wattune.workers.torch_engine:TorchEngine",
-    "deepspeed": "wattune.workers.deepspeed_engine:DeepSpeedEngine",
-    "megatron": "wattune.workers.megatron_engine:MegatronEngine",
-}
-"""Engine name to `module:Class`; loaded on first use, so that naming an engine imports no vendor library."""
-
-
-def check_libraries(spec: TrialSpec) -> None:
-    """Looks for what a specification needs to be installed on this node, without loading any of it.
-
-    Raises:
-        EngineError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
-    """
-    if spec.engine in ("deepspeed", "megatron") and importlib.util.find_spec(spec.engine) is None:
-        raise EngineError(_not_installed(spec.engine, spec.engine))
-    if not spec.cluster.transformer_engine or spec.engine != "megatron":
-        return
-    if importlib.util.find_spec("transformer_engine") is None:
-        raise EngineError(
-            f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
-            "install it on every node, or set transformer_engine: false"
-        )
-
-
-def _not_installed(engine: str, library: str | None) -> str:
-    extra = f" (wattune[{engine}])" if engine in ENGINES and engine != "torch" else ""
-    return f'engine "{engine}" needs {library}, which is not installed; install it{extra} on every node'
-
-
-def load_engine(name: str) -> Engine:
-    """A new engine of that name.
-
-    Args:
-        name: A name of `ENGINES`, or `module:Class` of an engine of one's own.
-
-    Raises:
-        EngineError: There is none, or its library is not installed.
-    """
-    if name not in ENGINES and ":" not in name:
-        raise EngineError(f'unknown engine "{name}"; {closest(name, ENGINES)}')
-    module_name, _, class_name = ENGINES.get(name, name).partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise EngineError(_not_installed(name, error.name)) from error
-    return cast(Engine, getattr(module, class_name)())

@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.workers.device import DeviceMemory, device_memory
 from wattune.workers.engine import Engine, Ranks, StepMarks
-from wattune.workers.kernels import kernels_table, profiled_steps
 from wattune.workers.phases import Mark, failed_phase, marks_table
-from wattune.workers.torch_device import DeviceMemory, device_memory
+from wattune.workers.profiler import kernels_table, profiled_steps
 
 STABLE_FRAC: Final = 0.05
 """Warm-up ends when the medians of the last round's halves differ by less than this share."""

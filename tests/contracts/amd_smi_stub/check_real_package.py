@@ -13,7 +13,7 @@ import amdsmi
 import pytest
 from amdsmi import amdsmi_wrapper
 
-from wattune.telemetry.amd_smi import AmdSmiBackend
+from wattune.telemetry.amd_smi.backend import AmdSmiBackend
 from wattune.telemetry.backend import AVAILABLE, Row
 
 TICK_NS = 50_000_000

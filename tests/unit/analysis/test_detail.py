@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wattune.analysis import readings
-from wattune.analysis.align import align
 from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
-from wattune.analysis.energy import powers
 from wattune.analysis.examine import clocks_and_temperatures, examine
-from wattune.analysis.readings import Kept, Readings
+from wattune.analysis.metrics.energy import powers
+from wattune.analysis.metrics.throttle import stretches, throttle_metrics
+from wattune.analysis.signals import readings
+from wattune.analysis.signals.align import align
+from wattune.analysis.signals.readings import Kept, Readings
 from wattune.analysis.summary import summarize
-from wattune.analysis.throttle import stretches, throttle_metrics
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
 FAST_S = np.arange(-1.0, 31.0, 0.05)
@@ -133,8 +133,8 @@ def test_excursions_are_listed_as_they_are_counted(bench):
 def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
     marks, tables = whole(bench)
     one = detail(marks, tables, MANIFESTS).excursions
-    monkeypatch.setattr("wattune.analysis.grid._BLOCK", 64)
-    monkeypatch.setattr("wattune.analysis.series._BLOCK", 7)
+    monkeypatch.setattr("wattune.analysis.signals.energy_grid._BLOCK", 64)
+    monkeypatch.setattr("wattune.analysis.signals.series._BLOCK", 7)
     many = detail(marks, tables, MANIFESTS)
     assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
     assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())
@@ -156,7 +156,7 @@ def test_without_a_window_nothing_is_examined(bench):
 def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
     marks, tables = whole(bench)
     before = summarize(None, marks, tables, MANIFESTS).metrics
-    monkeypatch.setattr("wattune.analysis.align.Kept", lambda: Kept(most_bytes=1))
+    monkeypatch.setattr("wattune.analysis.signals.align.Kept", lambda: Kept(most_bytes=1))
     assert summarize(None, marks, tables, MANIFESTS).metrics == before
     monkeypatch.setattr(readings, "_LARGE_SHARE", 2)
     kept, made = Kept(most_bytes=100), []

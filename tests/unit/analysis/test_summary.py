@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.align import align
 from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
+from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS

@@ -9,10 +9,10 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.orchestrate.agenda import StudyRun, Ticket
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
-from wattune.orchestrate.ledger import Ledger
+from wattune.orchestrate.scheduling.controller import Ledger
+from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
 from wattune.plan.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder

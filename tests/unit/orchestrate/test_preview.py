@@ -6,7 +6,7 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
-from wattune.orchestrate.schedule import Budget
+from wattune.orchestrate.scheduling.budget import Budget
 from wattune.trial import Measure, TrialStatus
 
 

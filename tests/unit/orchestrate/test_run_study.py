@@ -12,11 +12,11 @@ from ray.tune import TuneError
 
 from wattune.errors import EngineError
 from wattune.orchestrate import run_study
-from wattune.orchestrate.agenda import StudyRun
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes import Lanes
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _LedgerSearcher, _trainable, require_libraries
+from wattune.orchestrate.scheduling.trial_queue import StudyRun
 from wattune.trial import Measure, TrialStatus
 
 
@@ -119,8 +119,8 @@ def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, mo
         raise GetTimeoutError
 
     killed: list[Any] = []
-    monkeypatch.setattr("wattune.orchestrate.lanes.ray.get", too_late)
-    monkeypatch.setattr("wattune.orchestrate.lanes.ray.kill", lambda actor, **_: killed.append(actor))
+    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.get", too_late)
+    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.kill", lambda actor, **_: killed.append(actor))
     lanes = Lanes.__new__(Lanes)
     lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
     lanes._scratch = str(tmp_path / "scratch")

@@ -10,11 +10,11 @@ from ray.exceptions import RayTaskError
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.errors import TelemetryError
-from wattune.orchestrate.assignment import Answer
-from wattune.orchestrate.judge import against_limits, judge
-from wattune.orchestrate.lane_keeper import cause
-from wattune.orchestrate.lane_worker import device_name, failed
+from wattune.orchestrate.lanes.actor import cause
+from wattune.orchestrate.lanes.messages import Answer
+from wattune.orchestrate.lanes.worker import device_name, failed
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
+from wattune.orchestrate.trial_result import against_limits, judge
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder

@@ -5,12 +5,12 @@ import pytest
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
-from wattune.orchestrate.lane_worker import sensed_name
+from wattune.orchestrate.lanes.worker import sensed_name
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.plan.axes import Plan
-from wattune.telemetry.backend import BACKENDS
+from wattune.telemetry.registry import BACKENDS
 from wattune.trial import TrialSpec, Workload
-from wattune.workers.torch_device import device_uuid
+from wattune.workers.device import device_uuid
 
 FIRST, SECOND = "GPU-163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-00000000-0000-0000-0000-000000000001"
 NAMES = {FIRST: "gpu0", SECOND: "gpu1"}

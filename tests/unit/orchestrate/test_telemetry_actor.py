@@ -11,7 +11,7 @@ import pytest
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.telemetry_actor import TelemetryActor, actor_name, spare_cpus, without_own_processes
-from wattune.telemetry.sampler import SamplerProcess
+from wattune.telemetry.sampler.process import SamplerProcess
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.lane_keeper import cause
+from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import sampling
 

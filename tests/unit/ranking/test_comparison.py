@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.breakdown import Breakdown, Part
+from wattune.analysis.metrics.breakdown import Breakdown, Part
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.intervals import Interval
 from wattune.plan.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
-from wattune.spread import Interval
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 SPEC = TrialSpec(

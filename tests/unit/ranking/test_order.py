@@ -16,7 +16,7 @@ from wattune.catalog.models import model
 from wattune.errors import SpaceError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
-from wattune.ranking.judgement import RankedTrial, Verdict
+from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.breakdown import Breakdown, Part
 from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
-from wattune.analysis.saturation import Saturation
+from wattune.analysis.metrics.breakdown import Breakdown, Part
+from wattune.analysis.metrics.saturation import Saturation
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.errors import WattuneError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.evidence import Evidence
-from wattune.ranking.judgement import RankedTrial
 from wattune.ranking.order import Ranking, rank
 from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
 from wattune.report.figure import Chart, write_images

@@ -8,7 +8,9 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.telemetry import backend as backend_module
-from wattune.telemetry.backend import BACKENDS, DeviceInfo, load_backend, probe
+from wattune.telemetry.backend import DeviceInfo
+from wattune.telemetry.probe import probe
+from wattune.telemetry.registry import BACKENDS, load_backend
 
 
 def test_an_unknown_backend_is_named_with_those_there_are() -> None:

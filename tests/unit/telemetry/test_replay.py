@@ -13,7 +13,7 @@ from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.schema import table_schema
 from wattune.storage.measured import MeasuredFolder
-from wattune.telemetry.backend import load_backend
+from wattune.telemetry.registry import load_backend
 from wattune.telemetry.replay import ENDED, HISTORY_S, Playback, ReplayBackend
 
 SECONDS = 12

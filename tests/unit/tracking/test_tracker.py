@@ -25,7 +25,7 @@ from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
 from wattune.schema import MARKS
 from wattune.storage.study import TrialFolder
-from wattune.tracking.ledger import read_study
+from wattune.tracking.reader import read_study
 from wattune.tracking.run import mean_per_second
 from wattune.tracking.store import RETRY_AFTER_S, default_uri, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
@@ -321,7 +321,7 @@ def test_a_silent_server_is_given_up_and_tried_again_later(silent_server, tmp_pa
 
 
 def test_the_module_is_imported_without_mlflow():
-    code = "import sys, wattune.tracking.tracker, wattune.tracking.ledger; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, wattune.tracking.tracker, wattune.tracking.reader; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "platform"}, timeout=60).returncode == 0
 
 

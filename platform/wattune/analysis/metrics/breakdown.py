@@ -1,0 +1,165 @@
+"""Where a step's time and energy go, in parts that add up exactly: two trials are compared part by part."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.analysis.metrics.phases import BETWEEN
+from wattune.analysis.metrics.step_time import Division
+from wattune.analysis.metrics.throttle import Throttle
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device
+from wattune.analysis.signals.series import Floats, Ints
+
+COMPUTE: Final = "compute"
+THROTTLE: Final = "throttle"
+UNDIVIDED: Final = "undivided"
+OTHER: Final = "other"
+
+UNEXPLAINED_FRAC: Final = 0.05
+"""Share of a step in `other` above which the parts explain too little to rely on (the bound of `other_frac`)."""
+
+_WAITS: Final = ("exposed_comm", "bubble", "straggler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a mean step."""
+
+    name: str
+    time_s: float
+    """Mean over ranks."""
+    energy_j: float | None
+    """Of all devices; None without usable power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """A mean step in parts."""
+
+    parts: tuple[Part, ...]
+    step_s: float
+    """The window over the number of steps, that is tokens of a step over `tokens_per_s`; the parts add up to it."""
+    step_energy_j: float | None
+    """`energy_per_step_j`; the parts add up to it."""
+
+    @property
+    def indicative(self) -> bool:
+        """Whether too much of the step is not explained to rely on the rest."""
+        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED))
+        return vague_s > UNEXPLAINED_FRAC * self.step_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return asdict(self) | {"parts": [asdict(part) for part in self.parts], "indicative": self.indicative}
+
+
+def breakdown(
+    aligned: Aligned,
+    division: Division | None,
+    phases: pa.Table,
+    throttles: Mapping[Device, Throttle],
+    *,
+    profiled: Mapping[str, float] | None = None,
+) -> Breakdown | None:
+    """The mean step of a trial in parts.
+
+    - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
+      ranks.
+    - `throttle`: what lost clock added to compute: compute times the device's `throttle_loss_frac`. That is all of it
+      where compute follows the clock; work that memory bounds loses less, so it is an upper bound.
+    - `undivided`: time in steps whose marks cannot be divided.
+    - `other`: time of a step in no phase, and of the window in no step.
+
+    Energy of a rank's compute is the integral over its forward, backward and optimizer, divided between `compute` and
+    `throttle` by time; that over its waits by the time of their parts.
+
+    Args:
+        aligned: The trial.
+        division: Its steps by their marks, None where these cannot tell.
+        phases: Its `wattune.analysis.metrics.phases.phase_table`.
+        throttles: Its devices' throttling; without it there is no `throttle`.
+        profiled: Share of rank-time in steps by part, from a profiled pass: any names, taken instead of `division`.
+            What they leave of 1 is `other`, and energy is divided by time.
+
+    Returns:
+        The parts, None without measured steps.
+    """
+    steps = aligned.steps
+    if steps is None:
+        return None
+    losses = np.array([throttles[device].loss_frac if device in throttles else 0.0 for device in steps.device])
+    if profiled is not None:
+        parts = _by_share(aligned, phases, profiled, float(losses.mean()))
+    elif division is not None:
+        parts = _by_marks(aligned, division, phases, losses)
+    else:
+        parts = _by_share(aligned, phases, {UNDIVIDED: 1.0}, 0.0)
+    step_s = aligned.duration_s / len(steps.number)
+    energy_j = _energy_j(phases)
+    step_j = None if energy_j is None else energy_j / len(steps.number)
+    rest_s = step_s - sum(part.time_s for part in parts)
+    rest_j = None if step_j is None else step_j - sum(part.energy_j or 0.0 for part in parts)
+    return Breakdown(
+        parts=(*parts, Part(name=OTHER, time_s=rest_s, energy_j=rest_j)), step_s=step_s, step_energy_j=step_j
+    )
+
+
+def _by_marks(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[Part]:
+    """Everything but `other`, from marks."""
+    assert aligned.steps is not None
+    ranks, count = aligned.steps.rank, len(aligned.steps.number)
+    compute_s = division.compute_s.sum(axis=0)
+    lost_s = compute_s * np.clip(losses, 0.0, 1.0)
+    waits_s = {name: getattr(division, f"{name}_s").sum(axis=0) for name in _WAITS}
+    all_waits_s = np.sum(list(waits_s.values()), axis=0)
+    busy_j = _energy_by_rank_j(phases, ranks, ("forward", "backward", "optimizer"))
+    wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
+
+    def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> Part:
+        share = np.divide(time_s, of_s, out=np.zeros_like(time_s), where=of_s > 0)
+        energy_j = None if of_j is None else float((share * of_j).sum()) / count
+        return Part(name=name, time_s=float(time_s.mean()) / count, energy_j=energy_j)
+
+    found = [part(COMPUTE, compute_s - lost_s, compute_s, busy_j)]
+    if np.any(losses > 0):
+        found.append(part(THROTTLE, lost_s, compute_s, busy_j))
+    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in _WAITS]
+
+
+def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[Part]:
+    """Everything but `other`, from shares of the time in steps."""
+    assert aligned.steps is not None
+    if COMPUTE in shares and loss_frac > 0:
+        lost = shares[COMPUTE] * min(loss_frac, 1.0)
+        shares = {COMPUTE: shares[COMPUTE] - lost, THROTTLE: lost, **{k: v for k, v in shares.items() if k != COMPUTE}}
+    in_steps_s = float(aligned.steps.duration_s().mean())
+    in_steps = phases.filter(pc.not_equal(phases["phase"], BETWEEN))
+    energy_j = _energy_j(in_steps)
+    step_j = None if energy_j is None else energy_j / len(aligned.steps.number)
+    return [
+        Part(name=name, time_s=share * in_steps_s, energy_j=None if step_j is None else share * step_j)
+        for name, share in shares.items()
+        if name != OTHER
+    ]
+
+
+def _energy_j(phases: pa.Table) -> float | None:
+    """Energy of some rows, None where one has none."""
+    if phases["energy_j"].null_count or not phases.num_rows:
+        return None
+    return float(pc.sum(phases["energy_j"]).as_py())
+
+
+def _energy_by_rank_j(phases: pa.Table, ranks: Ints, names: tuple[str, ...]) -> Floats | None:
+    if phases["energy_j"].null_count:
+        return None
+    chosen = phases.filter(pc.is_in(phases["phase"], pa.array(names)))
+    column = np.searchsorted(ranks, chosen["rank"].to_numpy())
+    result: Floats = np.zeros(len(ranks))
+    np.add.at(result, column, chosen["energy_j"].to_numpy())
+    return result

@@ -1,0 +1,346 @@
+"""Power series of devices, the energy under them, and how well that agrees with the devices' own energy counters."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device, Readings
+from wattune.analysis.signals.series import Floats, Series
+
+COVERED_PERIODS: Final = 3.0
+"""An interval between samples counts as covered up to this many of the series' usual intervals.
+
+The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, driver 580.159.04).
+"""
+
+_POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
+"""Tiers and columns a device's power is looked for in, the finest first."""
+
+LEAST_COVERAGE_FRAC: Final = 0.9
+"""Share of the window a power series has to cover; below it, nothing is said of power or energy."""
+
+MOST_INTERVALS: Final = 2**13
+"""Intervals a series' usual one is found from."""
+
+RING_PERIOD_MAX_S: Final = 0.025
+"""Longest sensor period whose samples are taken for 20 ms means: the H200's ring has 20 ms, other rings are slower."""
+
+LEAST_COUNTER_SPAN_S: Final = 5.0
+"""Shortest span over which a counter can be held against an integral: it steps every 100 ms, 2 % of 5 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerTrace:
+    """The power of one sensor over the window: of a device, or of a package several devices share."""
+
+    devices: tuple[Device, ...]
+    """All devices behind the sensor, by the manifest; the first is the one whose readings these are."""
+    load: Callable[[], Series] = field(repr=False, compare=False)
+    """Reads the series: a trace does not hold it, so that a day of many devices needs memory for one."""
+    start_s: float
+    """The series' first time."""
+    end_s: float
+    """Its last."""
+    mean_w: float
+    """Time-weighted, over its span."""
+    max_w: float
+    """The largest sample."""
+    from_ring: bool
+    """Whether the driver's own history was read, else instant power."""
+    spacing_s: float
+    """Median interval between samples."""
+    sensor_period_s: float
+    """Half the finest window the sensor resolves: by its calibration, else the median interval between new values."""
+    smoothed_s: tuple[float, ...]
+    """Lengths of the moving means that stand between the power and its series and are known: of a frequency f each
+    leaves sinc(f length). What the sensor itself may average is not among them."""
+    coverage_frac: float
+    """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
+    against_counter_j: tuple[float, float] | None
+    """Its integral, and the rise of the device's own energy counter, over the counter's span; None without one over at
+    least `LEAST_COUNTER_SPAN_S`, and where the power was made from the counter."""
+    largest_gap_s: float
+    """Longest time of the window without a sample, its ends included."""
+    stands_in: bool = False
+    """Whether a finer series was read too, and covers too little of the window."""
+
+    @property
+    def series(self) -> Series:
+        """Watts, clipped to the window."""
+        return self.load()
+
+    @property
+    def node(self) -> str:
+        """The node it is on."""
+        return self.devices[0][0]
+
+    @property
+    def resolves_20ms(self) -> bool:
+        """Whether its samples are 20 ms means."""
+        return self.from_ring and self.sensor_period_s <= RING_PERIOD_MAX_S
+
+    @property
+    def share(self) -> int:
+        """Devices the sensor's power is divided by, evenly, where a metric is of one device."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Powers:
+    """The power traces of a trial."""
+
+    traces: tuple[PowerTrace, ...]
+    """One per sensor, whatever it covers."""
+    num_sensors: int
+    """Sensors there should be."""
+    num_outside: int = 0
+    """Sensors that were read, and not once in the window: clocks or marks are wrong."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether every sensor covers enough of the window; sums and worst cases over fewer would be wrong."""
+        return (
+            0 < self.num_sensors == len(self.traces)
+            and min(t.coverage_frac for t in self.traces) >= LEAST_COVERAGE_FRAC
+        )
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes they are on."""
+        return sorted({trace.node for trace in self.traces})
+
+
+def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None = None) -> Powers:
+    """The power traces of every device that counts.
+
+    The series of a device is the ring where that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power
+    where that does; where neither does, the finest there is, and nothing is said of power. Devices whose manifest names
+    one `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the
+    package's power is read at one of its two GCDs).
+
+    Args:
+        aligned: The trial or recording.
+        look: Called with every trace and its series, in order of nodes, while the series is in memory anyway.
+    """
+    domains: dict[tuple[str, str], list[Device]] = {}
+    for device in sorted({*aligned.devices, *aligned.known}):
+        domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
+    counted = set(aligned.devices)
+    sensors = [devices for devices in domains.values() if counted.intersection(devices)]
+    each = [_best_trace(aligned, devices, look) for devices in sensors]
+    found = [trace for trace in each if trace is not None]
+    without = [devices for devices, trace in zip(sensors, each, strict=True) if trace is None]
+    outside = sum(_read_at_all(aligned, devices) for devices in without)
+    return Powers(traces=tuple(found), num_sensors=len(sensors), num_outside=outside)
+
+
+def _domain(aligned: Aligned, device: Device) -> str:
+    facts: dict[str, Any] = dict(aligned.known.get(device, {}))
+    return str(facts.get("power_domain") or device[1])
+
+
+def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
+    """Whether any power of a sensor was read, at whatever time."""
+    return any(
+        device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
+        for tier, column in _POWER
+        for device in devices
+    )
+
+
+def _best_trace(
+    aligned: Aligned, devices: list[Device], look: Callable[[PowerTrace, Series], None] | None
+) -> PowerTrace | None:
+    # A ring that was lost for a while, or whose last drain is missing, must not cost what another tier read meanwhile.
+    best: tuple[PowerTrace, Series] | None = None
+    falls_short = False
+    for found in _traces(aligned, devices):
+        covers = found is not None and found[0].coverage_frac >= LEAST_COVERAGE_FRAC
+        if found is not None and (covers or best is None):
+            best = replace(found[0], stands_in=falls_short), found[1]
+        if covers:
+            break
+        falls_short = True
+    if best is None:
+        return None
+    if look is not None:
+        look(*best)
+    return best[0]
+
+
+def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrace, Series] | None]:
+    """Every trace of a sensor's power with its series, the finest first; None for one that is outside the window."""
+    for tier, column in _POWER:
+        for device in devices:
+            readings = aligned.tiers.get(tier, {}).get(device)
+            raw = readings.series(column) if readings is not None else None
+            clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
+            if raw is not None and clipped is not None:
+                yield _trace(aligned, tier, column, device, devices, raw, clipped), clipped
+            elif raw is not None:
+                yield None
+
+
+def _trace(
+    aligned: Aligned, tier: str, column: str, device: Device, devices: list[Device], raw: Series, clipped: Series
+) -> PowerTrace:
+    # Of a long recording some intervals, evenly chosen, have the same median as all.
+    every = max(len(raw.time_s) // MOST_INTERVALS, 1)
+    spacing_s = held_s = float(np.median(raw.time_s[1::every] - raw.time_s[:-1:every]))
+    known = aligned.known.get(device, {})
+    if tier != "ring":
+        # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
+        # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
+        changed = np.flatnonzero(np.diff(raw.value)) + 1
+        held_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
+    finest_s = known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
+    # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
+    period_s = held_s if finest_s is None else max(spacing_s, finest_s / 2)
+    # Lines between readings of a value that is held: sinc squared where every reading is a new one. Power that is a
+    # counter's rise is the mean since the reading before, too.
+    smoothed_s: tuple[float, ...] = (spacing_s, min(held_s, period_s))
+    if known.get("power_from_energy_counter"):
+        smoothed_s = *smoothed_s, spacing_s
+    longest_s, missed_s = clipped.gaps_s(COVERED_PERIODS * spacing_s)
+    start_s, end_s = float(clipped.time_s[0]), float(clipped.time_s[-1])
+
+    def clip_again() -> Series:
+        again = aligned.tiers[tier][device].series(column)
+        inside = again.clip(0.0, aligned.duration_s) if again is not None else None
+        assert inside is not None, device  # it was there a moment ago
+        return inside
+
+    def load() -> Series:
+        return aligned.kept.get(("power", tier, device), Series, clip_again)
+
+    aligned.kept.get(("power", tier, device), Series, lambda: clipped)
+    return PowerTrace(
+        devices=(device, *(other for other in devices if other != device)),
+        load=load,
+        start_s=start_s,
+        end_s=end_s,
+        mean_w=clipped.mean(),
+        max_w=float(clipped.value.max()),
+        from_ring=tier == "ring",
+        spacing_s=spacing_s,
+        sensor_period_s=period_s,
+        smoothed_s=smoothed_s,
+        coverage_frac=(end_s - start_s - missed_s) / aligned.duration_s,
+        against_counter_j=_against_counter_j(aligned, device, clipped),
+        largest_gap_s=max(longest_s, start_s, aligned.duration_s - end_s),
+    )
+
+
+def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple[float, float] | None:
+    # A counter agrees with what was made from it (AMD), whatever it says.
+    if aligned.known.get(device, {}).get("power_from_energy_counter"):
+        return None
+    readings = aligned.tiers.get("slow", {}).get(device)
+    # Only where the series is, so that what it misses at the window's ends is no disagreement.
+    ends_s = float(power.time_s[0]), float(power.time_s[-1])
+    span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
+    if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
+        return None
+    return power.between(span.start_s, span.end_s), span.rise
+
+
+def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
+    """The lowest limit enforced on a trace's sensor in the window: as read, else as the manifest has it."""
+    limit_w = limit_readings_w(aligned, trace)
+    if len(limit_w):
+        return float(limit_w.min())
+    known = aligned.known.get(trace.devices[0], {}).get("power_limit_w")
+    return None if known is None else float(known)
+
+
+def limit_readings_w(aligned: Aligned, trace: PowerTrace) -> Floats:
+    """What was read in the window of the limit enforced on a trace's sensor; empty where it was not."""
+    readings = aligned.tiers.get("slow", {}).get(trace.devices[0])
+    return np.empty(0) if readings is None else readings.inside("power_limit_w", 0.0, aligned.duration_s)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSpan:
+    """What a cumulative counter rose by, and between which two readings."""
+
+    start_s: float
+    end_s: float
+    rise: float
+
+    @property
+    def per_s(self) -> float:
+        """Mean rise per second over the counter's own span."""
+        return self.rise / (self.end_s - self.start_s)
+
+
+def counter_span(readings: Readings, name: str, start_s: float, end_s: float) -> CounterSpan | None:
+    """A cumulative column's rise between its first and last reading in an interval.
+
+    A counter that falls was set back or wrapped: the longest stretch without a fall is used, and what it rose by before
+    and after is left out, as nothing tells how far it came.
+
+    Returns:
+        The span, None with fewer than two readings in one stretch.
+    """
+    time_s, value = readings.inside(name, start_s, end_s)
+    if len(value) < 2:
+        return None
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(value) < 0) + 1])
+    ends = np.concatenate([starts[1:] - 1, [len(value) - 1]])
+    longest = int(np.argmax(time_s[ends] - time_s[starts]))
+    first, last = starts[longest], ends[longest]
+    if time_s[last] <= time_s[first]:
+        return None
+    return CounterSpan(start_s=float(time_s[first]), end_s=float(time_s[last]), rise=float(value[last] - value[first]))
+
+
+def total_energy_j(powers: Powers, window_s: float) -> float:
+    """Energy of all devices over the window: each series' trapezoid, what it does not cover at its own mean."""
+    return float(sum(trace.mean_w for trace in powers.traces) * window_s)
+
+
+def integral_error_frac(powers: Powers) -> float | None:
+    """How far the integrated power is from the energy counters: absolute difference over the counters' rise.
+
+    Each counter is compared over its own span, and the devices' energies are summed before they are compared, because
+    the sum is what energy metrics report. One device alone can disagree by more: a counter steps every 100 ms, which is
+    1.4 % of 14 s at twice the mean power.
+
+    Returns:
+        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S`, and one that its
+        power is not read from.
+    """
+    each = [trace.against_counter_j for trace in powers.traces]
+    known = [one for one in each if one is not None]
+    if len(known) < len(each):
+        return None
+    integral_j, counter_j = (sum(one[index] for one in known) for index in (0, 1))
+    return abs(integral_j / counter_j - 1.0) if counter_j > 0 else None
+
+
+def energy_metrics(
+    aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: int | None
+) -> dict[str, float]:
+    """Energy per unit of work, from the integral of power over the window; all devices together.
+
+    `energy_per_step_j`: energy over measured steps. `energy_per_token_j`: energy over their tokens; `tokens_per_j` its
+    inverse. `energy_delay_product_js`: energy per step times `step_time_s`.
+
+    Args:
+        aligned: The trial.
+        powers: Its power traces.
+        step_time_s: The median step time, None without steps.
+        tokens_per_step: Tokens of a step over all ranks, None where nothing says.
+    """
+    if not powers.usable or aligned.steps is None:
+        return {}
+    step_j = total_energy_j(powers, aligned.duration_s) / len(aligned.steps.number)
+    metrics = {"energy_per_step_j": step_j}
+    if step_time_s is not None:
+        metrics["energy_delay_product_js"] = step_j * step_time_s
+    if tokens_per_step and step_j > 0:
+        metrics |= {"energy_per_token_j": step_j / tokens_per_step, "tokens_per_j": tokens_per_step / step_j}
+    return metrics

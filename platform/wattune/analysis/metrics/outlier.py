@@ -1,0 +1,137 @@
+"""Devices unlike their peers: a slow, starved or broken one makes a trial's figures its own, not the plan's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.analysis.metrics.energy import Powers
+from wattune.analysis.metrics.phases import traces_by_device
+from wattune.analysis.metrics.step_time import Division
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device
+from wattune.catalog.hardware import device
+from wattune.plan.parallel import coordinates
+from wattune.trial import TrialSpec
+
+VARIES_FRAC: Final = 0.22
+"""How far sound devices of one kind are apart under one load.
+
+Five clusters, 18,800 hours: performance varies by 8 % on average, 22 % at most between applications and clusters, with
+outliers up to 1.5 times slower than the median (Sinha et al., SC 2022, arXiv 2208.11035).
+"""
+
+BROKEN_FRAC: Final = 0.5
+"""How far the slowest of those were; what is further is no variation of sound devices. A node whose power had failed
+made its devices more than four times slower (arXiv 2509.10371)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    """How one device differs from its peers in one respect."""
+
+    node: str
+    device: str
+    what: str
+    """`compute_time_s`, `sm_clock_mhz` or `power_w`."""
+    value: float
+    peers_median: float
+    num_peers: int
+    deviation_frac: float
+    """The larger of value and median over the smaller, minus 1."""
+
+    def __str__(self) -> str:
+        number = "peer" if self.num_peers == 1 else f"{self.num_peers} peers"
+        return (
+            f"{self.node}/{self.device}: {self.what} {self.value:.4g}, median of its {number} {self.peers_median:.4g}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return asdict(self)
+
+
+def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
+    """Columns of the ranks that do like work: those of one pipeline stage, whose layers are the same.
+
+    Returns:
+        Groups of two ranks or more; none without marks and a specification, which say who does what, and none on
+        processors.
+    """
+    if aligned.steps is None or spec is None or len(aligned.steps.rank) != spec.cluster.world_size:
+        return []
+    if device(spec.cluster.device).vendor == "cpu":
+        return []  # processes of one host share its processors with whatever else runs: they vary without bounds
+    groups: dict[int, list[int]] = {}
+    for column, rank in enumerate(aligned.steps.rank):
+        groups.setdefault(coordinates(int(rank), spec.plan, spec.cluster.world_size).pp, []).append(column)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def outliers(
+    aligned: Aligned, powers: Powers, spec: TrialSpec | None, division: Division | None
+) -> tuple[Outlier, ...]:
+    """How every device stands to its peers, the furthest first.
+
+    Compared are the median compute time of a step (where marks tell compute from waiting), the mean SM clock, and the
+    mean power. Temperatures are not: behind its neighbours a device is up to 27 % hotter by design of the chassis
+    (arXiv 2509.10371), and what that costs is what a study wants to see; if it costs clock, the clock shows it.
+
+    Args:
+        aligned: The trial.
+        powers: Its power traces.
+        spec: What ran; without it nobody says who has peers.
+        division: Its steps by their marks.
+    """
+    groups = peer_groups(aligned, spec)
+    if not groups or aligned.steps is None:
+        return ()
+    devices = aligned.steps.device
+    measured: dict[str, Mapping[Device, float]] = {
+        "sm_clock_mhz": _mean_clocks_mhz(aligned),
+        "power_w": {
+            device: trace.mean_w / trace.share for device, (trace, _) in traces_by_device(aligned, powers).items()
+        },
+    }
+    if division is not None:
+        medians_s = np.median(division.compute_s, axis=0).tolist()
+        measured["compute_time_s"] = dict(zip(devices, medians_s, strict=True))
+    found = [
+        outlier
+        for what, values in measured.items()
+        for group in groups
+        for outlier in _compared(what, [devices[column] for column in group], values)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.deviation_frac))
+
+
+def _compared(what: str, devices: Sequence[Device], values: Mapping[Device, float]) -> list[Outlier]:
+    if any(device not in values or values[device] <= 0 for device in devices):
+        return []
+    found = []
+    for node, name in devices:
+        others = [values[other] for other in devices if other != (node, name)]
+        value, median = values[node, name], float(np.median(others))
+        found.append(
+            Outlier(
+                node=node,
+                device=name,
+                what=what,
+                value=value,
+                peers_median=median,
+                num_peers=len(others),
+                deviation_frac=max(value, median) / min(value, median) - 1.0,
+            )
+        )
+    return found
+
+
+def _mean_clocks_mhz(aligned: Aligned) -> dict[Device, float]:
+    found = {}
+    for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
+        whole = readings.series("sm_clock_mhz")
+        inside = whole.clip(0.0, aligned.duration_s) if whole is not None else None
+        if inside is not None:
+            found[where] = inside.mean()
+    return found

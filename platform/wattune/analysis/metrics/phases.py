@@ -1,0 +1,212 @@
+"""Time and energy by phase of every rank, and energy by step: what the window used, divided without rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.analysis.metrics.energy import Powers, PowerTrace
+from wattune.analysis.metrics.speed import step_times_s
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device, codes, integers
+from wattune.analysis.signals.series import Floats, Ints
+from wattune.units import NS_PER_S
+
+BETWEEN: Final = "between"
+"""Time of the window in which a rank is in none of its measured steps."""
+
+OTHER: Final = "other"
+"""Time in a step and in none of its phases."""
+
+PARTS: Final = (BETWEEN, OTHER, "forward", "backward", "optimizer", "wait")
+"""Where a moment can be. Of phases that nest or overlap the later one here has it: a wait inside a backward is wait."""
+
+RESOLVED_PERIODS: Final = 2.0
+"""Sensor periods a stretch of one phase has to last for its power to be its own and not its neighbours' too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """One rank's way through the window: every moment in exactly one of `PARTS`."""
+
+    rank: int
+    edge_s: Floats
+    """Where stretches meet, from the window's start to its end; shape (stretches + 1,)."""
+    part: Ints
+    """Index into `PARTS` of every stretch."""
+
+    @property
+    def width_s(self) -> Floats:
+        """How long each stretch is."""
+        result: Floats = np.diff(self.edge_s)
+        return result
+
+    def time_until_s(self, at_s: Floats, *names: str) -> Floats:
+        """Seconds spent in some parts from the window's start up to some times."""
+        chosen = np.isin(self.part, [PARTS.index(name) for name in names])
+        spent = np.concatenate([[0.0], np.cumsum(self.width_s * chosen)])
+        result: Floats = np.interp(at_s, self.edge_s, spent)
+        return result
+
+
+def segments(aligned: Aligned, marks: pa.Table) -> dict[Device, Segments]:
+    """Every rank's way through the window, by the device it drives; empty without measured steps."""
+    steps = aligned.steps
+    if steps is None:
+        return {}
+    phase, names = codes(marks, "phase")
+    part_of = np.array([PARTS.index(name) if name in PARTS else PARTS.index(OTHER) for name in names], np.int64)
+    rank, number = integers(marks, "rank"), integers(marks, "step")
+    start_ns, end_ns = integers(marks, "start_mono_ns"), integers(marks, "end_mono_ns")
+    measured = np.isin(number, steps.number)
+    found = {}
+    for column, (of_rank, device) in enumerate(zip(steps.rank, steps.device, strict=True)):
+        rows = np.flatnonzero((rank == of_rank) & measured)
+        step = np.searchsorted(steps.number, number[rows])
+        bounds_ns = steps.start_ns[step, column], steps.end_ns[step, column]
+        begin_ns, until_ns = (
+            np.clip(each[rows] + steps.anchor_ns[column], *bounds_ns) - aligned.start_ns for each in (start_ns, end_ns)
+        )
+        found[device] = _swept(int(of_rank), begin_ns, until_ns, part_of[phase[rows]], aligned.duration_s)
+    return found
+
+
+def _swept(rank: int, start_ns: Ints, end_ns: Ints, part: Ints, window_s: float) -> Segments:
+    """Intervals that may nest and overlap, as stretches of which each belongs to the last of `PARTS` open in it."""
+    at_ns = np.concatenate([start_ns, end_ns])
+    order = np.argsort(at_ns, kind="stable")
+    change = np.zeros((len(at_ns), len(PARTS)), np.int32)
+    change[np.arange(len(at_ns)), np.concatenate([part, part])] = np.repeat([1, -1], len(part))
+    is_open = np.cumsum(change[order], axis=0) > 0
+    last = len(PARTS) - 1 - np.argmax(is_open[:, ::-1], axis=1)
+    label = np.where(is_open.any(axis=1), last, 0)
+    edge_s = np.concatenate([[0.0], at_ns[order] / NS_PER_S, [window_s]])
+    label = np.concatenate([[0], label])
+    lasting = np.diff(edge_s) > 0
+    # Stretches of no length are dropped, neighbours of one part made one.
+    starts, label = edge_s[:-1][lasting], label[lasting]
+    new = np.concatenate([[True], label[1:] != label[:-1]])
+    return Segments(rank=rank, edge_s=np.append(starts[new], window_s), part=label[new])
+
+
+def traces_by_device(aligned: Aligned, powers: Powers) -> dict[Device, tuple[PowerTrace, int]]:
+    """Which trace stands for a device, and between how many of the trial's devices it is shared."""
+    found: dict[Device, tuple[PowerTrace, int]] = {}
+    for trace in powers.traces if powers.usable else ():
+        mine = [device for device in trace.devices if device in aligned.devices]
+        found |= {device: (trace, len(mine)) for device in mine}
+    return found
+
+
+def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[Device, Segments]) -> pa.Table:
+    """Time and energy of every rank in every part of the window.
+
+    Energy is the integral of the device's power over the stretches; all parts of a rank add up to what the window took,
+    and all ranks to `energy_per_step_j` times the steps. A sensor cannot tell a phase shorter than two of its periods
+    from its neighbours: `resolved_frac` is the share of a part's time that is in longer stretches, and where it is
+    small the energy is that of the neighbourhood.
+
+    Args:
+        aligned: The trial.
+        powers: Its power traces; where they are not usable, energy is null.
+        ways: Its `segments`.
+
+    Returns:
+        Columns `node`, `device`, `rank`, `phase` (a name of `PARTS`), `time_s`, `energy_j`, `resolved_frac`.
+    """
+    traces = traces_by_device(aligned, powers)
+    rows = []
+    for (node, name), way in ways.items():
+        width_s = way.width_s
+        time_s = np.bincount(way.part, width_s, minlength=len(PARTS))
+        energy_j: list[float | None] = [None] * len(PARTS)
+        resolved: list[float | None] = [None] * len(PARTS)
+        if (node, name) in traces:
+            trace, sharers = traces[node, name]
+            each_j = np.diff(_energy_until_j(trace, way.edge_s)) / sharers
+            energy_j = np.bincount(way.part, each_j, minlength=len(PARTS)).tolist()
+            long_s = np.where(width_s >= RESOLVED_PERIODS * trace.sensor_period_s, width_s, 0.0)
+            shares = np.bincount(way.part, long_s, minlength=len(PARTS)) / np.where(time_s > 0, time_s, 1.0)
+            resolved = shares.tolist()
+        rows += [
+            {
+                "node": node,
+                "device": name,
+                "rank": way.rank,
+                "phase": PARTS[part],
+                "time_s": float(time_s[part]),
+                "energy_j": energy_j[part],
+                "resolved_frac": resolved[part],
+            }
+            for part in range(len(PARTS))
+            if time_s[part] > 0
+        ]
+    return pa.Table.from_pylist(rows, schema=PHASE_COLUMNS)
+
+
+PHASE_COLUMNS: Final = pa.schema(
+    [
+        ("node", pa.string()),
+        ("device", pa.string()),
+        ("rank", pa.int64()),
+        ("phase", pa.string()),
+        ("time_s", pa.float64()),
+        ("energy_j", pa.float64()),
+        ("resolved_frac", pa.float64()),
+    ]
+)
+
+
+def step_energies_j(aligned: Aligned, powers: Powers) -> Floats | None:
+    """Energy of all devices from each measured step's start to the next one's, the last one to the window's end.
+
+    Together they are the window's energy: what lies between steps belongs to the step before.
+
+    Returns:
+        Shape (steps,); None without steps or usable power.
+    """
+    steps = aligned.steps
+    if steps is None or not powers.usable:
+        return None
+    start_s = (np.sort(steps.start_ns.min(axis=1)) - aligned.start_ns) / NS_PER_S
+    edge_s = np.append(start_s, aligned.duration_s)
+    each: Floats = np.zeros(len(start_s))
+    for trace in powers.traces:
+        each += np.diff(_energy_until_j(trace, edge_s))
+    return each
+
+
+def step_table(aligned: Aligned, powers: Powers) -> pa.Table:
+    """Every measured step: `step`, `start_s` from the window's start, `time_s` (slowest rank), `energy_j`."""
+    steps = aligned.steps
+    if steps is None:
+        return pa.table(
+            {
+                "step": pa.array([], pa.int64()),
+                **{n: pa.array([], pa.float64()) for n in ("start_s", "time_s", "energy_j")},
+            }
+        )
+    energy_j = step_energies_j(aligned, powers)
+    return pa.table(
+        {
+            "step": steps.number,
+            "start_s": (steps.start_ns.min(axis=1) - aligned.start_ns) / NS_PER_S,
+            "time_s": step_times_s(steps),
+            "energy_j": pa.nulls(len(steps.number), pa.float64()) if energy_j is None else pa.array(energy_j),
+        }
+    )
+
+
+def _energy_until_j(trace: PowerTrace, at_s: Floats) -> Floats:
+    """Energy from the window's start up to some times.
+
+    Where the series does not reach the window's ends its own mean stands in, as in
+    `wattune.analysis.metrics.energy.total_energy_j`.
+    """
+    series = trace.series
+    inside_j = series.cumulative(np.clip(at_s, trace.start_s, trace.end_s))
+    outside_s = np.minimum(at_s, trace.start_s) + np.maximum(at_s - trace.end_s, 0.0)
+    result: Floats = inside_j + trace.mean_w * outside_s
+    return result

@@ -1,0 +1,61 @@
+"""Step times and throughput."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.series import Floats
+from wattune.analysis.signals.steps import Steps
+from wattune.catalog.hardware import device
+from wattune.cost.flops import workload_flop_per_token
+from wattune.trial import TrialSpec
+from wattune.units import NS_PER_S
+
+
+def step_times_s(steps: Steps) -> Floats:
+    """Every measured step's time, the slowest rank's, in order of steps; shape (steps,)."""
+    result: Floats = steps.duration_s().max(axis=1)
+    return result
+
+
+def step_to_step_s(steps: Steps) -> Floats:
+    """From each measured step's start to the next one's, the last one left out: no step says how long it goes on."""
+    result: Floats = np.diff(np.sort(steps.start_ns.min(axis=1))) / NS_PER_S
+    return result
+
+
+def step_time_drift_frac(times_s: Floats) -> float | None:
+    """How far the median of the second half of the steps is from that of the first; None below four steps."""
+    if len(times_s) < 4:
+        return None
+    half = len(times_s) // 2
+    return abs(float(np.median(times_s[half:]) / np.median(times_s[:half])) - 1.0)
+
+
+def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
+    """Step time and throughput.
+
+    `step_time_s`: median over steps of the slowest rank's time; `step_time_p95_s`: their 95th percentile, linear
+    between steps. `tokens_per_s`: all tokens of the measured steps over the window; `tokens_per_s_per_device`: that
+    over the ranks. `mfu_frac`: model FLOPs of those tokens (`wattune.cost.flops`) a second, over the ranks' dense peak
+    in the plan's data type.
+
+    Args:
+        aligned: The trial.
+        spec: What ran; without it only step times can be told.
+    """
+    if aligned.steps is None:
+        return {}
+    times_s = step_times_s(aligned.steps)
+    metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
+    if spec is None:
+        return metrics
+    world_size, workload = spec.cluster.world_size, spec.workload
+    tokens_per_s = len(times_s) * workload.tokens_per_step / aligned.duration_s
+    metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
+    peak_flop_per_s = device(spec.cluster.device).peak_flop_per_s(spec.plan.dtype)
+    if peak_flop_per_s:
+        flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
+        metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
+    return metrics

@@ -1,0 +1,95 @@
+"""Temperatures of the window, and whether they had come to rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import Device, Readings
+from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.steady_state import S_PER_MIN, settled_from_s
+from wattune.units import unit_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """One device's core temperature over the window."""
+
+    mean_c: float
+    """Time-weighted."""
+    max_c: float
+    rise_c_per_min: float | None
+    """Slope of the second half of the window by least squares; None where it has no two readings."""
+    settled_from_s: float | None
+    """When it came to rest, see `wattune.analysis.signals.steady_state.settled_from_s`."""
+
+
+def temperature(readings: Readings, window_s: float) -> Temperature | None:
+    """One device's core temperature, None where it was not read in the window."""
+    whole = readings.series("gpu_temp_c")
+    inside = whole.clip(0.0, window_s) if whole is not None else None
+    if inside is None:
+        return None
+    return Temperature(
+        mean_c=inside.mean(),
+        max_c=float(inside.value.max()),
+        rise_c_per_min=_rise_c_per_min(inside.clip(window_s / 2, window_s)),
+        settled_from_s=settled_from_s(inside),
+    )
+
+
+def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dict[str, float]:
+    """Temperatures of devices and memory; each metric only where every device has the reading.
+
+    `device_temp_max_c`: the hottest reading of any device. `device_temp_mean_c`: mean over devices of their
+    time-weighted means. `device_temp_spread_c`: largest minus smallest of the devices' means in a node, the worst node.
+    `memory_temp_max_c`: the hottest memory reading. `thermal_margin_min_c`: the smallest distance to the limit.
+
+    Args:
+        aligned: The trial.
+        core: Every device's `temperature`; empty unless it can be told of all.
+    """
+    metrics: dict[str, float] = {}
+    if core:
+        means_c = np.array([one.mean_c for one in core.values()])
+        nodes = np.array([node for node, _ in core])
+        metrics["device_temp_max_c"] = max(one.max_c for one in core.values())
+        metrics["device_temp_mean_c"] = float(means_c.mean())
+        metrics["device_temp_spread_c"] = max(float(np.ptp(means_c[nodes == node])) for node in set(nodes))
+    memory_c, margin_c = _readings(aligned, "memory_temp_c"), _readings(aligned, "thermal_margin_c")
+    if memory_c is not None:
+        metrics["memory_temp_max_c"] = float(memory_c.max())
+    if margin_c is not None:
+        metrics["thermal_margin_min_c"] = float(margin_c.min())
+    return metrics
+
+
+def temperature_rise_c_per_min(core: Mapping[Device, Temperature]) -> float | None:
+    """How fast the fastest warming device warmed in the second half of the window.
+
+    Returns:
+        Degrees a minute, negative where all cool; None without temperatures.
+    """
+    return max((one.rise_c_per_min for one in core.values() if one.rise_c_per_min is not None), default=None)
+
+
+def all_settled_from_s(core: Mapping[Device, Temperature]) -> float | None:
+    """When the last device came to rest; None where one never did, or without temperatures."""
+    settled = [one.settled_from_s for one in core.values()]
+    known = [one for one in settled if one is not None]
+    return max(known) if known and len(known) == len(settled) else None
+
+
+def _rise_c_per_min(late: Series | None) -> float | None:
+    if late is None:
+        return None
+    apart_s = late.time_s - late.time_s.mean()
+    return float((apart_s * late.value).sum() / (apart_s**2).sum()) * S_PER_MIN
+
+
+def _readings(aligned: Aligned, name: str) -> Floats | None:
+    """All devices' readings of a slow column in the window, None unless every device has one."""
+    assert unit_of(name) == "degC", name
+    found = [readings.inside(name, 0.0, aligned.duration_s)[1] for readings in aligned.readings("slow") or ()]
+    return np.concatenate(found) if found and all(len(values) for values in found) else None

@@ -1,0 +1,93 @@
+"""How much of the machine is used: units and memory busy, bytes over links, memory filled."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from wattune.analysis.metrics.energy import counter_span
+from wattune.analysis.metrics.saturation import Peak
+from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.readings import HOST, Readings
+from wattune.catalog.hardware import DeviceSpec
+
+_ACTIVE = ("tensor_active_frac", "dram_active_frac")
+_LINKS = {
+    "nvlink_bytes_per_s": ("nvlink_tx_bytes", "nvlink_rx_bytes"),
+    "pcie_bytes_per_s": ("pcie_tx_bytes", "pcie_rx_bytes"),
+}
+_NIC = ("nic_tx_bytes", "nic_rx_bytes")
+
+
+def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]:
+    """Use of units and links.
+
+    `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means; a reading is the mean
+    since the one before, so it counts for the time between the two that is in the window. `nvlink_bytes_per_s`,
+    `pcie_bytes_per_s`: what a device sends and receives, mean over devices, by the counters' rise over their own span.
+    `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `{nvlink,pcie,nic}_of_peak_frac`: over twice the
+    peak of one direction, where there is one.
+
+    Args:
+        aligned: The trial.
+        peaks: Its `wattune.analysis.metrics.saturation.link_peaks`.
+    """
+    metrics: dict[str, float] = {}
+    counters = aligned.readings("counter")
+    means: dict[str, list[float]] = {name: [] for name in _ACTIVE}
+    rates: dict[str, list[float]] = {name: [] for name in _LINKS}
+    for readings in counters or ():
+        for name in _ACTIVE:
+            share = _mean_since(readings, name, aligned.duration_s)
+            means[name] += [] if share is None else [share]
+        for name, columns in _LINKS.items():
+            rate = _rate(readings, columns, aligned.duration_s)
+            rates[name] += [] if rate is None else [rate]
+    nodes = sorted({node for node, _ in aligned.devices})
+    hosts = [aligned.tiers.get(HOST, {}).get((node, HOST)) for node in nodes]
+    of_hosts = [None if host is None else _rate(host, _NIC, aligned.duration_s) for host in hosts]
+    for name, each in {**means, **rates}.items():
+        if each and len(each) == len(aligned.devices):
+            metrics[name] = float(np.mean(each))
+    known = [rate for rate in of_hosts if rate is not None]
+    if known and len(known) == len(nodes):
+        metrics["nic_bytes_per_s"] = float(np.mean(known))
+    for link, peak in peaks.items():
+        if f"{link}_bytes_per_s" in metrics:
+            metrics[f"{link}_of_peak_frac"] = metrics[f"{link}_bytes_per_s"] / (2 * peak.bytes_per_s)
+    return metrics
+
+
+def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) -> dict[str, float]:
+    """Memory of the fullest device.
+
+    `memory_peak_bytes`: the largest of the ranks' peaks. `memory_headroom_frac`: 1 minus that over the device's memory,
+    where the catalog knows it.
+
+    Args:
+        memory_peak_bytes: Every rank's highest memory; empty where nobody counted.
+        used: The device the ranks drive, None for a recording.
+    """
+    if not memory_peak_bytes:
+        return {}
+    peak = float(max(memory_peak_bytes))
+    metrics = {"memory_peak_bytes": peak}
+    if used is not None and used.memory_bytes:
+        metrics["memory_headroom_frac"] = 1.0 - peak / used.memory_bytes
+    return metrics
+
+
+def _mean_since(readings: Readings, column: str, window_s: float) -> float | None:
+    """The mean over the window of a column whose values are means since the reading before, None where it has none."""
+    whole = readings.series(column)
+    if whole is None:
+        return None
+    width_s = np.diff(np.clip(whole.time_s, 0.0, window_s))
+    covered_s = float(width_s.sum())
+    return float(np.einsum("i,i->", width_s, whole.value[1:])) / covered_s if covered_s > 0 else None
+
+
+def _rate(readings: Readings, columns: Sequence[str], window_s: float) -> float | None:
+    """Several counters' rates together, None unless all of them can be told."""
+    spans = [counter_span(readings, column, 0.0, window_s) for column in columns]
+    known = [span.per_s for span in spans if span is not None]
+    return sum(known) if len(known) == len(spans) else None

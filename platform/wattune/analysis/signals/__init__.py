@@ -1,0 +1,1 @@
+"""Readings and spans as signals on one time axis."""

@@ -1,0 +1,165 @@
+"""Alignment: what every node wrote, on one time axis in seconds from the start of the measured window.
+
+Within a node everything is joined on the monotonic clock. Between nodes a monotonic reading becomes *common time*, the
+reference node's wall clock: one number per node is added to it, the median of wall minus monotonic in the node's own
+tables less the `clock_offset_ns` of its manifest (this node's wall clock minus the reference's). One number, so that
+jitter between the two clock reads never moves readings of one node against each other.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.analysis.signals.readings import (
+    DEVICE_TIERS,
+    HOST,
+    Device,
+    Kept,
+    Readings,
+    Tables,
+    Tier,
+    as_source,
+    codes,
+    integers,
+    with_values,
+)
+from wattune.analysis.signals.series import Ints
+from wattune.analysis.signals.steps import Steps, find_steps
+from wattune.units import NS_PER_S
+
+_MARK_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
+_CLOCKS: Final = ("mono_ns", "wall_ns")
+_ANCHOR_TIERS: Final = ("slow", HOST, "counter", "fast", "ring")
+
+
+@dataclass(frozen=True, slots=True)
+class Each(Iterable[Readings]):
+    """One tier's readings of some devices, one device in memory at a time."""
+
+    tier: Mapping[Device, Readings]
+    devices: Sequence[Device]
+
+    def __iter__(self) -> Iterator[Readings]:
+        return (self.tier[device] for device in self.devices)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aligned:
+    """A trial or recording on one time axis: 0 is the window's start."""
+
+    start_ns: int
+    """The window's start in common time."""
+    duration_s: float
+    """The window's length."""
+    steps: Steps | None
+    """None for a recording without marks."""
+    devices: tuple[Device, ...]
+    """Whose readings count: the devices the marks name, else all that were recorded or announced."""
+    tiers: Mapping[str, Mapping[Device, Readings]]
+    kept: Kept = field(repr=False, compare=False)
+    """Where what is read or made of it is kept for a while."""
+    known: Mapping[Device, Mapping[str, Any]]
+    """What the manifests say of each device; empty where they do not."""
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What they say of each node's host, by node."""
+
+    def readings(self, tier: str) -> "Each | None":
+        """A tier's readings of every device in order, None unless every device has some: a partial sum is wrong."""
+        found = self.tiers.get(tier, {})
+        if not self.devices or any(device not in found for device in self.devices):
+            return None
+        return Each(found, self.devices)
+
+    @property
+    def missing(self) -> list[Device]:
+        """Devices that should have telemetry and have none in any tier."""
+        return [device for device in self.devices if not any(device in self.tiers.get(t, {}) for t in DEVICE_TIERS)]
+
+
+def align(
+    tables: Tables,
+    marks: pa.Table | None,
+    manifests: Mapping[str, Mapping[str, Any]],
+    *,
+    measured_steps: Sequence[int] | None = None,
+    window: tuple[int, int] | None = None,
+) -> Aligned | None:
+    """Puts telemetry and marks on one axis and finds the window and the devices that count.
+
+    The window runs from the earliest start to the latest end of the measured steps over all ranks; without marks it is
+    the one given.
+
+    Args:
+        tables: Telemetry by tier, all nodes together (`wattune.schema.TELEMETRY`), read as it is needed.
+        marks: Marks of all ranks (`wattune.schema.MARKS`), None where there are none.
+        manifests: What each node's sampler knew, by node.
+        measured_steps: The steps to count; None counts every step from 0 on, as warm-up steps are negative.
+        window: Start and end of a recorded command in common time (the reference node's wall clock), nanoseconds.
+
+    Returns:
+        The aligned data, None where neither marks nor `window` give a window of positive length.
+    """
+    sources = {tier: as_source(table) for tier, table in tables.items()}
+    marks = None if marks is None else with_values(marks, _MARK_KEYS)
+    anchors_ns = clock_anchors_ns(sources, marks, manifests)
+    steps = None if marks is None else find_steps(marks, anchors_ns, measured_steps)
+    if steps is not None:
+        window = int(steps.start_ns.min()), int(steps.end_ns.max())
+    if window is None or window[1] <= window[0]:
+        return None
+    kept = Kept()
+    tiers = {name: Tier(name, source, anchors_ns, window[0], kept) for name, source in sources.items()}
+    known = {
+        (node, name): facts
+        for node, manifest in manifests.items()
+        for name, facts in manifest.get("devices", {}).items()
+        if name != HOST
+    }
+    recorded = {device for tier in DEVICE_TIERS for device in tiers.get(tier, {})}
+    devices = set(steps.device) if steps is not None else recorded | known.keys()
+    return Aligned(
+        start_ns=window[0],
+        duration_s=(window[1] - window[0]) / NS_PER_S,
+        steps=steps,
+        devices=tuple(sorted(devices)),
+        tiers=tiers,
+        kept=kept,
+        known=known,
+        hosts={node: manifest.get("devices", {}).get(HOST, {}) for node, manifest in manifests.items()},
+    )
+
+
+def clock_anchors_ns(
+    tables: Tables, marks: pa.Table | None, manifests: Mapping[str, Mapping[str, Any]]
+) -> dict[str, int]:
+    """What turns a node's monotonic readings into common time by addition, for every node that wrote a row."""
+    anchors_ns: dict[str, int] = {}
+    for tier in (name for name in _ANCHOR_TIERS if name in tables):
+        source = as_source(tables[tier])
+        for device in sorted(source.devices):
+            if device[0] not in anchors_ns:
+                clocks = [with_values(part, _CLOCKS) for part in source.parts(device, _CLOCKS)]
+                each_ns = [integers(part, "wall_ns") - integers(part, "mono_ns") for part in clocks]
+                _add_anchor(anchors_ns, device[0], np.concatenate(each_ns) if each_ns else np.empty(0, np.int64))
+    if marks is not None:
+        code, nodes = codes(marks, "node")
+        difference = integers(marks, "start_wall_ns") - integers(marks, "start_mono_ns")
+        for index, node in enumerate(nodes):
+            if node not in anchors_ns:
+                _add_anchor(anchors_ns, node, difference[code == index])
+    # A node's wall clock less its offset is the reference node's.
+    return {
+        node: anchor - int(manifests.get(node, {}).get("clock_offset_ns") or 0) for node, anchor in anchors_ns.items()
+    }
+
+
+def _add_anchor(anchors_ns: dict[str, int], node: str, difference_ns: Ints) -> None:
+    if len(difference_ns):
+        # Not np.median: nanoseconds since 1970 do not fit a float exactly.
+        anchors_ns[node] = int(np.partition(difference_ns, len(difference_ns) // 2)[len(difference_ns) // 2])

@@ -1,0 +1,315 @@
+"""Readings of one tier, a device at a time, so that a day of eight GPUs is never in memory at once.
+
+A tier is a table, or a `TierSource` that reads a device's columns when they are asked for. What was read last is kept
+up to `KEPT_BYTES`: recordings of an hour or two are read once, longer ones again for each thing asked of them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.analysis.signals.series import Floats, Ints, Series, series
+from wattune.schema import THROTTLE_REASON_BITS
+from wattune.units import NS_PER_S, s_to_ns
+
+Device: TypeAlias = tuple[str, str]
+"""Node and device, by the names tables use."""
+
+HOST: Final = "host"
+"""What host tables call their device; it is no device of a trial."""
+
+DEVICE_TIERS: Final = ("ring", "fast", "counter", "slow")
+
+KEPT_BYTES: Final = 128 * 2**20
+"""Readings kept at a time. An hour of eight GPUs takes some 60 MB."""
+
+_LARGE_SHARE: Final = 8
+"""Into how many of this size what is kept goes at least; what is larger is read again when it is wanted again."""
+
+AHEAD_NS: Final = s_to_ns(0.1)
+"""A sample said to be taken this much after it was read was not: its time is wrong, and it is left out."""
+
+_KEYS: Final = ("node", "device", "mono_ns", "wall_ns", "sensor_ns")
+_TIME: Final = "time_s"
+
+
+@runtime_checkable
+class TierSource(Protocol):
+    """One tier of one or several nodes that can be read a device at a time."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of every table it reads, what the table says of itself included."""
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Every device there are rows of."""
+
+    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A device's rows, some columns, in the order they were written, some rows at a time."""
+
+
+Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
+"""Telemetry by tier."""
+
+
+class TableSource:
+    """A table in memory as a source: its rows are brought into order by device once."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Sorts out whose rows are whose; rows without node or device belong to nobody."""
+        table = with_values(table, ("node", "device"))
+        node, nodes = codes(table, "node")
+        device, names = codes(table, "device")
+        key = node * max(len(names), 1) + device
+        order = np.argsort(key.astype(np.int16) if key.max(initial=0) < 2**15 else key, kind="stable")
+        bounds = np.searchsorted(key[order], np.arange(len(nodes) * len(names) + 1))
+        self.schema = table.schema
+        self._table = table
+        self._rows: dict[Device, Ints | slice] = {}
+        for index, (start, end) in enumerate(pairwise(bounds)):
+            if end > start:
+                rows = order[start:end]
+                together = rows[-1] - rows[0] == len(rows) - 1
+                where = nodes[index // len(names)], names[index % len(names)]
+                self._rows[where] = slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Every device there are rows of."""
+        return list(self._rows)
+
+    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A device's rows, some columns, all at once."""
+        rows, chosen = self._rows[device], self._table.select(list(columns))
+        if isinstance(rows, slice):
+            yield chosen.slice(rows.start, rows.stop - rows.start)
+        else:
+            yield chosen.take(pa.array(rows))
+
+
+def as_source(tier: "pa.Table | TierSource") -> TierSource:
+    """A tier as something that is read a device at a time."""
+    return TableSource(tier) if isinstance(tier, pa.Table) else tier
+
+
+class Readings:
+    """One tier's readings of one device: equally long columns, nulls as NaN."""
+
+    def __init__(self, time_s: Floats, columns: Mapping[str, Floats]) -> None:
+        """Takes what was read."""
+        self.time_s, self.columns = time_s, columns
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        return int(self.time_s.nbytes + sum(column.nbytes for column in self.columns.values()))
+
+    def series(self, name: str) -> Series | None:
+        """One column as a series, None where it was not read at least twice."""
+        return series(self.time_s, self.columns[name]) if name in self.columns else None
+
+    def complete(self, *names: str) -> "Readings | None":
+        """Some columns at the times all of them were read, in order, each time once; None without one of them."""
+        if any(name not in self.columns for name in names):
+            return None
+        chosen = {name: self.columns[name] for name in names}
+        good = np.isfinite(self.time_s)
+        for column in chosen.values():
+            good &= np.isfinite(column)
+        ordered = not np.any(self.time_s[1:] <= self.time_s[:-1])
+        if ordered and good.all():
+            return Readings(self.time_s, chosen)
+        rows = np.flatnonzero(good)
+        if not ordered:
+            rows = rows[np.unique(self.time_s[rows], return_index=True)[1]]
+        return Readings(self.time_s[rows], {name: column[rows] for name, column in chosen.items()})
+
+    def inside(self, name: str, start_s: float, end_s: float) -> tuple[Floats, Floats]:
+        """Times and finite values of one column read between two times, ordered by time."""
+        if name not in self.columns:
+            return np.empty(0), np.empty(0)
+        value = self.columns[name]
+        rows = np.flatnonzero((self.time_s >= start_s) & (self.time_s <= end_s) & np.isfinite(value))
+        if np.any(np.diff(self.time_s[rows]) < 0):
+            rows = rows[np.argsort(self.time_s[rows], kind="stable")]
+        return self.time_s[rows], value[rows]
+
+
+class Sized(Protocol):
+    """Something whose memory is known."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+
+
+Found = TypeVar("Found", bound=Sized)
+
+
+class Kept:
+    """What was read or made last, up to a number of bytes; shared by all tiers of a trial."""
+
+    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+        """Starts empty."""
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._found: OrderedDict[Hashable, Sized] = OrderedDict()
+
+    def get(self, key: Hashable, kind: type[Found], make: Callable[[], Found]) -> Found:
+        """What was kept under a key, else what is made now."""
+        kept = self._found.get(key)
+        if isinstance(kept, kind):
+            self._found.move_to_end(key)
+            return kept
+        made = make()
+        if made.num_bytes > self._most_bytes // _LARGE_SHARE:
+            return made  # it would push out everything else, and be pushed out itself before it is asked for again
+        self._found[key] = made
+        self._bytes += made.num_bytes
+        while self._bytes > self._most_bytes and len(self._found) > 1:
+            self._bytes -= self._found.popitem(last=False)[1].num_bytes
+        return made
+
+
+class Tier(Mapping[Device, Readings]):
+    """One tier on the common axis: a device's readings are read when they are looked up."""
+
+    def __init__(
+        self, name: str, source: TierSource, anchors_ns: Mapping[str, int], origin_ns: int, kept: Kept
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            name: The tier's.
+            source: Where its rows are.
+            anchors_ns: What turns each node's monotonic readings into common time.
+            origin_ns: Time 0 in common time.
+            kept: Where readings are kept.
+        """
+        self._name, self._source, self._kept = name, source, kept
+        self._anchors_ns, self._origin_ns = anchors_ns, origin_ns
+        self._devices = dict.fromkeys(source.devices)
+        self._columns = [field.name for field in source.schema if not field.name.endswith("_error")]
+
+    def __getitem__(self, device: Device) -> Readings:
+        if device not in self._devices:
+            raise KeyError(device)
+        if self._name == "ring":
+            return self._read(device)  # of its one column the series of power is made, and that is kept
+        return self._kept.get((self._name, device), Readings, lambda: self._read(device))
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._devices
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def _read(self, device: Device) -> Readings:
+        shift_ns = self._anchors_ns.get(device[0], 0) - self._origin_ns
+        wanted = [name for name in self._columns if name not in ("node", "device")]
+        # As floats a part's columns are all that is kept of it: what it was read from is gone before the next one.
+        parts = [_columns_of(part, shift_ns) for part in self._source.parts(device, wanted)]
+        if not parts:
+            return Readings(np.empty(0), {})
+        if len(parts) == 1:
+            whole = parts[0]
+        else:
+            whole = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+        return Readings(whole.pop(_TIME), whole)
+
+
+def _columns_of(table: pa.Table, shift_ns: int) -> dict[str, Floats]:
+    """A device's rows as floats, nulls as NaN; `_TIME` in seconds after a shift of the monotonic clock."""
+    table = with_values(table, [name for name in _KEYS if name in table.column_names])
+    rows: Ints | slice | None = None
+    # Integers until the origin is taken off: a float holds nanoseconds of a window, not those since 1970.
+    if "sensor_ns" in table.column_names:
+        time_ns, rows = _sensor_time(table)
+        time_ns += shift_ns
+    else:
+        time_ns = integers(table, "mono_ns") + shift_ns
+    columns = {_TIME: time_ns / NS_PER_S, **_value_columns(table)}
+    return columns if rows is None else {name: column[rows] for name, column in columns.items()}
+
+
+def _sensor_time(table: pa.Table) -> tuple[Ints, Ints | slice | None]:
+    """When the driver took each sample of a device's ring, on the monotonic clock, and which rows count.
+
+    The driver stamps samples with wall time; the row's own pair of clock readings, made when the ring was drained,
+    tells what the monotonic clock said then. Two drains may hand out one sample twice: it counts once.
+
+    Returns:
+        Nanoseconds of every row, and the rows that count, None where all do.
+    """
+    sensor_ns = integers(table, "sensor_ns")
+    ahead_ns = sensor_ns - integers(table, "wall_ns")
+    rows: Ints | slice | None = None
+    if len(ahead_ns) and ahead_ns.max() > AHEAD_NS:
+        ahead = ahead_ns > AHEAD_NS
+        until = int(ahead.argmax())
+        rows = slice(until) if ahead[until:].all() else np.flatnonzero(~ahead)
+    counted_ns = sensor_ns if rows is None else sensor_ns[rows]
+    if np.any(counted_ns[1:] <= counted_ns[:-1]):
+        first = np.unique(counted_ns, return_index=True)[1]
+        rows = first if rows is None else np.arange(len(sensor_ns))[rows][first]
+    ahead_ns += integers(table, "mono_ns")
+    return ahead_ns, rows
+
+
+def _value_columns(table: pa.Table) -> dict[str, Floats]:
+    """Every column but keys and times as floats, nulls as NaN; reason bits become one 0 or 1 column per cause."""
+    columns = {
+        name: _floats(table[name]) for name in table.column_names if name not in _KEYS and name != "event_reasons"
+    }
+    if "event_reasons" in table.column_names:
+        reasons = table["event_reasons"]
+        bits = reasons.cast(pa.uint64()).fill_null(0).to_numpy()
+        unknown = ~reasons.is_valid().to_numpy() if reasons.null_count else None
+        for cause, mask in THROTTLE_REASON_BITS.items():
+            active: Floats = ((bits & np.uint64(mask)) != 0).astype(np.float64)
+            if unknown is not None:
+                active[unknown] = np.nan
+            columns[cause_column(cause)] = active
+    return columns
+
+
+def cause_column(cause: str) -> str:
+    """The column of `fast` readings that is 1 while a cause of `wattune.schema.THROTTLE_REASON_BITS` is active."""
+    return f"{cause}_cause"
+
+
+def with_values(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows in which none of some columns is null; others cannot be placed."""
+    for name in columns:
+        if table[name].null_count:
+            table = table.filter(pc.is_valid(table[name]))
+    return table
+
+
+def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
+    """A text column as indices into its distinct values."""
+    column = table[name]
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    whole = column.unify_dictionaries().combine_chunks()
+    return whole.indices.to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
+
+
+def integers(table: pa.Table, name: str) -> Ints:
+    """An integer column without nulls."""
+    values: Ints = table[name].to_numpy().astype(np.int64, copy=False)
+    return values
+
+
+def _floats(column: pa.ChunkedArray) -> Floats:
+    """A numeric column, nulls as NaN."""
+    values: Floats = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64, copy=False)
+    return values

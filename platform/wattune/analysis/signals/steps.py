@@ -1,0 +1,70 @@
+"""Measured steps of all ranks, from their marks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.analysis.signals.readings import Device, codes, integers
+from wattune.analysis.signals.series import Floats, Ints
+from wattune.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The measured steps that every rank has finished, in common time."""
+
+    number: Ints
+    """Step numbers, shape (steps,)."""
+    rank: Ints
+    """Global ranks, shape (ranks,)."""
+    device: tuple[Device, ...]
+    """What each rank drove, in the order of `rank`."""
+    start_ns: Ints
+    """Shape (steps, ranks)."""
+    end_ns: Ints
+    """Shape (steps, ranks)."""
+    anchor_ns: Ints
+    """What turns each rank's monotonic times into common time, shape (ranks,)."""
+
+    def duration_s(self) -> Floats:
+        """How long each rank took for each step, shape (steps, ranks)."""
+        result: Floats = (self.end_ns - self.start_ns) / NS_PER_S
+        return result
+
+
+def find_steps(marks: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:
+    """The measured steps that every rank has marked; None where there is none.
+
+    Args:
+        marks: Marks of all ranks.
+        anchors_ns: Per node, from `clock_anchors_ns`.
+        measured: The steps to count, None for all from 0 on.
+    """
+    phase, phase_names = codes(marks, "phase")
+    step = integers(marks, "step")
+    wanted = step >= 0 if measured is None else np.isin(step, np.array(measured, np.int64))
+    rows = marks.filter(pa.array(wanted & np.array([name == "step" for name in phase_names], bool)[phase]))
+    if not rows.num_rows:
+        return None
+    rank, rank_index = np.unique(integers(rows, "rank"), return_inverse=True)
+    number, step_index = np.unique(integers(rows, "step"), return_inverse=True)
+    node, node_names = codes(rows, "node")
+    device, device_names = codes(rows, "device")
+    anchor_ns = np.array([anchors_ns[name] for name in node_names], np.int64)[node]
+    start_ns, end_ns = (np.full((len(number), len(rank)), -1, np.int64) for _ in range(2))
+    start_ns[step_index, rank_index] = integers(rows, "start_mono_ns") + anchor_ns
+    end_ns[step_index, rank_index] = integers(rows, "end_mono_ns") + anchor_ns
+    whole = np.all((start_ns >= 0) & (end_ns > start_ns), axis=1)
+    if not whole.any():
+        return None
+    first = np.unique(rank_index, return_index=True)[1]
+    return Steps(
+        number=number[whole],
+        rank=rank,
+        device=tuple((node_names[node[row]], device_names[device[row]]) for row in first),
+        start_ns=start_ns[whole],
+        end_ns=end_ns[whole],
+        anchor_ns=anchor_ns[first],
+    )

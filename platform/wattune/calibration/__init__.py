@@ -1,0 +1,1 @@
+"""Calibration: known loads beside a sampler, and what the sensors made of them."""

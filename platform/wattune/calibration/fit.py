@@ -1,0 +1,422 @@
+"""What sensors can tell, fitted from a recording of loads whose times are known. Pure: tables in, figures out.
+
+A power signal is modelled as y(t) = a + b * (mean of u over window_s that ended delay_s before t), u being 1 while the
+load's marks say it works, else 0. All waves share `delay_s` and `window_s`; a and b belong to each wave, since a device
+at its limit gives no two waves the same power. The energy counter is the truth for what a signal adds up to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.errors import TelemetryError
+from wattune.units import NS_PER_S
+
+Floats = npt.NDArray[np.float64]
+Readings = tuple[Floats, Floats]
+"""Times in seconds, and values."""
+
+SIGNALS: Final[dict[str, tuple[str, str]]] = {
+    "ring": ("ring", "power_w"),
+    "instant": ("fast", "power_instant_w"),
+    "average": ("slow", "power_average_w"),
+}
+"""Power signals by name: their tier and column."""
+
+WINDOWS_S: Final[dict[str, float]] = {"100ms": 0.1, "1s": 1.0}
+"""Windows whose moving mean of the ring is held against its highest sample."""
+
+LEAD_S: Final = 0.5
+TAIL_S: Final = 1.9
+ANSWERED_S: Final = 1.2
+"""A wave's readings count from `LEAD_S` before its first to `TAIL_S` after its last edge; the slowest signal known (a
+mean of 1 s, refreshed every 0.1 s) has told all of it `ANSWERED_S` after that edge."""
+
+LONGEST_S: Final = 2.5
+"""Longest window that is looked for. Delays are looked for from `EARLIEST_S` to `LATEST_S`."""
+EARLIEST_S: Final = -0.2
+LATEST_S: Final = 1.5
+SHORTEST_S: Final = 0.002
+"""Shortest window that is looked for; a point value comes out as this."""
+
+FRESH_FRAC: Final = 0.8
+"""Share of readings with a new value above which the polling is slower than the sensor."""
+
+GRID_S: Final = 0.005
+"""Step by which windows slide over the ring, as in `analysis/power`."""
+
+LEAST_COUNTS: Final = 10
+"""Readings of a counter that a link's rate is taken from, at least: between two of them it may have begun or ended."""
+
+BOOTSTRAPS: Final = 10_000
+CONFIDENCE_FRAC: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """One square wave, as its marks have it."""
+
+    period_s: float
+    start_s: Floats
+    """When work began, on the recording's monotonic clock less its origin."""
+    end_s: Floats
+    """When it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalFit:
+    """What one power signal is."""
+
+    sensor_period_s: float
+    """Usual time from one new value to the next."""
+    delay_s: float
+    """How long after a window ended its mean is told."""
+    window_s: float
+    """Length of the window it is the mean of."""
+    gain_frac: float | None
+    """Its integral over that of the energy counter, over all waves; None without a counter."""
+    explained_frac: float
+    """Share of the signal's variance that the model explains (R squared): near 1 the load was square and the fit holds.
+    """
+
+    @property
+    def finest_window_s(self) -> float:
+        """The shortest window whose mean the signal tells: two of its periods, and no shorter than its own window."""
+        return max(2 * self.sensor_period_s, self.window_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveFit:
+    """What was seen of one wave."""
+
+    period_s: float
+    mean_w: float | None
+    """By the energy counter, rests before and after included."""
+    peaks_w: Mapping[str, float]
+    """Highest value by `20ms` (the ring's samples), `100ms` and `1s` (its moving means), `instant`, `average`."""
+    under_report_frac: Mapping[str, float]
+    """What each of `peaks_w` is short of the highest of the finest signal."""
+    gain_frac: Mapping[str, float]
+    """Each signal's integral over the energy counter's rise."""
+
+    @property
+    def energy_error_frac(self) -> float | None:
+        """How far the ring's integral is from the counter."""
+        return abs(self.gain_frac["ring"] - 1) if "ring" in self.gain_frac else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """All that a recording of waves shows of one device's sensors."""
+
+    signals: Mapping[str, SignalFit]
+    waves: tuple[WaveFit, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `limits` is what a study reads."""
+        return {
+            "limits": {
+                SIGNALS[name][0]: {"finest_window_s": fit.finest_window_s} for name, fit in self.signals.items()
+            },
+            "signals": {name: asdict(fit) for name, fit in self.signals.items()},
+            "waves": [{**asdict(wave), "energy_error_frac": wave.energy_error_frac} for wave in self.waves],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What sampling costs a load: the ratio of its step times, on over off."""
+
+    ratio: float
+    low: float
+    """Lower end of the interval that holds the ratio with `CONFIDENCE_FRAC`."""
+    high: float
+    """Upper end."""
+    num_pairs: int
+    num_steps: int
+
+
+def origin_ns(marks: pa.Table) -> int:
+    """The monotonic time from which a calibration counts seconds: its first mark."""
+    return int(pc.min(marks["start_mono_ns"]).as_py())
+
+
+def waves_of(marks: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
+    """The waves in a load's marks.
+
+    Args:
+        marks: From `wattune.workers.calibration_load`: steps numbered from 0 through all waves.
+        plan: Period in seconds and number of periods of each wave, in their order.
+
+    Raises:
+        TelemetryError: The marks are not those of such a load.
+    """
+    num_steps = sum(count for _, count in plan)
+    if marks.num_rows != num_steps or pc.unique(marks["step"]).sort().to_pylist() != list(range(num_steps)):
+        raise TelemetryError(f"the load left {marks.num_rows} marks, its waves are {num_steps} steps; run it again")
+    marks, first_ns = marks.sort_by("step"), origin_ns(marks)
+    start_s, end_s = ((marks[f"{end}_mono_ns"].to_numpy() - first_ns) / NS_PER_S for end in ("start", "end"))
+    bounds = np.cumsum([0, *(count for _, count in plan)])
+    return [
+        Wave(period_s=period_s, start_s=start_s[first:last], end_s=end_s[first:last])
+        for (period_s, _), (first, last) in zip(plan, pairwise(bounds), strict=True)
+    ]
+
+
+def fit(tables: Mapping[str, pa.Table], device: str, marks: pa.Table, plan: Sequence[tuple[float, int]]) -> Fit:
+    """Fits every power signal a recording has.
+
+    Args:
+        tables: Telemetry by tier (`wattune.schema.TELEMETRY`), from before the first to after the last wave.
+        device: Which device of it.
+        marks: The load's.
+        plan: See `waves_of`.
+
+    Raises:
+        TelemetryError: No power signal was recorded, or the marks do not fit the plan.
+    """
+    waves, first_ns = waves_of(marks, plan), origin_ns(marks)
+    counter = _changes(*_readings(tables, device, "slow", "energy_j", first_ns))
+    readings = {
+        name: found
+        for name, (tier, column) in SIGNALS.items()
+        if len((found := _readings(tables, device, tier, column, first_ns))[0]) > 2
+    }
+    signals = {
+        name: _fit_signal(*found, waves, counter, polled=name != "ring")
+        for name, found in readings.items()
+        if np.ptp(found[1]) > 0
+    }
+    if not signals:
+        raise TelemetryError(
+            f"no power signal of {device} moved while the load ran; see that the load ran on that device, and what "
+            "the sampler's manifest says of its capabilities"
+        )
+    return Fit(signals=signals, waves=tuple(_fit_wave(wave, readings, counter) for wave in waves))
+
+
+def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> Overhead:
+    """The ratio of mean step times with sampler on and off, and how sure it is.
+
+    Each pair of neighbouring blocks gives one ratio, so that slow drift (warming) cancels; the estimate is their
+    geometric mean and the interval the percentile bootstrap over pairs (Efron and Tibshirani, "An Introduction to the
+    Bootstrap", 1993, chapter 13).
+
+    Args:
+        step_s: For each pair the step times with the sampler off, and on.
+        seed: Of the resampling.
+
+    Raises:
+        TelemetryError: There are fewer than two pairs with steps in both blocks.
+    """
+    whole = [(off, on) for off, on in step_s if len(off) and len(on)]
+    if len(whole) < 2:
+        raise TelemetryError(f"overhead needs two pairs of blocks with steps in both, got {len(whole)}; measure longer")
+    logs = np.array([np.log(on.mean() / off.mean()) for off, on in whole])
+    picks = np.random.default_rng(seed).integers(len(logs), size=(BOOTSTRAPS, len(logs)))
+    outside = (1 - CONFIDENCE_FRAC) / 2
+    low, high = np.quantile(logs[picks].mean(axis=1), [outside, 1 - outside])
+    return Overhead(
+        ratio=float(np.exp(logs.mean())),
+        low=float(np.exp(low)),
+        high=float(np.exp(high)),
+        num_pairs=len(whole),
+        num_steps=sum(len(off) + len(on) for off, on in whole),
+    )
+
+
+def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], marks: pa.Table) -> float | None:
+    """What a link carries at most in one direction, by the sensor's own counters while a load without pause ran.
+
+    Args:
+        tables: Telemetry by tier.
+        device: Which device of it.
+        columns: Cumulative columns of the `counter` tier, one a direction.
+        marks: The load's.
+
+    Returns:
+        Bytes a second of the busier direction, from the first to the last reading inside the load; None where a counter
+        was not read, fell, or did not move: it does not count this link.
+    """
+    first_ns = origin_ns(marks)
+    end_s = (int(pc.max(marks["end_mono_ns"]).as_py()) - first_ns) / NS_PER_S
+    rates = []
+    for column in columns:
+        time_s, value = _readings(tables, device, "counter", column, first_ns)
+        inside = (time_s >= 0) & (time_s <= end_s)
+        if inside.sum() < LEAST_COUNTS or np.any(np.diff(value[inside]) < 0):
+            return None
+        rates.append(float(np.ptp(value[inside]) / np.ptp(time_s[inside])))
+    fastest = max(rates, default=0.0)
+    return fastest if fastest > 0 else None
+
+
+def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: str, first_ns: int) -> Readings:
+    """Times in seconds and values of one column, in order; ring samples at the time the driver took them."""
+    if tier not in tables:
+        return np.empty(0), np.empty(0)
+    table = tables[tier].filter(
+        pc.and_(pc.equal(tables[tier]["device"].cast(pa.string()), device), pc.is_valid(tables[tier][column]))
+    )
+    at_ns = table["mono_ns"].to_numpy()
+    if tier == "ring":  # stamped with wall time; the drain's own pair of clock readings takes it back
+        at_ns = table["sensor_ns"].to_numpy() - (table["wall_ns"].to_numpy() - at_ns)
+    at_ns, first = np.unique(at_ns, return_index=True)
+    return (at_ns - first_ns) / NS_PER_S, table[column].to_numpy()[first].astype(np.float64)
+
+
+def _changes(time_s: Floats, value: Floats) -> Readings:
+    """When a polled value became what it is: in the middle between the last old and the first new reading.
+
+    Where nearly every reading is new the sensor is faster than the polling, and each reading stands for itself.
+    """
+    new = np.flatnonzero(np.diff(value)) + 1
+    if len(new) > FRESH_FRAC * len(value):
+        return time_s, value
+    return (time_s[new] + time_s[new - 1]) / 2, value[new]
+
+
+def _period_s(time_s: Floats) -> float:
+    """The usual interval: the mean of those near the median.
+
+    Values that happened to repeat double an interval, and polling rounds each one.
+    """
+    intervals_s = np.diff(time_s)
+    median_s = np.median(intervals_s)
+    near = intervals_s[(intervals_s > 0.5 * median_s) & (intervals_s < 1.5 * median_s)]
+    return float(near.mean() if len(near) else median_s)
+
+
+def _fit_signal(time_s: Floats, value: Floats, waves: Sequence[Wave], counter: Readings, *, polled: bool) -> SignalFit:
+    at_s, told = _changes(time_s, value) if polled else (time_s, value)
+    parts = []
+    for wave in waves:
+        start_s, end_s = _span(wave)
+        inside = (at_s >= start_s) & (at_s <= end_s)
+        if inside.sum() > 2:
+            parts.append((wave, at_s[inside], told[inside]))
+    if not parts:
+        raise TelemetryError(f"a power signal has {len(at_s)} new values, too few inside any wave; run longer waves")
+
+    def unexplained(delay_s: float, window_s: float) -> float:
+        return sum(_residual(_worked(wave, when - delay_s, window_s), watts) for wave, when, watts in parts)
+
+    delay_s, window_s = _minimum(unexplained)
+    spread = sum(float(((watts - watts.mean()) ** 2).sum()) for _, _, watts in parts)
+    energies = [one for wave in waves if (one := _energies(wave, (time_s, value), counter)) is not None]
+    return SignalFit(
+        sensor_period_s=_period_s(at_s),
+        delay_s=delay_s,
+        window_s=window_s,
+        gain_frac=sum(one[0] for one in energies) / sum(one[1] for one in energies) if energies else None,
+        explained_frac=1 - unexplained(delay_s, window_s) / spread,
+    )
+
+
+def _span(wave: Wave) -> tuple[float, float]:
+    return float(wave.start_s[0]) - LEAD_S, float(wave.end_s[-1]) + TAIL_S
+
+
+def _worked(wave: Wave, at_s: Floats, window_s: float) -> Floats:
+    """The share of the window that ends at each time in which the load worked."""
+    edges_s = np.stack([wave.start_s, wave.end_s], axis=1).ravel()
+    worked_s = np.stack([np.zeros(len(wave.start_s)), wave.end_s - wave.start_s], axis=1).ravel().cumsum()
+    share: Floats = np.interp(at_s, edges_s, worked_s) - np.interp(at_s - window_s, edges_s, worked_s)
+    return share / window_s
+
+
+def _residual(share: Floats, watts: Floats) -> float:
+    """What the best straight line through watts over share leaves: a sum of squares."""
+    share, watts = share - share.mean(), watts - watts.mean()
+    power = float(share @ share)
+    slope = float(share @ watts) / power if power > 0 else 0.0
+    rest = watts - slope * share
+    return float(rest @ rest)
+
+
+def _minimum(unexplained: Callable[[float, float], float]) -> tuple[float, float]:
+    """Delay and window that leave least: the best of a grid, then steps that halve where none helps."""
+    delays_s = np.arange(EARLIEST_S, LATEST_S, 0.02)
+    windows_s = np.geomspace(SHORTEST_S, LONGEST_S, 24)
+    best = min((unexplained(delay_s, window_s), delay_s, window_s) for delay_s in delays_s for window_s in windows_s)
+    step_s = np.array([0.01, best[2] / 4])
+    while step_s.max() > 1e-4:
+        trials = [best[1:] + step_s * move for move in ((1, 0), (-1, 0), (0, 1), (0, -1), (-1, 1), (1, -1))]
+        found = min((unexplained(d, w), float(d), float(w)) for d, w in trials if w >= SHORTEST_S)
+        if found[0] < best[0]:
+            best = found
+        else:
+            step_s /= 2
+    return float(best[1]), float(best[2])
+
+
+def _integral(time_s: Floats, value: Floats, start_s: float, end_s: float) -> float:
+    """Trapezoid between two times, both inside the series."""
+    inside = (time_s > start_s) & (time_s < end_s)
+    ends = np.interp([start_s, end_s], time_s, value)
+    return float(np.trapezoid([ends[0], *value[inside], ends[1]], [start_s, *time_s[inside], end_s]))
+
+
+def _energies(wave: Wave, signal: Readings, counter: Readings) -> tuple[float, float, float] | None:
+    """A wave's energy by a signal and by the counter, and the time between the two readings of that.
+
+    Both readings are made while the device rests, where it matters little how old they are: the last before the wave,
+    and the first after every signal has told the last of it.
+
+    Returns:
+        Joules, joules, seconds; None where the counter or the signal does not span the wave.
+    """
+    (time_s, value), (at_s, energy_j) = signal, counter
+    before = np.flatnonzero(at_s <= wave.start_s[0])
+    after = np.flatnonzero(at_s >= wave.end_s[-1] + ANSWERED_S)
+    if not len(before) or not len(after):
+        return None
+    first, last = before[-1], after[0]
+    start_s, end_s = float(at_s[first]), float(at_s[last])
+    if start_s < wave.start_s[0] - TAIL_S or end_s > wave.end_s[-1] + 2 * TAIL_S:
+        return None  # another wave may lie in between
+    if time_s[0] > start_s or time_s[-1] < end_s:
+        return None
+    return _integral(time_s, value, start_s, end_s), float(energy_j[last] - energy_j[first]), end_s - start_s
+
+
+def _fit_wave(wave: Wave, readings: Mapping[str, Readings], counter: Readings) -> WaveFit:
+    start_s, end_s = _span(wave)
+    peaks_w: dict[str, float] = {}
+    gains: dict[str, float] = {}
+    mean_w = None
+    for name, (time_s, value) in readings.items():
+        inside = (time_s >= start_s) & (time_s <= end_s)
+        if inside.sum() < 2:
+            continue
+        peaks_w["20ms" if name == "ring" else name] = float(value[inside].max())
+        if name == "ring":
+            peaks_w |= {
+                label: peak_w
+                for label, window_s in WINDOWS_S.items()
+                if (peak_w := _peak_w(time_s[inside], value[inside], window_s)) is not None
+            }
+        energies = _energies(wave, (time_s, value), counter)
+        if energies is not None:
+            told_j, true_j, duration_s = energies
+            gains[name], mean_w = told_j / true_j, true_j / duration_s
+    reference_w = peaks_w.get("20ms", peaks_w.get("instant"))
+    short = {} if reference_w is None else {name: 1 - peak_w / reference_w for name, peak_w in peaks_w.items()}
+    return WaveFit(period_s=wave.period_s, mean_w=mean_w, peaks_w=peaks_w, under_report_frac=short, gain_frac=gains)
+
+
+def _peak_w(time_s: Floats, value: Floats, window_s: float) -> float | None:
+    """The highest moving mean over a window, energies first; None where the series is shorter."""
+    energy_j = np.concatenate([[0.0], np.cumsum(np.diff(time_s) * (value[1:] + value[:-1]) / 2)])
+    grid_s = np.arange(time_s[0], time_s[-1], GRID_S)
+    width = round(window_s / GRID_S)
+    if len(grid_s) <= width:
+        return None
+    on_grid_j = np.interp(grid_s, time_s, energy_j)
+    return float((on_grid_j[width:] - on_grid_j[:-width]).max() / (width * GRID_S))

@@ -1,0 +1,157 @@
+"""The DeepSpeed engine: ZeRO, its pipeline, automatic tensor and expert parallelism, on the torch engine's model."""
+
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from wattune.engines.deepspeed.config import clips_outside, configuration
+from wattune.engines.deepspeed.context import Session, initialise_engine
+from wattune.engines.deepspeed.grad_norm import clip
+from wattune.engines.deepspeed.model import Stages, compiler_of, whole_model
+from wattune.engines.deepspeed.pipeline import PipelineSteps
+from wattune.engines.model.compiler import Compiler, begin_variant
+from wattune.engines.model.tokens import Batches
+from wattune.plan.parallel import num_micro_batches
+from wattune.trial import TrialSpec
+from wattune.workers.device import claim
+from wattune.workers.engine import Answering, Ranks, StepMarks
+from wattune.workers.recorder import recorder_for, with_idle
+
+
+class DeepSpeedEngine(Answering):
+    """Trains one specification; see `wattune.workers.engine.Engine`."""
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        """Holds nothing yet.
+
+        Args:
+            compiler: What compiles layers; None leaves it to plan and device, see `compiler_of`.
+        """
+        self._compiler = compiler
+        self._session: Session | None = None
+        self._running: _Running | None = None
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        """Makes process groups, this rank's part of the model, its optimizer and its data.
+
+        Raises:
+            EngineError: The specification is one this engine cannot run.
+        """
+        device = claim(spec, ranks)
+        self._session = Session(device, ranks.local_rank)
+        compiler = self._compiler or compiler_of(spec, device)
+        begin_variant(("deepspeed", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
+        self._running = _Running(spec, ranks, device, seed, compiler)
+
+    def close(self) -> None:
+        """Gives back memory, the process groups `build` made, and what DeepSpeed keeps in its modules."""
+        running, self._running = self._running, None
+        session, self._session = self._session, None
+        if running is not None:
+            running.close()
+        del running
+        if session is not None:
+            session.close()
+            gc.collect()  # what is left of its modules and hooks refers to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Running:
+    """One specification built and ready to step on this rank."""
+
+    def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
+        plan, workload = spec.plan, spec.workload
+        config = configuration(spec, spec.model.num_parameters)
+        model: nn.Module
+        if plan.pp > 1:
+            model = Stages(spec, device, seed, compiler)
+        else:
+            model = whole_model(spec, device, seed, config, compiler)
+        self.engine = initialise_engine(model, config, device)
+        self.engine.train(workload.mode != "prefill")
+        del model
+        self.recorder = recorder_for(device)
+        self.facts = {"compiler": str(compiler)}
+        self._spec, self._world_size = spec, ranks.world_size
+        self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
+        self._pipeline = PipelineSteps(self.engine, spec, self.recorder) if plan.pp > 1 else None
+        self._step = 0
+        self._next = self._batches.at(0)
+
+    def step(self) -> StepMarks:
+        """See `DeepSpeedEngine.step`."""
+        batches = self._micro_batches()
+        with self.recorder.phase("step"):
+            loss, norm = self._prompt(batches) if self._spec.workload.mode == "prefill" else self._train(batches)
+        self._step += 1
+        self._next = self._batches.at(self._step)
+        marks = self.recorder.take()
+        if self._pipeline is not None:
+            marks = with_idle(marks)
+        # DeepSpeed writes -1 for a norm that is not finite.
+        return StepMarks(marks=marks, loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
+
+    def _micro_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        tokens, targets = (whole.chunk(self._num_micro_batches) for whole in self._next)
+        return zip(tokens, targets, strict=True)
+
+    @torch.no_grad()
+    def _prompt(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
+        """Forward only."""
+        if self._pipeline is not None:
+            return self._pipeline.prompt(batches), 0.0
+        losses = []
+        for index, (tokens, targets) in enumerate(batches):
+            with self.recorder.phase("forward", micro_batch=index):
+                losses.append(self.engine(tokens, targets))
+        mean = torch.stack(losses).float().mean() / self._world_size
+        with self.recorder.phase("wait") if self._world_size > 1 else nullcontext():
+            dist.all_reduce(mean)
+        return mean, 0.0
+
+    def _train(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Any]:
+        """Forward, backward and update."""
+        if self._pipeline is not None:
+            return self._pipeline.run(batches)
+        engine, phase = self.engine, self.recorder.phase
+        engine.enable_backward_allreduce = False  # so that its wait is not marked as computing
+        losses = []
+        norm = None
+        for index, (tokens, targets) in enumerate(batches):
+            with phase("forward", micro_batch=index):
+                loss = engine(tokens, targets)
+            losses.append(loss.detach())
+            with phase("backward", micro_batch=index):
+                engine.backward(loss)
+            is_last = index == self._num_micro_batches - 1
+            with phase("wait" if self._world_size > 1 else "optimizer"):
+                engine.allreduce_gradients()
+                if is_last:
+                    mean = torch.stack(losses).float().mean() / self._world_size
+                    dist.all_reduce(mean)
+            with phase("optimizer"):
+                if is_last and clips_outside(self._spec):
+                    norm = clip(engine.module.parameters(), self._spec)
+                engine.step()
+        return mean, engine.get_global_grad_norm() if norm is None else norm
+
+    def close(self) -> None:
+        """Ends what DeepSpeed has running and lets go of it.
+
+        Its last loss refers to the engine through the hooks of its graph, where Python's collector does not look.
+        """
+        engine = self.engine
+        engine.destroy()
+        modules, parameters = list(engine.module.modules()), list(engine.module.parameters())
+        for thing in (engine.optimizer, engine, *modules, *parameters):
+            if thing is not None:  # without training there is no optimizer
+                vars(thing).clear()
+        del self.engine, self._pipeline

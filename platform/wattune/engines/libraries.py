@@ -1,0 +1,33 @@
+"""The libraries an engine needs, looked for without loading them."""
+
+import importlib.util
+from typing import Final
+
+from wattune.errors import EngineError
+from wattune.trial import TrialSpec
+
+OPTIONAL: Final = ("deepspeed", "megatron")
+"""Engines whose library is an extra of the same name."""
+
+
+def check_libraries(spec: TrialSpec) -> None:
+    """Looks for what a specification needs to be installed on this node, without loading any of it.
+
+    Raises:
+        EngineError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
+    """
+    if spec.engine in OPTIONAL and importlib.util.find_spec(spec.engine) is None:
+        raise EngineError(not_installed(spec.engine, spec.engine))
+    if not spec.cluster.transformer_engine or spec.engine != "megatron":
+        return
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise EngineError(
+            f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
+            "install it on every node, or set transformer_engine: false"
+        )
+
+
+def not_installed(engine: str, library: str | None) -> str:
+    """Says which library an engine lacks, and how to get it."""
+    extra = f" (wattune[{engine}])" if engine in OPTIONAL else ""
+    return f'engine "{engine}" needs {library}, which is not installed; install it{extra} on every node'

@@ -1,0 +1,277 @@
+"""Megatron-Core's GPT model with the parts its local layers lack or are slow at, on both supported versions.
+
+Without TransformerEngine or Apex, Megatron's norms refuse sequence parallelism, its attention stores every score, and
+its experts run one after another. Those three are ours here; linear layers, embedding, head, routing, exchange of
+tokens, data parallelism, pipeline and optimizer are Megatron's.
+
+With TransformerEngine all layers are its own.
+
+Legend for shapes: S sequence held here, B micro-batch, N query heads and G key-value heads held here, D head size, H
+hidden size, e experts held here, F inner width held here, R tokens received for the experts held here.
+"""
+
+import functools
+import warnings
+from typing import Any, Final, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor, nn
+
+with warnings.catch_warnings():  # that there is neither Apex nor TransformerEngine: what this file is about
+    warnings.simplefilter("ignore")
+    from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.router import TopKRouter
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+from wattune.engines.megatron.config import uses_transformer_engine
+from wattune.engines.megatron.lora import adapt
+from wattune.engines.model.compiler import EAGER, Compiler
+from wattune.engines.model.decoder import Rotation
+from wattune.errors import EngineError
+from wattune.trial import TrialSpec
+
+_POSITIONS = {"rope": "none", "learned": "learned_absolute"}
+"""Our attention rotates; so `rope` is nothing to Megatron."""
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm, whose weights say that tensor-parallel ranks see different tokens."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        self.eps = eps
+        self.centres = config.normalization == "LayerNorm"
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype, device=device))
+        has_bias = self.centres and config.add_bias_linear
+        self.bias = nn.Parameter(torch.empty_like(self.weight)) if has_bias else None
+        for parameter in self.parameters():  # Megatron then sums their gradients over tensor-parallel ranks
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.compiler = EAGER
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises [S, B, H]."""
+        if self.centres:
+            return self.compiler.run(_layer_norm, x, self.weight, self.bias, self.eps)
+        return self.compiler.run(_rms_norm, x, self.weight, self.eps)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+class Attention(nn.Module):
+    """Causal attention by torch's fused kernels, with the rotation of queries and keys in the same graph."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, **__: Any) -> None:
+        """Takes what Megatron gives to every core attention; the softmax is scaled by the root of the head size."""
+        super().__init__()
+        self.layer_number = layer_number
+        self.is_grouped = config.num_query_groups != config.num_attention_heads
+        self.rotation: Rotation | None = None
+        self.compiler = EAGER
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Attends within each sequence.
+
+        Args:
+            query: [S, B, N, D].
+            key: [S, B, G, D].
+            value: [S, B, G, D].
+
+        Returns:
+            [S, B, N * D].
+        """
+        turned = (None, None) if self.rotation is None else (self.rotation.cos, self.rotation.sin)
+        return self.compiler.run(_attend, query, key, value, *turned, self.is_grouped)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, is_grouped: bool) -> Tensor:
+    q, k, v = q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
+    if cos is not None and sin is not None:
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `Rotation.apply`, which no graph can hold an object of."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Experts(nn.Module):
+    """The experts one rank holds, all in one grouped matrix product per weight."""
+
+    def __init__(self, num_local_experts: int, config: TransformerConfig, *, pg_collection: Any, **_: Any) -> None:
+        """Allocates without initialising: `fc1` [e, F or 2 F, H] with the gate first, `fc2` [e, H, F]."""
+        super().__init__()
+        self.ep_rank, self.etp_rank = pg_collection.ep.rank(), pg_collection.expt_tp.rank()
+        self.etp = pg_collection.expt_tp.size()
+        self.is_gated = config.gated_linear_unit
+        num, hidden, inner = num_local_experts, config.hidden_size, config.moe_ffn_hidden_size // self.etp
+        wide = 2 * inner if self.is_gated else inner
+        device = torch.device("cuda", torch.cuda.current_device())
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=device))
+
+        self.fc1, self.fc2 = parameter(num, wide, hidden), parameter(num, hidden, inner)
+        self.fc1_bias = parameter(num, wide) if config.add_bias_linear else None
+        self.fc2_bias = parameter(num, hidden // self.etp) if config.add_bias_linear else None
+        apart = config.expert_model_parallel_size > 1 or self.etp != config.tensor_model_parallel_size
+        for each in self.parameters():
+            # What Megatron reduces over the experts' own replicas, and what its norm counts on every rank.
+            each.allreduce = not apart  # type: ignore[attr-defined]
+            each.tensor_model_parallel = True  # type: ignore[attr-defined]
+
+    def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """Runs each expert over its tokens.
+
+        Args:
+            tokens: [R, H], grouped by expert.
+            tokens_per_expert: [e], summing to R; Megatron may have brought it to the host.
+            probs: The router's weight of each token [R].
+
+        Returns:
+            [R, H], weighted; with expert tensor parallelism this rank's addend of it. And no bias that is still to add.
+        """
+        counts = tokens_per_expert.to(tokens.device, non_blocking=True)
+        ends = counts.cumsum(0).to(torch.int32)
+        owners = None
+        if self.fc1_bias is not None:
+            numbers = torch.arange(counts.numel(), device=tokens.device)
+            owners = numbers.repeat_interleave(counts, output_size=tokens.shape[0])
+        wide = _product(tokens, self.fc1, ends)
+        if self.fc1_bias is not None:
+            wide = wide + self.fc1_bias[owners]
+        weights = probs.unsqueeze(-1)
+        if self.is_gated:
+            inner = cast(Tensor, weighted_bias_swiglu_impl(wide, None, weights))
+        else:
+            inner = (F.gelu(wide) * weights).to(wide.dtype)
+        out = _product(inner, self.fc2, ends)
+        if self.fc2_bias is None:
+            return out, None
+        # Each expert-tensor-parallel rank adds its own piece of the bias, so that the sum over ranks adds it once.
+        piece = (self.fc2_bias[owners] * weights).to(out.dtype)
+        start = self.etp_rank * piece.shape[-1]
+        return out + F.pad(piece, (start, out.shape[-1] - start - piece.shape[-1])), None
+
+
+def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """[R, in] times each expert's [out, in], where `ends` are the last rows of the experts' tokens."""
+    return F.grouped_mm(tokens, weight.transpose(-2, -1), offs=ends)
+
+
+def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, first: bool, last: bool) -> nn.Module:
+    """One model chunk of this rank, not initialised.
+
+    Args:
+        spec: The whole model and its plan.
+        config: The same in Megatron's words.
+        number: The chunk among those of this pipeline stage, None without interleaving.
+        first: Whether it holds the embedding.
+        last: Whether it holds the head and the loss.
+
+    Raises:
+        EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
+    """
+    model, engine = spec.model, uses_transformer_engine(spec)
+    layer, norm = layer_specs(spec, config)
+    count = get_num_layers_to_build(config, vp_stage=number)
+    rope = engine and model.positions == "rope"
+    built = GPTModel(
+        config=config,
+        transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm),
+        vocab_size=model.vocab_size,
+        max_sequence_length=model.max_positions or spec.workload.seq_len,
+        pre_process=first,
+        post_process=last,
+        parallel_output=True,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type="rope" if rope else _POSITIONS[model.positions],
+        rotary_base=model.rope_base,
+        vp_stage=number,
+    )
+    for module in built.modules():
+        if isinstance(module, TopKRouter):
+            module.bias = None  # Megatron gives routers one where linear layers have them; models of the catalog do not
+        if isinstance(module, _CUT) and module.weight is not None:
+            # 0.16.1 says so where it initialises; without it the norm of the gradient counts one rank's piece only.
+            module.weight.tensor_model_parallel = True
+    if spec.workload.lora is not None:
+        adapt(built, model, spec.workload.lora, config)
+    if last and spec.workload.mode == "prefill":
+        _judge_last_token(built.output_layer)
+    return cast(nn.Module, built)
+
+
+def _judge_last_token(head: nn.Module) -> None:
+    """Has a head give logits at the last position only, of [S, B, H] those of the sequence's last token.
+
+    Of a sequence that tensor parallelism has cut every rank gives its last position, and the last of them is kept.
+    """
+    head.register_forward_pre_hook(lambda _, inputs: (inputs[0][-1:], *inputs[1:]))
+    head.register_forward_hook(lambda _, __, outputs: (outputs[0][-1:], *outputs[1:]))
+
+
+_CUT: Final = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
+"""Megatron's own layers whose weight tensor parallelism cuts."""
+
+
+def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compiler) -> None:
+    """Gives our modules what no argument of Megatron's can carry."""
+    for module in (module for part in chunks for module in part.modules()):
+        if isinstance(module, Norm | Attention):
+            module.compiler = compiler
+        if isinstance(module, Attention):
+            module.rotation = rotation
+
+
+def layer_specs(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+    """What a layer is made of, and the final norm: all TransformerEngine's, or Megatron's and ours.
+
+    Raises:
+        EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
+    """
+    return _engine_layer(spec, config) if uses_transformer_engine(spec) else _local_layer(spec, config)
+
+
+def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+    layer = specs.get_gpt_layer_local_spec(
+        num_experts=spec.model.num_experts or None, moe_grouped_gemm=False, normalization=config.normalization
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    parts.self_attention.submodules.core_attention = Attention
+    if spec.model.is_moe:
+        mlp = parts.mlp  # 0.16.1 gives a ModuleSpec, 0.19.2 a partial call
+        inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+        inside.experts = Experts
+        if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 reads the name where TransformerEngine is missing too
+            moe_utils.te_general_gemm = None
+    return layer, Norm
+
+
+def _engine_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+    if not specs.HAVE_TE:
+        raise EngineError(
+            f"{spec.cluster.label} says transformer_engine: true and transformer_engine cannot be imported here; "
+            "install it on every node, or set transformer_engine: false"
+        )
+    layer = specs.get_gpt_layer_with_transformer_engine_spec(
+        num_experts=spec.model.num_experts or None, moe_grouped_gemm=config.moe_grouped_gemm
+    )
+    return layer, specs.TENorm

@@ -1,0 +1,200 @@
+"""The torch engine's initial weights in Megatron's layout: same model from the same seed, whatever holds it.
+
+Megatron keeps queries, keys and values of each group of heads together, gate and up projection one above the other,
+both already cut by tensor parallelism; the head's weight is the embedding's where they are tied.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from wattune.catalog.models import ModelSpec
+from wattune.engines.model.weights import draw
+from wattune.trial import Lora
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Which part of every parameter one rank holds."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    etp: int = 1
+    """Expert tensor parallel degree."""
+    etp_rank: int = 0
+    ep: int = 1
+    ep_rank: int = 0
+
+    def experts(self, num_experts: int) -> range:
+        """Numbers of the experts of this rank."""
+        count = num_experts // self.ep
+        return range(self.ep_rank * count, (self.ep_rank + 1) * count)
+
+
+@torch.no_grad()
+def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lora: Lora | None = None) -> None:
+    """Fills a GPT model of Megatron's.
+
+    Args:
+        chunk: The model, or the part of it one pipeline stage holds.
+        model: The whole model.
+        holder: This rank's part of every parameter.
+        seed: With a parameter's full name it decides its value.
+        lora: Adapters in it.
+    """
+    numbers = {index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}  # type: ignore[union-attr, arg-type]
+    for full_name, parameter in chunk.named_parameters():
+        found = _LAYER.match(full_name)
+        place, part = (f"layers.{numbers[int(found[1])]}", found[2]) if found else ("", full_name)
+        whole = _Draw(seed, parameter.device)
+        if lora is not None and (adapts := _ADAPTER.match(part)) is not None:
+            block, half, name = adapts.groups()
+            value = adapter(place, block, half, name, model, lora, holder, whole)
+        else:
+            value = weight(place, part.replace(".base.", "."), model, holder, whole)
+        parameter.copy_(value)
+
+
+_LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+_ADAPTER: Final = re.compile(r"(self_attention|mlp)\.linear_\w+\.lora_([ab])_(\w+)$")
+
+
+def adapter(
+    place: str, block: str, half: str, name: str, model: ModelSpec, lora: Lora, holder: Holder, whole: "Whole"
+) -> Tensor:
+    """One half of an adapter; see `wattune.engines.megatron.lora` for which rank holds what."""
+    hidden, inner, kv = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
+    outputs = {"q": hidden, "k": kv, "v": kv, "o": hidden, "gate": inner, "up": inner, "down": hidden}[name]
+    shape = (outputs, lora.rank) if half == "b" else (lora.rank, inner if name == "down" else hidden)
+    owner = {"self_attention": "attention", "mlp": "ffn"}[block]
+    value = whole(f"{place}.{owner}.{name}.lora_{half}.weight", *shape)
+    dim = {"a": 1, "b": 0}[half]
+    is_cut = (half == "a") == (name in ("o", "down"))
+    return value.chunk(holder.tp, dim)[holder.tp_rank] if is_cut else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Whole weights by the torch engine's names."""
+
+    seed: int
+    device: torch.device
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        return draw(name, torch.Size(shape), self.seed, self.device)
+
+
+Whole = Callable[..., Tensor]
+"""Gives a whole weight by the torch engine's full name and its shape."""
+
+
+def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+    """What one rank holds of one parameter, fp32.
+
+    Args:
+        place: The layer by the torch engine's name, such as `layers.3`; empty outside of layers.
+        part: Megatron's name of the parameter inside the layer, or the whole name outside of layers.
+        model: The whole model.
+        holder: This rank.
+        whole: Where whole weights come from.
+
+    Raises:
+        KeyError: There is no such parameter in the torch engine's model.
+    """
+    hidden, kind = model.hidden_size, part.rsplit(".", 1)[-1]
+    part = _FUSED.sub(lambda found: f"{_NORM_OF[found[1]]}.{found[2]}", part)  # TransformerEngine's norm in its linear
+    if not place:
+        return _outside(part, model, holder, whole)
+    if part.startswith(("input_layernorm", "pre_mlp_layernorm")):
+        name = "attention_norm" if part.startswith("input") else "ffn_norm"
+        return whole(f"{place}.{name}.{part.rsplit('.', 1)[-1]}", hidden)
+    if part.startswith("self_attention.linear_qkv"):
+        return _attention_inputs(f"{place}.attention", kind, model, whole).chunk(holder.tp)[holder.tp_rank]
+    if part.startswith("self_attention.linear_proj"):
+        return _rows(f"{place}.attention.o", kind, (hidden, hidden), holder, whole)
+    if part.startswith("mlp.router"):
+        return whole(f"{place}.ffn.router.weight", model.num_experts, hidden)
+    if part.startswith("mlp.experts"):
+        return _experts(f"{place}.ffn.experts", part.removeprefix("mlp.experts."), model, holder, whole)
+    if part.startswith("mlp.linear_fc1"):
+        pieces = [_columns(f"{place}.ffn.{name}", kind, model, holder, whole) for name in _wide(model)]
+        return torch.cat(pieces)
+    if part.startswith("mlp.linear_fc2"):
+        return _rows(f"{place}.ffn.down", kind, (hidden, model.ffn_hidden_size), holder, whole)
+    raise KeyError(f"{place}.{part}")
+
+
+_FUSED: Final = re.compile(r"(self_attention\.linear_qkv|mlp\.linear_fc1)\.layer_norm_(weight|bias)")
+_NORM_OF: Final = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
+
+
+def _outside(name: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+    hidden, kind = model.hidden_size, name.rsplit(".", 1)[-1]
+    if name == "embedding.position_embeddings.weight":
+        return whole("embedding.positions.weight", model.max_positions, hidden)
+    if name.startswith("decoder.final_layernorm"):
+        return whole(f"head.norm.{kind}", hidden)
+    owner = {"embedding.word_embeddings.weight": "embedding.tokens", "output_layer.weight": "head.output"}[name]
+    tokens = whole(f"{'embedding.tokens' if model.tied_embeddings else owner}.weight", model.vocab_size, hidden)
+    return tokens.chunk(holder.tp)[holder.tp_rank]
+
+
+def _wide(model: ModelSpec) -> tuple[str, ...]:
+    """The projections to the inner width, in the order Megatron stacks them."""
+    return ("gate", "up") if model.activation == "swiglu" else ("up",)
+
+
+def _attention_inputs(name: str, kind: str, model: ModelSpec, whole: Whole) -> Tensor:
+    """Rows of every group in turn: its query heads, its key head, its value head."""
+    groups, size = model.num_kv_heads, model.head_size
+    each = {"q": model.num_heads // groups, "k": 1, "v": 1}
+    ends = (model.hidden_size,) if kind == "weight" else ()
+    pieces = [
+        whole(f"{name}.{letter}.{kind}", groups * heads * size, *ends).view(groups, heads * size, *ends)
+        for letter, heads in each.items()
+    ]
+    return torch.cat(pieces, dim=1).flatten(0, 1)
+
+
+def _columns(name: str, kind: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+    """A projection to the inner width, cut by what it gives."""
+    ends = (model.hidden_size,) if kind == "weight" else ()
+    return whole(f"{name}.{kind}", model.ffn_hidden_size, *ends).chunk(holder.tp)[holder.tp_rank]
+
+
+def _rows(name: str, kind: str, shape: tuple[int, int], holder: Holder, whole: Whole) -> Tensor:
+    """A projection back to the hidden size, cut by what it takes; its bias is whole."""
+    if kind == "bias":
+        return whole(f"{name}.bias", shape[0])
+    return whole(f"{name}.weight", *shape).chunk(holder.tp, dim=1)[holder.tp_rank]
+
+
+def _experts(name: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+    """Our stacked `fc1`, `fc1_bias`, `fc2`, `fc2_bias`, or TransformerEngine's `linear_fc1.weight3` of one expert."""
+    held = holder.experts(model.num_experts)
+    numbered = re.match(r"linear_(fc[12])\.(weight|bias)(\d+)$", part)
+    if numbered is not None:
+        fc, kind, local = numbered.groups()
+        return _expert(name, fc, kind == "bias", held[int(local)], model, holder, whole, cuts_bias=False)
+    fc, _, bias = part.partition("_")
+    each = (_expert(name, fc, bool(bias), number, model, holder, whole, cuts_bias=True) for number in held)
+    return torch.stack(list(each))
+
+
+def _expert(
+    name: str, fc: str, is_bias: bool, number: int, model: ModelSpec, holder: Holder, whole: Whole, *, cuts_bias: bool
+) -> Tensor:
+    hidden, inner, suffix = model.hidden_size, model.ffn_hidden_size, "_bias" if is_bias else ""
+
+    def cut(projection: str, shape: tuple[int, ...], dim: int) -> Tensor:
+        return whole(f"{name}.{projection}{suffix}.{number}", *shape).chunk(holder.etp, dim)[holder.etp_rank]
+
+    if fc == "fc1":
+        return torch.cat([cut(each, (inner,) if is_bias else (inner, hidden), 0) for each in _wide(model)])
+    if is_bias and not cuts_bias:
+        return whole(f"{name}.down_bias.{number}", hidden)
+    return cut("down", (hidden,), 0) if is_bias else cut("down", (hidden, inner), 1)

@@ -1,0 +1,1 @@
+"""The model every engine trains: its layers, experts, adapters, initial weights and tokens."""

@@ -1,0 +1,241 @@
+"""A decoder transformer from a `ModelSpec`, in parts that pipeline stages can hold.
+
+The parts know nothing of ranks: tensor parallel rewrites their linear layers from outside (`torch_parallel`), and
+only the shapes they see differ. Activations between layers are [batch, sequence, hidden].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from wattune.catalog.models import ModelSpec
+from wattune.engines.model.compiler import EAGER, Compiler
+from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""torch's types by a plan's `dtype`."""
+
+NORM_EPSILON = 1e-5
+"""Added to the variance: Llama 3's and Mixtral's `rms_norm_eps`, GPT-2's `layer_norm_epsilon`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Cosines and sines of rotary positions, each [sequence, head_size / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def table(cls, model: ModelSpec, seq_len: int, device: torch.device, dtype: torch.dtype) -> "Rotation":
+        """Angles m * base^(-2i/d): Su et al. 2021 (arXiv 2104.09864), section 3.2.2."""
+        half = model.head_size // 2
+        frequency = model.rope_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+        angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
+        return cls(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype))
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Rotates [batch, heads, sequence, head_size]; the two halves of a head are its pairs, as in Llama 3."""
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], dim=-1)
+
+
+class Embedding(nn.Module):
+    """Tokens to vectors, plus learned positions where the model has them."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        self.tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        learned = model.positions == "learned"
+        self.positions = nn.Embedding(model.max_positions, model.hidden_size) if learned else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeds int64 [batch, sequence]."""
+        x: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0))
+        # Tensor parallel gives a result still under way, through which a compiled layer sends no gradient.
+        return x if type(x) is Tensor else x.clone()
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries."""
+
+    def __init__(self, model: ModelSpec, rotation: Rotation | None, *, recompute: bool) -> None:
+        """Allocates without initialising.
+
+        Args:
+            model: Widths and heads.
+            rotation: Rotary positions, or None where the embedding holds positions.
+            recompute: Whether the part without weights is computed again in the backward pass.
+        """
+        super().__init__()
+        hidden, kv = model.hidden_size, model.num_kv_heads * model.head_size
+        self.q = nn.Linear(hidden, hidden, bias=model.bias)
+        self.k = nn.Linear(hidden, kv, bias=model.bias)
+        self.v = nn.Linear(hidden, kv, bias=model.bias)
+        self.o = nn.Linear(hidden, hidden, bias=model.bias)
+        self.head_size = model.head_size
+        self.is_grouped = model.num_kv_heads != model.num_heads
+        self.rotation = rotation
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attends within each sequence."""
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        mixed = _again(self._attend, q, k, v) if self.recompute else self._attend(q, k, v)
+        return cast(Tensor, self.o(mixed))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Heads are counted from the width, since tensor parallel leaves each rank its own ones.
+        q, k, v = (x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2) for x in (q, k, v))
+        if self.rotation is not None:
+            q, k = self.rotation.apply(q), self.rotation.apply(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv 2002.05202) or GELU feed-forward block."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        hidden, inner = model.hidden_size, model.ffn_hidden_size
+        self.gate = nn.Linear(hidden, inner, bias=model.bias) if model.activation == "swiglu" else None
+        self.up = nn.Linear(hidden, inner, bias=model.bias)
+        self.down = nn.Linear(inner, hidden, bias=model.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token by token."""
+        up = self.up(x)
+        return cast(Tensor, self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up))
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, model: ModelSpec, rotation: Rotation | None, recompute: str, experts: ExpertShard) -> None:
+        """Allocates without initialising.
+
+        Args:
+            model: The whole model.
+            rotation: Rotary positions, or None.
+            recompute: `none`, `selective` (attention without its linear layers) or `full`.
+            experts: Which experts this rank holds, where there are experts.
+        """
+        super().__init__()
+        self.attention_norm = _norm(model)
+        self.attention = Attention(model, rotation, recompute=recompute == "selective")
+        self.ffn_norm = _norm(model)
+        self.ffn: nn.Module = MixtureOfExperts(model, experts) if model.is_moe else FeedForward(model)
+        self.recompute = recompute == "full"
+        self.compiler = EAGER
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both residual blocks."""
+        # Recomputed inside the layer, so that what wraps it (gathering of sharded weights) runs once.
+        return _again(self._blocks, x) if self.recompute else self._blocks(x)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        # Experts exchange tokens in numbers known at run time only, which no whole graph can hold.
+        if not isinstance(self.ffn, FeedForward):
+            x = self.compiler.run(Layer.mix_tokens, self, x)
+            return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+        return self.compiler.run(Layer.mix_all, self, x)
+
+    def mix_tokens(self, x: Tensor) -> Tensor:
+        """The attention block with its residual."""
+        return cast(Tensor, x + self.attention(self.attention_norm(x)))
+
+    def mix_all(self, x: Tensor) -> Tensor:
+        """Both blocks with their residuals."""
+        x = self.mix_tokens(x)
+        return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+
+
+class Head(nn.Module):
+    """Final norm, projection to logits and, where targets are known, the loss."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        """Allocates without initialising."""
+        super().__init__()
+        self.norm = _norm(model)
+        self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.compiler = EAGER
+        self.last_only = False
+        """Whether only the last position of a sequence is asked for, as after a prompt."""
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits [batch, sequence, vocabulary], or with targets [batch, sequence] the sum of their losses, fp32."""
+        if targets is None:
+            return self.logits(x)
+        # Of a sequence that tensor parallel has cut, every rank gives its last position.
+        return self.compiler.run(Head.last_loss if self.last_only else Head.loss, self, x, targets)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [batch, sequence, vocabulary]."""
+        return cast(Tensor, self.output(self.norm(x)))
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""
+        return _summed_loss(self.logits(x).flatten(0, 1), targets.flatten())
+
+    def last_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the token after each sequence, summed over sequences."""
+        return _summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1])
+
+
+class Decoder(nn.Module):
+    """Consecutive layers of a model, with the embedding before the first and the head after the last of them all."""
+
+    def __init__(
+        self, model: ModelSpec, layers: range, *, rotation: Rotation | None, recompute: str, experts: ExpertShard
+    ) -> None:
+        """Allocates without initialising; parameters are named as in the whole model."""
+        super().__init__()
+        self.embedding = Embedding(model) if layers.start == 0 else None
+        self.layers = nn.ModuleDict({str(index): Layer(model, rotation, recompute, experts) for index in layers})
+        self.head = Head(model) if layers.stop == model.num_layers else None
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Tokens or activations in, activations or logits out, by what this part of the model holds.
+
+        Args:
+            x: int64 [batch, sequence] where this part holds the embedding, else [batch, sequence, hidden].
+            targets: Next tokens, alike; where this part holds the head, the sum of their losses is the result.
+        """
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(x, targets)
+
+    def compile_with(self, compiler: Compiler, *, with_loss: bool) -> None:
+        """Has layers and, if asked, the head with its loss run as compiled graphs."""
+        for part in (*self.layers.values(), self.head if with_loss else None):
+            if isinstance(part, Layer | Head):
+                part.compiler = compiler
+
+
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits.float(), targets, reduction="sum")
+    return losses.full_tensor() if isinstance(losses, DTensor) else losses
+
+
+def _norm(model: ModelSpec) -> nn.Module:
+    if model.norm == "rmsnorm":
+        return nn.RMSNorm(model.hidden_size, eps=NORM_EPSILON)
+    return nn.LayerNorm(model.hidden_size, eps=NORM_EPSILON, bias=model.bias)
+
+
+def _again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """Runs a function whose activations are computed again in the backward pass; nothing in it is random."""
+    return cast(Tensor, checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False))

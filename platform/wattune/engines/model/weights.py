@@ -1,0 +1,74 @@
+"""Initial weights: a pure function of seed and full parameter name, so that every plan starts from the same model."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from wattune.catalog.models import ModelSpec
+from wattune.engines.model.experts import Experts
+from wattune.engines.model.tokens import stable_seed
+
+INIT_STD = 0.02
+"""Standard deviation of initial weights: GPT-2's `initializer_range`, also Llama's and Mixtral's."""
+
+
+@torch.no_grad()
+def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
+    """Fills a part of a model: each weight is drawn whole and then cut as tensor parallel has cut it.
+
+    Args:
+        part: An embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks.
+        name: Where it stands in the whole model, such as `layers.3`.
+        model: The whole model.
+        seed: Seed of the trial.
+    """
+    for module_name, module in part.named_modules(prefix=name):
+        for short_name, parameter in module.named_parameters(recurse=False):
+            full_name = f"{module_name}.{short_name}".replace(".base.", ".")  # as without adapters
+            if model.tied_embeddings and full_name == "head.output.weight":
+                full_name = "embedding.tokens.weight"
+            if isinstance(module, Experts):
+                _initialise_experts(module, short_name, parameter, full_name, seed)
+            elif isinstance(parameter, DTensor):
+                whole = draw(full_name, parameter.shape, seed, parameter.device)
+                cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.copy_(cut)
+            else:
+                parameter.copy_(draw(full_name, parameter.shape, seed, parameter.device))
+
+
+@torch.no_grad()
+def round_values(part: nn.Module, dtype: torch.dtype) -> None:
+    """Gives weights values that a lower type has, and leaves them in their own.
+
+    Engines with low weights start their fp32 ones from those: all start from the same model.
+    """
+    for parameter in part.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
+def _initialise_experts(experts: Experts, name: str, parameter: Tensor, full_name: str, seed: int) -> None:
+    dim, shard = Experts.SHARD_DIMS[name], experts.shard
+    for local, expert in zip(parameter, experts.held, strict=True):
+        shape = list(local.shape)
+        shape[dim] *= shard.tp
+        whole = draw(f"{full_name}.{expert}", torch.Size(shape), seed, parameter.device)
+        local.copy_(whole.chunk(shard.tp, dim)[shard.tp_rank])
+
+
+def draw(full_name: str, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
+    """A whole weight, fp32: zeros for biases, ones for norms, otherwise normally distributed.
+
+    Args:
+        full_name: In the whole model, such as `layers.3.attention.q.weight`; of an expert its number comes last.
+        shape: Of the whole weight, before anything cuts it.
+        seed: Seed of the trial.
+        device: Where it is drawn; processors and GPUs draw different values.
+    """
+    owner, kind = full_name.split(".")[-2:]
+    if "bias" in full_name or owner == "lora_b":
+        return torch.zeros(shape, device=device)
+    if owner.endswith("norm") and kind == "weight":
+        return torch.ones(shape, device=device)
+    generator = torch.Generator(device).manual_seed(stable_seed(seed, full_name))
+    return torch.empty(shape, device=device).normal_(std=INIT_STD, generator=generator)

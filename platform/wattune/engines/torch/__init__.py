@@ -1,0 +1,1 @@
+"""The reference engine, on torch's own parallel libraries."""

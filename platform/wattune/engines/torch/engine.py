@@ -1,0 +1,190 @@
+"""The reference engine: a decoder trained by torch's own parallel libraries, on CPUs over gloo and on GPUs over NCCL.
+
+From one seed every plan with the same global batch takes the same steps, within rounding; other engines are held to
+it. Experts without a capacity are part of that; with a capacity, which tokens are dropped depends on the micro-batch.
+"""
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
+from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
+from wattune.engines.model.lora import adapt
+from wattune.engines.model.tokens import Batches
+from wattune.engines.torch.mesh import Meshes
+from wattune.engines.torch.optimizer import ShardedAdamW
+from wattune.engines.torch.parallel import materialise
+from wattune.engines.torch.pipeline import Chunk, Pipeline, Stage
+from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.trial import TrialSpec
+from wattune.workers.device import claim
+from wattune.workers.engine import Answering, Ranks, StepMarks
+from wattune.workers.recorder import recorder_for, with_idle
+
+
+class TorchEngine(Answering):
+    """Trains one specification; see `wattune.workers.engine.Engine`."""
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        """Holds nothing yet.
+
+        Args:
+            compiler: What compiles layers; None leaves it to the device, see `compiler_for`.
+        """
+        self._compiler = compiler
+        self._meshes: Meshes | None = None
+        self._running: _Running | None = None
+
+    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
+        """Makes process groups, this rank's part of the model, its optimizer and its data.
+
+        Raises:
+            EngineError: The specification is one this engine cannot run.
+        """
+        device = claim(spec, ranks)
+        self._meshes = Meshes.create(
+            spec.plan,
+            world_size=ranks.world_size,
+            rank=ranks.rank,
+            device_type=device.type,
+            has_experts=spec.model.is_moe,
+        )
+        compiler = self._compiler or compiler_for(device)
+        # Graphs of tensor parallel layers name their process groups.
+        own = self._meshes.identity if spec.plan.tp > 1 else None
+        begin_variant((spec.model, spec.cluster, spec.workload, spec.plan, device, compiler, own))
+        self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
+
+    def close(self) -> None:
+        """Gives back memory and the process groups `build` made."""
+        self._running = None
+        meshes, self._meshes = self._meshes, None
+        gc.collect()  # modules and their hooks refer to each other
+        if meshes is not None:
+            meshes.close()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Running:
+    """One specification built and ready to step on this rank."""
+
+    def __init__(
+        self, spec: TrialSpec, ranks: Ranks, meshes: Meshes, device: torch.device, seed: int, compiler: Compiler
+    ) -> None:
+        plan, workload = spec.plan, spec.workload
+        here = coordinates(ranks.rank, plan, ranks.world_size)
+        self.facts = {"compiler": str(compiler)}
+        self._trains = workload.mode != "prefill"
+        self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
+        self._group = meshes.dense("pp").get_group()
+        self.recorder = recorder_for(device)
+        micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp])
+        for decoder in decoders:
+            decoder.compile_with(compiler, with_loss=plan.tp == 1)  # tensor parallel cuts logits by the vocabulary
+        self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
+        boundary = torch.empty(
+            (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),
+            dtype=DTYPES[plan.dtype],
+            device="meta",
+            requires_grad=self._trains,
+        )
+        tokens = torch.empty((plan.micro_batch_size, workload.seq_len), dtype=torch.int64, device="meta")
+        stages = [
+            Stage(
+                Chunk(decoder, workload.tokens_per_step if self._trains else workload.global_batch_size),
+                virtual_stage=chunk * plan.pp + here.pp,
+                plan=plan,
+                group=self._group,
+                boundary=boundary,
+                tokens=tokens,
+                recorder=self.recorder,
+            )
+            for chunk, decoder in enumerate(decoders)
+        ]
+        self._pipeline = Pipeline(
+            stages, plan, num_micro_batches=micro_batches, recorder=self.recorder, trains=self._trains
+        )
+        self._optimizer = ShardedAdamW((p for decoder in decoders for p in decoder.parameters()), self._tied)
+        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
+        self._step = 0
+        self._next = self._batches.at(0)
+        # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
+        dist.all_reduce(torch.zeros(1, device=device), group=self._group)
+
+    def step(self) -> StepMarks:
+        """See `TorchEngine.step`."""
+        with self.recorder.phase("step"):
+            loss = self._pipeline.run(*self._next)
+            with self._after_micro_batches():
+                self._pipeline.finish()
+                if self._tied is not None:
+                    _add_from_other_end(self._tied, self._group)
+                loss, grad_norm = self._optimizer.reduce(loss)
+            if self._trains:
+                with self.recorder.phase("optimizer"):
+                    self._optimizer.step(grad_norm)
+        self._step += 1
+        self._next = self._batches.at(self._step)  # made while a GPU still works on this step
+        marks = self.recorder.take()
+        return StepMarks(
+            marks=with_idle(marks) if self._has_stages else marks, loss=loss.item(), grad_norm=grad_norm.item()
+        )
+
+    def _after_micro_batches(self) -> AbstractContextManager[None]:
+        if self._has_others:
+            return self.recorder.phase("wait")
+        return self.recorder.phase("optimizer") if self._trains else nullcontext()
+
+
+def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range]) -> list[Decoder]:
+    """This rank's parts of the model, initialised and sharded."""
+    model, plan = spec.model, spec.plan
+    rotation = None
+    if model.positions == "rope":
+        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.dtype])
+    decoders = []
+    for layers in chunks:
+        with torch.device("meta"):
+            decoder = Decoder(
+                model, layers, rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
+            )
+            if spec.workload.lora is not None:
+                adapt(decoder, spec.workload.lora)
+        if decoder.head is not None:
+            decoder.head.last_only = spec.workload.mode == "prefill"
+        materialise(decoder, spec, meshes, device, seed)
+        decoders.append(decoder)
+    return decoders
+
+
+def _tied_over_stages(decoders: list[Decoder], spec: TrialSpec) -> nn.Parameter | None:
+    """The copy this rank holds of a weight that the first and the last stage share, None in between."""
+    if not spec.model.tied_embeddings:
+        return None
+    first, last = decoders[0], decoders[-1]
+    if first.embedding is not None:
+        return cast(nn.Parameter, first.embedding.tokens.weight)
+    return None if last.head is None else cast(nn.Parameter, last.head.output.weight)
+
+
+def _add_from_other_end(tied: nn.Parameter, group: dist.ProcessGroup) -> None:
+    """Sums the gradients of a shared weight over the first and the last stage, whose shards are the same."""
+    assert isinstance(tied.grad, DTensor)
+    mine = tied.grad.to_local()
+    theirs = torch.empty_like(mine)
+    peer = dist.get_world_size(group) - 1 if dist.get_rank(group) == 0 else 0
+    operations = [
+        dist.P2POp(dist.isend, mine, group=group, group_peer=peer),
+        dist.P2POp(dist.irecv, theirs, group=group, group_peer=peer),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    mine += theirs

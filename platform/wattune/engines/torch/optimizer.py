@@ -1,0 +1,85 @@
+"""AdamW over the shards a rank holds, with the true global gradient norm and clipping."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A parameter and its piece on this rank, which share memory."""
+
+    whole: DTensor
+    piece: nn.Parameter
+    replicas: int
+    """Ranks that hold this same piece."""
+
+
+class ShardedAdamW:
+    """AdamW works element by element, so each rank updates its pieces as plain tensors, fused into few kernels."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], tied: nn.Parameter | None = None) -> None:
+        """Takes the sharded parameters of one rank.
+
+        Args:
+            parameters: Parameters of all model chunks of this rank; those that are trained are DTensors.
+            tied: The one of them another pipeline stage holds too.
+        """
+        self._shards = []
+        for whole in parameters:
+            if not whole.requires_grad:
+                continue
+            assert isinstance(whole, DTensor)
+            replicas = 2 if whole is tied else 1
+            for size, placement in zip(whole.device_mesh.shape, whole.placements, strict=True):
+                replicas *= size if placement.is_replicate() else 1
+            piece = nn.Parameter(whole.to_local().detach())
+            if piece.numel() > 0:  # a dimension may be shorter than the ranks that share it
+                self._shards.append(_Shard(whole, piece, replicas))
+        self._adamw = None
+        if self._shards:
+            self._adamw = torch.optim.AdamW(
+                [shard.piece for shard in self._shards],
+                lr=LEARNING_RATE,
+                betas=BETAS,
+                weight_decay=WEIGHT_DECAY,
+                fused=True,
+            )
+
+    @torch.no_grad()
+    def reduce(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes over the reduced gradients, and sums what each rank knows over all ranks, in one message.
+
+        Args:
+            loss: This rank's addend of the loss, fp32 scalar.
+
+        Returns:
+            The loss and the 2-norm of the gradient over all parameters, on the device, the same on every rank.
+        """
+        by_replicas: dict[int, list[Tensor]] = defaultdict(list)
+        for shard in self._shards:
+            grad = shard.whole.grad
+            assert isinstance(grad, DTensor), "gradients are reduced before the optimizer"
+            shard.piece.grad = grad.to_local()
+            by_replicas[shard.replicas].append(shard.piece.grad)
+        squares = [nn.utils.get_total_norm(grads) ** 2 / count for count, grads in by_replicas.items()]
+        sums = torch.stack([loss, torch.stack(squares).sum() if squares else torch.zeros_like(loss)])
+        dist.all_reduce(sums)
+        return sums[0], sums[1].sqrt()
+
+    @torch.no_grad()
+    def step(self, grad_norm: Tensor) -> None:
+        """Clips, updates and drops the gradients; the host does not wait for the norm."""
+        if self._adamw is None:
+            return
+        nn.utils.clip_grads_with_norm_([shard.piece for shard in self._shards], CLIP_NORM, grad_norm)
+        self._adamw.step()
+        for shard in self._shards:
+            shard.whole.grad = shard.piece.grad = None

@@ -1,0 +1,151 @@
+"""How a model is cut and shared, all by torch's own libraries: tensor parallel by DTensor, data parallel by FSDP2.
+
+Data parallel is FSDP2 in every sharding, so that two trials differ by the sharding and by nothing else:
+
+- `none`: a (dp, 1) mesh, so everything is replicated and gradients are all-reduced, as in DDP;
+- `zero1`: optimizer state is sharded; gradients accumulate whole and are reduce-scattered once a step, weights are
+  gathered once a step;
+- `zero2`: as `zero1`, but gradients are reduce-scattered and kept sharded after every micro-batch;
+- `zero3`: weights are freed after use too, and gathered again for each forward and backward pass.
+
+DistributedDataParallel with ZeroRedundancyOptimizer is not used. It reduces all gradients over one group, where experts
+need another; it takes DTensors only by a transform torch calls temporary; and with bf16 it would cast the weights
+again for every micro-batch.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from wattune.engines.model.decoder import Decoder, Embedding, FeedForward, Head, Layer
+from wattune.engines.model.experts import Experts, MixtureOfExperts
+from wattune.engines.model.lora import columns, freeze, lower_frozen, rows
+from wattune.engines.model.weights import initialise, round_values
+from wattune.engines.torch.blocking_comm import SerialAllGather, SerialReduceScatter
+from wattune.engines.torch.mesh import Meshes
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec
+
+# Units do return views (the local part of a DTensor), but nothing here changes an activation in place.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int) -> None:
+    """Turns a decoder on the meta device into this rank's shards of the initial model, layer by layer.
+
+    Each part is cut by tensor parallel, filled, and sharded before the next one is allocated, so that no more than one
+    layer is ever whole.
+
+    Args:
+        decoder: Part of the model, on the meta device.
+        spec: The whole model, degrees, sharding, data type, and what is trained.
+        meshes: This plan's ranks.
+        device: Where the weights go.
+        seed: With a parameter's full name it decides its initial value.
+    """
+    model, plan = spec.model, spec.plan
+    if plan.tp > 1:
+        _tensor_parallel(decoder, meshes.dense("tp"))
+    freeze(decoder, spec.workload.mode)
+    is_tied = model.tied_embeddings and decoder.embedding is not None and decoder.head is not None
+    parts: list[tuple[str, nn.Module | None]] = [("embedding", decoder.embedding)]
+    parts += [(f"layers.{index}", layer) for index, layer in decoder.layers.items()]
+    parts += [("head", decoder.head)]
+    for name, part in parts:
+        if part is None:
+            continue
+        part.to_empty(device=device)
+        initialise(part, name, model, seed)
+        if plan.dtype == "bf16":
+            round_values(part, torch.bfloat16)
+            lower_frozen(part, torch.bfloat16)
+        if not (is_tied and isinstance(part, Embedding | Head)):  # a shared weight must lie in one unit: the root's
+            _shard(part, plan, meshes)
+    if is_tied:
+        assert decoder.embedding is not None and decoder.head is not None
+        decoder.head.output.weight = decoder.embedding.tokens.weight
+    _shard(decoder, plan, meshes)
+
+
+def fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
+    """Every unit of sharding in a module, outermost first."""
+    return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
+
+
+def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
+    """Cuts linear layers over `mesh`, and everything between them along the sequence.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2; embedding and logits are cut along the vocabulary.
+    """
+    by_rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    if decoder.embedding is not None:
+        plan: dict[str, Any] = {"tokens": by_rows}
+        if decoder.embedding.positions is not None:
+            plan["positions"] = by_rows
+        parallelize_module(decoder.embedding, mesh, plan, src_data_rank=None)
+    gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    for layer in decoder.layers.values():
+        assert isinstance(layer, Layer)
+        plan = {
+            "attention_norm": SequenceParallel(),
+            "attention": gather,
+            **columns(layer.attention.q, "attention.q"),
+            **columns(layer.attention.k, "attention.k"),
+            **columns(layer.attention.v, "attention.v"),
+            **rows(layer.attention.o, "attention.o"),
+            "ffn_norm": SequenceParallel(),
+        }
+        ffn = layer.ffn
+        if isinstance(ffn, MixtureOfExperts):
+            whole = distribute_tensor(ffn.router.weight, mesh, [Replicate()], src_data_rank=None)
+            ffn.router.weight = nn.Parameter(whole)
+        elif isinstance(ffn, FeedForward):
+            plan |= {"ffn": gather, **columns(ffn.up, "ffn.up"), **rows(ffn.down, "ffn.down")}
+            if ffn.gate is not None:
+                plan |= columns(ffn.gate, "ffn.gate")
+        parallelize_module(layer, mesh, plan, src_data_rank=None)
+    if decoder.head is not None:
+        logits = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(decoder.head, mesh, {"norm": SequenceParallel(), "output": logits}, src_data_rank=None)
+
+
+def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
+    """Makes a module, its experts first, a unit of FSDP2.
+
+    With bf16 the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast when they
+    are gathered: one bf16 copy, however many micro-batches are in flight.
+    """
+    policy = MixedPrecisionPolicy()
+    if plan.dtype == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    dims = ("replicate", "shard") if plan.sharding == "none" else ("shard",)
+    units = [] if isinstance(module, Decoder) else [unit for unit in module.modules() if isinstance(unit, Experts)]
+    for unit in [*units, module]:
+        mesh = meshes.experts(*dims) if isinstance(unit, Experts) else meshes.dense(*dims)
+        # A frozen weight that nothing shards would only be held twice.
+        apart = {p for p in unit.parameters() if not p.requires_grad} if plan.sharding == "none" else None
+        sharded = fully_shard(
+            unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.sharding == "zero3", ignored_params=apart
+        )
+        # The loss is a sum already divided by the tokens of the global batch, so gradients are summed. An average
+        # would be wrong for experts, whose tokens come from more replicas than share their weights.
+        if mesh.size() > 1:  # alone, FSDP2 would divide by 1 in a pass over all gradients
+            sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+        if plan.sharding == "zero3" and plan.overlap != "grad_param":
+            sharded.set_custom_all_gather(cast(Any, SerialAllGather(mesh.device_type)))
+        if plan.sharding in ("zero2", "zero3") and plan.overlap == "none":
+            sharded.set_custom_reduce_scatter(cast(Any, SerialReduceScatter(mesh.device_type)))

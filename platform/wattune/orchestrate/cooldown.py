@@ -1,0 +1,44 @@
+"""The pause before a trial, until its devices are as cool as the study asks."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+COOLDOWN_LOOK_S: Final = 2.0
+"""Between two looks at temperatures while a trial waits for its devices to cool."""
+
+
+def wait_until_cool(
+    read_c: Callable[[], Mapping[str, float]],
+    *,
+    below_c: float,
+    max_s: float,
+    clock_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, str]:
+    """Waits until no device is warmer than a temperature.
+
+    Args:
+        read_c: Temperatures by device as they are now; empty where no sensor tells.
+        below_c: The temperature.
+        max_s: Longest to wait.
+        clock_s: The clock it waits by.
+        sleep: How it waits.
+
+    Returns:
+        Tags for the trial's result: how long was waited, how warm the warmest device was then, and what of it did not
+        work (`too warm`, `no temperature`).
+    """
+    begun_s = clock_s()
+    while True:
+        temperatures_c = read_c()
+        waited_s = clock_s() - begun_s
+        if not temperatures_c:
+            return {"cooldown": "no temperature", "cooldown_s": f"{waited_s:.1f}"}
+        warmest_c = max(temperatures_c.values())
+        tags = {"cooldown_s": f"{waited_s:.1f}", "start_temp_max_c": f"{warmest_c:.1f}"}
+        if warmest_c <= below_c:
+            return tags
+        if waited_s >= max_s:
+            return {"cooldown": "too warm", **tags}
+        sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))

@@ -1,0 +1,1 @@
+"""Lanes: warm workers that run one trial after another."""

@@ -1,0 +1,256 @@
+"""The actor that holds every lane of a study: the mailbox between drivers and workers, and the owner of Train runs."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from wattune.errors import WattuneError
+from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.lanes.lane import Lane
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.placement_groups import remove_orphans
+from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
+from wattune.orchestrate.telemetry_actor import telemetry_actor
+from wattune.workers.loop import RankOutcome
+
+_log = logging.getLogger(__name__)
+
+MOST_CALLS: Final = 100_000
+"""Calls that may wait at once: two a worker, one a driver."""
+
+LOST_S: Final = 30.0
+"""Longest the controller of a Train run waits for an answer when workers failed."""
+
+RELEASE_S: Final = 10.0
+"""Longest the end of a study waits for a node's sampler; its lease ends it then."""
+
+_NVIDIA_ENVIRONMENT: Final = {
+    # Communicators are aborted by us, when the lane says so: torch asks for 0 then (`_abort_process_group`). A hang is
+    # ended by the worker's watchdog, which knows how long steps take.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+
+
+class LaneKeeper:
+    """Lanes by name. Every method is a call of Ray; what they mean is said in `Lane`.
+
+    Workers of a lane that is gone, with a node or with the process that was this actor before, are told that they are
+    not wanted; what they say is heard by nobody.
+    """
+
+    def __init__(self, scratch: str) -> None:
+        """Holds no lane yet.
+
+        Args:
+            scratch: A folder for what Ray Train insists on writing.
+        """
+        self._scratch = scratch
+        self._lanes: dict[str, Lane] = {}
+        self._born = uuid4().hex
+        """Part of every lane's name: after a restart of this actor nobody takes a new lane for an old one."""
+        self._telemetry: dict[tuple[str, tuple[str, ...]], ActorHandle] = {}
+        self._self: ActorHandle = ray.get_runtime_context().current_actor
+
+    async def run(self, assignment: Assignment) -> Answer:
+        """See `Lane.run`; other lanes make room on the nodes first."""
+        lane = self._lane(tuple(assignment.node_names))
+        rivals = [other for other in self._lanes.values() if other is not lane and set(other.nodes) & set(lane.nodes)]
+        await asyncio.gather(*(other.make_room() for other in rivals))
+        return await lane.run(assignment)
+
+    async def telemetry(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
+        """The telemetry actors of nodes; they live as long as this actor, which holds on to them."""
+        keys = [(node.node_id, tuple(backends)) for node in nodes]
+        for node, key in zip(nodes, keys, strict=True):
+            if key not in self._telemetry:
+                self._telemetry[key] = telemetry_actor(node, backends)
+        return [self._telemetry[key] for key in keys]
+
+    async def settle(self, nodes: tuple[str, ...]) -> str:
+        """See `Lane.settle`."""
+        return await self._lane(nodes).settle()
+
+    async def stop_trial(self, name: str, reason: str) -> bool:
+        """See `Lane.stop_trial`."""
+        lanes = [lane for lane in self._lanes.values() if lane.stop_trial(name, reason)]
+        return bool(lanes)
+
+    async def progress(self) -> dict[str, tuple[str, int, int | None]]:
+        """Part, step and number of steps of every trial that runs, by name."""
+        found = [progress for lane in self._lanes.values() if (progress := lane.progress()) is not None]
+        return {name: rest for name, *rest in found}  # type: ignore[misc]
+
+    async def marks(self, name: str) -> dict[int, pa.Table]:
+        """See `Lane.marks`."""
+        return next((found for lane in self._lanes.values() if (found := lane.marks(name))), {})
+
+    async def forget_nodes(self, nodes: tuple[str, ...]) -> None:
+        """Ends the lanes on nodes that are gone."""
+        gone = [name for name, lane in self._lanes.items() if set(lane.nodes) & set(nodes)]
+        lanes = [self._lanes.pop(name) for name in gone]
+        self._telemetry = {key: actor for key, actor in self._telemetry.items() if key[0] not in nodes}
+        await asyncio.gather(*(lane.close("a node of the lane is gone") for lane in lanes))
+
+    async def close(self) -> None:
+        """Ends every lane, and every sampler that still runs."""
+        await asyncio.gather(
+            *(lane.close("the study was stopped", interrupts=True) for lane in self._lanes.values()),
+            *map(_release, self._telemetry.values()),
+        )
+
+    async def join(self, lane: str, run: int, seat: Seat) -> int:
+        """See `Lane.join`."""
+        return self._lanes[lane].join(run, seat) if lane in self._lanes else -1
+
+    async def next_trial(self, lane: str, group: int, seat: int, report: Report | None) -> RankAssignment | None:
+        """See `Lane.next_trial`."""
+        return await self._lanes[lane].next_trial(group, seat, report) if lane in self._lanes else None
+
+    async def failing(self, lane: str, group: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
+        """See `Lane.failing`."""
+        if lane in self._lanes:
+            self._lanes[lane].failing(group, number, outcome, keeps_group=keeps_group)
+
+    async def deliver(self, lane: str, group: int, number: int, outcome: RankOutcome, place: Place | None) -> None:
+        """See `Lane.deliver`."""
+        if lane in self._lanes:
+            self._lanes[lane].deliver(group, number, outcome, place)
+
+    async def hung(self, lane: str, group: int, number: int, outcome: RankOutcome, stacks: str) -> None:
+        """See `Lane.hung`."""
+        if lane in self._lanes:
+            self._lanes[lane].hung(group, number, outcome, stacks)
+
+    async def told_stacks(self, lane: str, group: int, number: int, rank: int, stacks: str) -> None:
+        """See `Lane.told_stacks`."""
+        if lane in self._lanes:
+            self._lanes[lane].told_stacks(group, number, rank, stacks)
+
+    async def halt(self, lane: str, group: int, number: int) -> Halt | None:
+        """See `Lane.halt`."""
+        return await self._lanes[lane].halt(group, number) if lane in self._lanes else None
+
+    async def tell(self, lane: str, group: int, number: int, part: str, step: int, num_steps: int | None) -> None:
+        """See `Lane.tell`."""
+        if lane in self._lanes:
+            self._lanes[lane].tell(group, number, part, step, num_steps)
+
+    async def show(self, lane: str, group: int, number: int, rank: int, marks: pa.Table) -> None:
+        """See `Lane.show`."""
+        if lane in self._lanes:
+            self._lanes[lane].show(group, number, rank, marks)
+
+    async def lost(self, lane: str, run: int, reason: str) -> bool:
+        """See `Lane.lost`."""
+        return lane in self._lanes and self._lanes[lane].lost(run, reason)
+
+    def _lane(self, nodes: tuple[str, ...]) -> Lane:
+        name = f"{'+'.join(nodes)}@{self._born}"
+        if name not in self._lanes:
+            launcher = _Launcher(self._self, name, self._scratch)
+            self._lanes[name] = Lane(nodes, launcher.launch, _kill)
+        return self._lanes[name]
+
+
+async def _release(actor: ActorHandle) -> None:
+    # A node that is gone or silent has nothing to release, or its sampler ends with its lease.
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(RELEASE_S):
+            await actor.release.remote()
+
+
+def _kill(seat: Seat) -> None:
+    ray.kill(seat.actor, no_restart=True)
+
+
+class _Losses(UserCallback):  # type: ignore[misc]
+    """Tells the lane at once that workers failed, and why; Train itself then starts others."""
+
+    def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
+        self._keeper, self._lane, self._run = keeper, lane, run
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
+        seat, first = min(worker_exceptions.items())
+        reason = f"worker {seat} of the group: {cause(first)}"
+        try:
+            wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason), timeout=LOST_S)
+        except RayError as error:
+            _log.warning("the process that holds the lanes did not answer: %s", error)
+            wanted = False
+        if not wanted:
+            # The process that held this lane is gone, and Ray is about to end this one. Until then Train would start
+            # other workers, in a placement group that nobody removes where it comes after `remove_orphans` has looked:
+            # the next trial would wait for its place (seen with Ray 2.60: `PlacementGroupCleaner` has gone by then).
+            os._exit(1)
+
+
+class _Launcher:
+    """Starts the workers of one lane."""
+
+    def __init__(self, keeper: ActorHandle, lane: str, scratch: str) -> None:
+        self._keeper, self._lane, self._scratch = keeper, lane, scratch
+
+    async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
+        """See `wattune.orchestrate.lanes.lane.Launch`."""
+        scratch = tempfile.mkdtemp(dir=self._scratch)
+        try:
+            await asyncio.to_thread(self._fit, key, nodes, restarts, number, scratch)
+        except Exception as error:
+            raise RuntimeError(cause(error)) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fit(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str) -> None:
+        if orphans := remove_orphans():
+            _log.warning("%d placement group(s) of runs that were killed while they started are removed", orphans)
+        environment = {**(_NVIDIA_ENVIRONMENT if key.has_gpus else {}), **dict(key.environment)}
+        TorchTrainer(
+            serve,
+            train_loop_config={"keeper": self._keeper, "lane": self._lane, "run": number},
+            scaling_config=ScalingConfig(
+                num_workers=key.world_size,
+                use_gpu=key.has_gpus,
+                resources_per_worker=dict(key.resources),
+                placement_strategy="PACK",
+                label_selector=[{"ray.io/node-id": node_id} for node_id in nodes for _ in range(key.devices_per_node)],
+            ),
+            # Its group is only a meeting place, and gloo's is there at once.
+            torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S),
+            run_config=RunConfig(
+                name=f"lane-{number}",
+                storage_path=scratch,
+                # Train counts failures over a run's whole life; the lane has a breaker of its own.
+                failure_config=FailureConfig(max_failures=-1 if restarts else 0, controller_failure_limit=1),
+                callbacks=[_Losses(self._keeper, self._lane, number)],
+                worker_runtime_env={"env_vars": environment} if environment else None,
+            ),
+        ).fit()
+
+
+def cause(error: BaseException) -> str:
+    """The one line of an error of Ray's that says what happened: the innermost cause's, or what wattune made of it."""
+    workers = getattr(error, "worker_failures", None)
+    if workers:
+        seat, first = min(workers.items())
+        return f"worker {seat} of the group: {cause(first)}"
+    # What an actor raised arrives wrapped, its own error in `cause`; what wrapped wattune's own error passes for one.
+    while isinstance(error, RayTaskError) or not isinstance(error, WattuneError):
+        inner = getattr(error, "cause", None) or error.__cause__
+        if inner is None:
+            break
+        error = inner
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, WattuneError) else f"{type(error).__name__}: {text}"

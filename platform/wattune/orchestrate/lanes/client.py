@@ -1,0 +1,130 @@
+"""The lanes of a study, from outside: made by the study's driver, used by whoever runs a trial."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Self
+
+import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from wattune.errors import TelemetryError
+from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.events import TrialProgress
+from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
+from wattune.orchestrate.lanes.messages import Answer, Assignment
+
+_LOOK_S: Final = 1.0
+"""How often a trial's driver looks whether it should stop it."""
+_QUICK_S: Final = 2.0
+_SETTLE_S: Final = 120.0
+_CLOSE_S: Final = 45.0
+
+
+class Lanes:
+    """Warm workers for trials, on as many sets of nodes as trials ask for. Travels to other processes of the study."""
+
+    def __init__(self) -> None:
+        """Starts the actor that holds them, on this node; it ends with this process."""
+        remote_class = ray.remote(LaneKeeper)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = remote_class.options(
+            num_cpus=0, max_restarts=-1, max_concurrency=MOST_CALLS, scheduling_strategy=here
+        )
+        # The actor may be ended before it has cleaned up.
+        self._scratch = tempfile.mkdtemp(prefix="wattune-train-")
+        self._keeper: ActorHandle = options.remote(self._scratch)
+
+    def __enter__(self) -> Self:
+        """The lanes themselves."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends every lane; what runs or waits there is answered."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends every lane and the actor; may be called twice."""
+        # It may be gone, and the cluster with it; its workers go with it.
+        with contextlib.suppress(RayError, ConnectionError):
+            ray.get(self._keeper.close.remote(), timeout=_CLOSE_S)
+        with contextlib.suppress(RayError, ConnectionError):
+            ray.kill(self._keeper, no_restart=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
+        """Runs one trial.
+
+        Args:
+            assignment: The trial.
+            over_limit: Asked once a second while it runs; a text ends the trial as `aborted`.
+
+        Returns:
+            What came of it; it has no outcomes where the actor that holds the lanes died meanwhile.
+        """
+        pending = self._keeper.run.remote(assignment)
+        try:
+            while not ray.wait([pending], timeout=_LOOK_S)[0]:
+                reason = over_limit()
+                if reason is not None and self.stop_trial(assignment.name, reason):
+                    break
+            answer: Answer = ray.get(pending)
+        except RayActorError as error:
+            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return Answer(failure=f"the process that holds the lanes ended: {why}")
+        return answer
+
+    def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
+        """The telemetry actors of nodes; one that is not there yet is started.
+
+        Raises:
+            TelemetryError: The actor that holds them does not answer.
+        """
+        # The first thing a trial asks for. It waits for an actor that is being restarted, whose death costs the trial
+        # that ran and not the next one.
+        asks = self._keeper.telemetry.options(max_task_retries=-1)
+        try:
+            actors: list[ActorHandle] = ray.get(asks.remote(nodes, backends), timeout=_SETTLE_S)
+        except (RayActorError, GetTimeoutError) as error:
+            raise TelemetryError(f"the process that holds the lanes did not answer: {type(error).__name__}") from error
+        return actors
+
+    def settle(self, assignment: Assignment) -> str:
+        """Waits until a trial's workers are clean; says why it cost them, empty where it did not."""
+        try:
+            text: str = ray.get(self._keeper.settle.remote(tuple(assignment.node_names)), timeout=_SETTLE_S)
+        except (RayActorError, GetTimeoutError) as error:
+            return f"the process that holds the lanes did not answer: {type(error).__name__}"
+        return text
+
+    def stop_trial(self, name: str, reason: str) -> bool:
+        """Ends a trial while it runs, as `aborted`; says whether it was running."""
+        try:
+            stopped: bool = ray.get(self._keeper.stop_trial.remote(name, reason), timeout=_QUICK_S)
+        except (RayActorError, GetTimeoutError):
+            return False
+        return stopped
+
+    def marks(self, name: str) -> Mapping[int, pa.Table]:
+        """What the ranks of a running trial did last, by rank, where its assignment has them show it."""
+        try:
+            found: dict[int, pa.Table] = ray.get(self._keeper.marks.remote(name), timeout=_QUICK_S)
+        except (RayActorError, GetTimeoutError):
+            return {}
+        return found
+
+    def progress(self) -> Mapping[str, TrialProgress]:
+        """How far each running trial is, by its folder's name; empty where nobody answers in time."""
+        try:
+            found: dict[str, tuple[str, int, int | None]] = ray.get(self._keeper.progress.remote(), timeout=_QUICK_S)
+        except (RayError, ConnectionError):  # it is busy, or the study ends
+            return {}
+        return {name: TrialProgress(part=part, done=step, total=total) for name, (part, step, total) in found.items()}
+
+    def forget_nodes(self, nodes: Sequence[str]) -> None:
+        """Ends the lanes on nodes that are gone, by Ray's ids."""
+        self._keeper.forget_nodes.remote(tuple(nodes))

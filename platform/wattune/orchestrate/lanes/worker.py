@@ -1,0 +1,368 @@
+"""What every worker of a lane runs: trial after trial, each in a process group of its own, memory checked after it."""
+
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.actor import ActorHandle
+from ray.train import get_context
+from ray.train.torch import get_device
+
+from wattune.catalog.hardware import device
+from wattune.clock import ClockAnchor
+from wattune.engines.registry import load_engine
+from wattune.errors import EngineError, WattuneError
+from wattune.orchestrate.lanes.messages import Halt, Place, RankAssignment, Report, Seat
+from wattune.trial import TrialSpec, TrialStatus
+from wattune.workers.device import device_uuid
+from wattune.workers.engine import Ranks
+from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
+from wattune.workers.memory_check import clean_up, leak, leftovers
+from wattune.workers.phases import marks_table
+from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workers.watchdog import WatchedEngine
+
+_log = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT_S: Final = 180
+"""Longest a collective may wait for a rank; the default of half an hour is longer than most trials."""
+
+PROBE_TIMEOUT_S: Final = 30
+"""Longest ranks may take to find each other after a trial that failed."""
+
+WATCH_S: Final = 1.0
+"""How often a worker looks whether its trial still gets anywhere."""
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Runs trials until there are no more; what every Ray Train worker of a lane calls.
+
+    Args:
+        config: `keeper` (the actor that holds the lane), `lane` (the lane's name there), `run` (the number of the run).
+    """
+    worker = _Worker(config["keeper"], config["lane"], config["run"])
+    report: Report | None = None
+    while (assigned := worker.next_trial(report)) is not None:
+        report = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+
+
+class _Worker:
+    """One seat of a group."""
+
+    def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
+        self._keeper, self._lane = keeper, lane
+        self._store = take_store()
+        context = get_context()
+        here = get_device()
+        self._device = "cpu" if here.type == "cpu" else f"cuda:{here.index or 0}"
+        self._node_id = ray.get_runtime_context().get_node_id()
+        seat = Seat(
+            number=context.get_world_rank(),
+            node_id=self._node_id,
+            device_index=context.get_local_rank() if here.type == "cpu" else here.index or 0,
+            device_uuid=device_uuid(self._device),
+            pid=os.getpid(),
+            actor=ray.get_runtime_context().current_actor,
+        )
+        self._seat = seat
+        clean_up(self._device)
+        gc.freeze()
+        self._before = leftovers(self._device, 0)
+        self._has_run = False
+        self._group: int = ray.get(keeper.join.remote(lane, run, seat))
+
+    def next_trial(self, report: Report | None) -> RankAssignment | None:
+        """Waits for the lane."""
+        assigned: RankAssignment | None = ray.get(
+            self._keeper.next_trial.remote(self._lane, self._group, self._seat.number, report)
+        )
+        return assigned
+
+    def probe(self, assigned: RankAssignment) -> Report:
+        """Whether the ranks still find each other."""
+        try:
+            self._join(assigned, PROBE_TIMEOUT_S)
+            meet()
+            leave_groups()
+        except Exception as error:  # any at all: the processes are then replaced
+            return Report(problem=f"the ranks did not find each other again: {_first_line(error)}")
+        return Report(problem=None)
+
+    def run(self, assigned: RankAssignment) -> Report:
+        """One trial from its process group to its memory given back."""
+        assert assigned.assignment is not None
+        watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
+        outcome, place = self._measure(assigned, watch)
+        ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, place))
+        del outcome
+        return self._settle()
+
+    def _measure(self, assigned: RankAssignment, watch: "_Watch") -> tuple[RankOutcome, Place | None]:
+        assignment = assigned.assignment
+        assert assignment is not None
+        spec, place = assignment.spec, None
+        try:
+            place = self._place(assigned)
+            _leave_to_sampler(assignment.sampler_cpus.get(place.node, ()))
+            engine = watch.over(load_engine(spec.engine), place)
+            ranks = Ranks(
+                rank=assigned.rank,
+                world_size=assigned.world_size,
+                local_rank=assigned.local_rank,
+                device=self._device,
+            )
+            self._join(assigned, COLLECTIVE_TIMEOUT_S)
+            outcome = measure_trial(
+                engine,
+                spec,
+                assignment.measure,
+                ranks,
+                node=place.node,
+                device=place.device,
+                seed=assignment.seed,
+                progress=watch.progress,
+            )
+        except Exception as error:
+            outcome = watch.outcome(error)
+            traceback.clear_frames(error.__traceback__)  # they hold the engine, and with it memory and groups
+            watch.close_engine()
+        watch.close()
+        return outcome, place
+
+    def _place(self, assigned: RankAssignment) -> Place:
+        assignment = assigned.assignment
+        assert assignment is not None
+        node = assignment.node_names[self._node_id]
+        name = sensed_name(
+            assignment.spec, assigned.slot.device, self._seat.device_uuid, assignment.device_names.get(node, {})
+        )
+        return Place(
+            rank=assigned.rank,
+            node=node,
+            slot=assigned.slot.device,
+            device=name,
+            device_uuid=self._seat.device_uuid,
+            pid=os.getpid(),
+        )
+
+    def _join(self, assigned: RankAssignment, timeout_s: float) -> None:
+        # Engines and their libraries look for their rank here too; Ray Train's own numbers are of the seats.
+        os.environ |= {
+            "RANK": str(assigned.rank),
+            "LOCAL_RANK": str(assigned.local_rank),
+            "WORLD_SIZE": str(assigned.world_size),
+            "NODE_RANK": str(assigned.slot.node),
+        }
+        join_groups(
+            self._store,
+            assigned.meeting,
+            rank=assigned.rank,
+            world_size=assigned.world_size,
+            device=self._device,
+            timeout_s=timeout_s,
+        )
+
+    def _settle(self) -> Report:
+        """Cleans up and says whether memory came back."""
+        try:
+            num_groups = leave_groups()
+            clean_up(self._device)
+            after = leftovers(self._device, num_groups)
+        except Exception as error:  # a device that no longer answers, a group that cannot be ended
+            return Report(problem=f"the worker cannot be cleaned up: {_first_line(error)}")
+        problem = leak(self._before, after, is_first=not self._has_run)
+        if not self._has_run:
+            # Its first trial loads libraries; from then on the process has no reason to grow. What they hold is not
+            # looked through again and again: a collection takes milliseconds then instead of a fifth of a second.
+            gc.freeze()
+            self._has_run, self._before = True, replace(after, tensor_bytes=0)
+        return Report(problem=problem and f"pid {os.getpid()}: {problem}")
+
+
+class _Watch:
+    """The watchdog of one trial on one rank: a thread that is never held by what the trial is held by."""
+
+    def __init__(self, keeper: ActorHandle, lane: str, group: int, assigned: RankAssignment, device: str) -> None:
+        assert assigned.assignment is not None
+        self._keeper, self._device = keeper, device
+        self._key = (lane, group, assigned.number)
+        self._rank, self._measure = assigned.rank, assigned.assignment.measure
+        self._engine: WatchedEngine | None = None
+        self._part: tuple[str, int] = ("start", 0)
+        self._part_began_at = 0
+        self._begun_s = time.monotonic()
+        self._halted: str | None = None
+        self._shows_marks = assigned.assignment.shows_marks
+        self._place: Place | None = None
+        self._anchor = ClockAnchor.now()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._look_after, daemon=True, name="watch").start()
+
+    def over(self, engine: Any, place: Place) -> WatchedEngine:
+        """The engine with its watch; its marks are said to be of that place."""
+        self._place = place
+        self._engine = WatchedEngine(engine, self._failing)
+        if self._halted is not None:
+            self._engine.stop(self._halted)
+        return self._engine
+
+    def progress(self, part: str, done: int, total: int) -> None:
+        """Takes note of what the measuring loop begins."""
+        self._part, self._part_began_at = (part, total), (self._engine.num_steps if self._engine else 0) - done
+
+    def outcome(self, error: BaseException) -> RankOutcome:
+        """What the lane is told of an error."""
+        if self._halted is not None:
+            status, reason = TrialStatus.ABORTED, f"rank {self._rank} was stopped: {self._halted}"
+            return RankOutcome(rank=self._rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
+        self._tell_failing(error)
+        return failed(self._rank, error)
+
+    def close_engine(self) -> None:
+        """Closes the engine after an error; the measuring loop does it otherwise."""
+        if self._engine is not None:
+            try:
+                self._engine.close()
+            except (
+                Exception
+            ):  # the trial has failed already, and its groups may be gone; what is left is looked for next
+                _log.warning("the engine of a trial that failed could not be closed", exc_info=True)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        with self._lock:
+            self._closed.set()
+        self._engine = None
+
+    def _failing(self, error: BaseException) -> None:
+        """Tells the lane before anything is closed: closing may wait for ranks that wait for this one."""
+        if self._halted is None:
+            self._tell_failing(error)
+        if self._engine is not None:
+            self._engine.before_close = abort_groups
+
+    def _tell_failing(self, error: BaseException) -> None:
+        keeps_group = is_out_of_memory(error) or isinstance(error, WattuneError)
+        outcome = failed(self._rank, error)
+        if self._part[0] == "profile":  # what was measured before stands
+            outcome = replace(outcome, status=TrialStatus.COMPLETED)
+        ray.get(self._keeper.failing.remote(*self._key, outcome, keeps_group=keeps_group))
+
+    def _look_after(self) -> None:
+        halt_ref = self._keeper.halt.remote(*self._key)
+        while not self._closed.is_set():
+            ready, _ = ray.wait([halt_ref], timeout=WATCH_S)
+            if ready:
+                self._obey(ray.get(halt_ref))
+                return
+            reason = self._hung()
+            if reason is not None and not self._closed.is_set():
+                outcome = RankOutcome(
+                    rank=self._rank, status=TrialStatus.TIMED_OUT, reason=reason, end_mono_ns=time.monotonic_ns()
+                )
+                ray.get(self._keeper.hung.remote(*self._key, outcome, _stacks()))
+                return  # the lane ends this process
+            if self._rank == 0:
+                (part, total), engine = self._part, self._engine
+                done = max(engine.num_steps - self._part_began_at, 0) if engine is not None else 0
+                self._keeper.tell.remote(*self._key, part, done, total)
+            if self._shows_marks:
+                self._show_marks()
+
+    def _show_marks(self) -> None:
+        engine, place = self._engine, self._place
+        steps = engine.recent_marks() if engine is not None else []
+        if steps and place is not None:
+            marks = marks_table(steps, node=place.node, device=place.device, rank=place.rank, anchor=self._anchor)
+            self._keeper.show.remote(*self._key, place.rank, marks)
+
+    def _hung(self) -> str | None:
+        if time.monotonic() - self._begun_s > self._measure.timeout_s:
+            return f"rank {self._rank}: longer than measure.timeout_s = {self._measure.timeout_s:g}"
+        engine = self._engine
+        stall = engine.stall(self._measure.stall_s) if engine is not None else None
+        return stall and f"rank {self._rank}: {stall}"
+
+    def _obey(self, halt: Halt | None) -> None:
+        if halt is None:
+            return
+        if halt.kind == "dump":
+            self._keeper.told_stacks.remote(*self._key, self._rank, _stacks())
+            return
+        with self._lock:  # groups of a later trial must not be aborted
+            if not self._closed.is_set():
+                self._halted = halt.reason
+                if self._engine is not None:
+                    self._engine.stop(halt.reason)
+                abort_groups()
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _leave_to_sampler(cpus: tuple[int, ...]) -> None:
+    """Keeps every thread of this process off processors a sampler is bound to."""
+    if not cpus:
+        return
+    rest = os.sched_getaffinity(0) - set(cpus)
+    for task in Path("/proc/self/task").iterdir() if rest else ():
+        with contextlib.suppress(ProcessLookupError):  # it ended since
+            os.sched_setaffinity(int(task.name), rest)
+
+
+def failed(rank: int, error: BaseException) -> RankOutcome:
+    """The outcome of a rank whose engine raised."""
+    status = TrialStatus.OUT_OF_MEMORY if is_out_of_memory(error) else TrialStatus.CRASHED
+    reason = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
+    return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def device_name(spec: TrialSpec, slot: int) -> str:
+    """The name telemetry and marks give the device in a slot of a node, such as `gpu0`."""
+    return f"{'cpu' if device(spec.cluster.device).vendor == 'cpu' else 'gpu'}{slot}"
+
+
+def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:
+    """The name telemetry gives the device that a rank really drives, whatever `CUDA_VISIBLE_DEVICES` made of the slot.
+
+    Args:
+        spec: The trial's specification.
+        slot: The device's number in the plan.
+        uuid: The identity of the device, as its worker sees it.
+        names: What telemetry calls the devices of the node, by uuid.
+
+    Returns:
+        The name. Only NVIDIA's tools agree about identities (checked on H200); elsewhere it is the slot's.
+
+    Raises:
+        EngineError: Telemetry does not see the device: its readings would be another one's.
+    """
+    if device(spec.cluster.device).vendor != "nvidia":
+        return device_name(spec, slot)
+    if uuid is None or uuid not in names:
+        seen = ", ".join(f"{name} {known}" for known, name in sorted(names.items(), key=lambda item: item[1])) or "none"
+        raise EngineError(
+            f"device {uuid}, which this rank drives, is none that telemetry sees ({seen}); let the sampler's container "
+            "see all devices of its node, and use no MIG slices"
+        )
+    return names[uuid]

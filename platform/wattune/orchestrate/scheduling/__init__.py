@@ -1,0 +1,1 @@
+"""Scheduling: which trial runs next, on which nodes, within which budget. No Ray here."""

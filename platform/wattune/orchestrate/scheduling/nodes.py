@@ -1,0 +1,101 @@
+"""Free nodes: which of them a trial gets."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wattune.catalog.hardware import ClusterSpec
+
+if TYPE_CHECKING:
+    from wattune.orchestrate.cluster import Cluster, Node
+
+
+class Slots:
+    """Which nodes are free. Trials that share a power or thermal domain never overlap, so domains are what is taken."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        """Everything is free."""
+        self._cluster = cluster
+        self._taken: dict[str, tuple[Node, ...]] = {}
+        self._sets: dict[tuple[str, int, int], list[tuple[Node, ...]]] = defaultdict(list)
+
+    def update(self, nodes: Sequence["Node"]) -> bool:
+        """Takes note of the nodes that are alive now; says whether that changed anything."""
+        if {node.node_id for node in nodes} == {node.node_id for node in self._cluster.nodes}:
+            return False
+        self._cluster = replace(self._cluster, nodes=tuple(nodes))
+        for sets in self._sets.values():
+            sets[:] = [one for one in sets if all(node in self._cluster.nodes for node in one)]
+        return True
+
+    @property
+    def nodes(self) -> tuple["Node", ...]:
+        """The nodes that are alive."""
+        return self._cluster.nodes
+
+    def take(self, spec: ClusterSpec) -> tuple["Node", ...] | None:
+        """Nodes for a trial, theirs until `release`; None where too few are free.
+
+        Sets that were used before come first: their workers may still be warm, and figures of one set compare.
+        """
+        nodes = self._choose(spec, set(self._taken))
+        if nodes is None:
+            return None
+        used = self._sets[_kind(spec)]
+        if nodes in used:
+            used.remove(nodes)
+        used.insert(0, nodes)
+        for node in nodes:
+            self._taken[node.domain] = nodes
+        return nodes
+
+    def release(self, nodes: tuple["Node", ...]) -> None:
+        """Frees what `take` gave."""
+        for node in nodes:
+            self._taken.pop(node.domain, None)
+
+    def is_free(self, spec: ClusterSpec) -> bool:
+        """Whether `take` would give nodes now."""
+        return self._choose(spec, set(self._taken)) is not None
+
+    def exists(self, spec: ClusterSpec) -> bool:
+        """Whether `take` would give nodes if nothing ran."""
+        return self._choose(spec, set()) is not None
+
+    def lanes(self, spec: ClusterSpec) -> list[tuple["Node", ...]]:
+        """The node sets on which trials of a kind can run side by side if nothing else runs."""
+        taken: set[str] = set()
+        found = []
+        while (nodes := self._choose(spec, taken)) is not None:
+            taken |= {node.domain for node in nodes}
+            found.append(nodes)
+        return found
+
+    def missing(self, spec: ClusterSpec) -> str:
+        """What a trial wants, and what there is."""
+        return self._cluster.missing(spec)
+
+    def _choose(self, spec: ClusterSpec, taken: set[str]) -> tuple["Node", ...] | None:
+        free = [node for node in self._cluster.fitting(spec) if node.domain not in taken]
+        if len(free) < spec.num_nodes:
+            return None
+        ids = {node.node_id for node in free}
+        for used in self._sets[_kind(spec)]:
+            if all(node.node_id in ids for node in used):
+                return used
+        domains: dict[str, list[Node]] = defaultdict(list)
+        for node in free:
+            domains[node.domain].append(node)
+        # As few domains as possible, and of those that do, the smallest: what is left serves others.
+        enough = [nodes for nodes in domains.values() if len(nodes) >= spec.num_nodes]
+        if enough:
+            return tuple(min(enough, key=len)[: spec.num_nodes])
+        largest_first = sorted(domains.values(), key=len, reverse=True)
+        chosen = [node for nodes in largest_first for node in nodes][: spec.num_nodes]
+        return tuple(sorted(chosen, key=lambda node: node.name))
+
+
+def _kind(spec: ClusterSpec) -> tuple[str, int, int]:
+    """What of a cluster decides which nodes fit."""
+    return spec.device, spec.num_nodes, spec.devices_per_node

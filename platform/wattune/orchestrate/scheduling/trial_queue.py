@@ -1,0 +1,363 @@
+"""What is to do in a study: which trial is next and where, its repeats, anchors and finalists. No Ray here."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.events import Preview, Role
+from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.order import run_order, workers_of
+from wattune.search.strategy import Strategy
+from wattune.trial import FIRST_ANCHOR_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from wattune.orchestrate.cluster import Node
+
+LOOK_AHEAD: Final = 32
+"""Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
+
+_WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
+"""Statuses of a first run after which a repeat tells something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """How a study is run, apart from what it searches."""
+
+    measure: Measure
+    num_trials: int
+    """Different specifications to try, those already done in the folder included."""
+    seed: int
+    limits: Mapping[str, float]
+    tags: Mapping[str, str]
+    """Facts of the environment to keep with every result."""
+    finalists: Callable[[], Sequence[TrialSpec]]
+    """The best trials so far, best first; asked once, when all others have run."""
+    clusters: tuple[ClusterSpec, ...]
+    """What trials may run on."""
+    isolation: str = "warm"
+    order: str = "shuffled"
+    """See `wattune.orchestrate.scheduling.order.run_order`."""
+    anchor: TrialSpec | None = None
+    """The trial that is measured again and again; None is, for each kind of workers, the first that completes."""
+    budget: Budget | None = None
+    estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
+    """Predicts metrics of a trial; one that is estimated above a hard limit is rejected instead of run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One repeat of one trial that is to run."""
+
+    spec: TrialSpec
+    trial_id: str
+    repeat: int
+    measure: Measure
+    role: Role = "trial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A turn that runs, and where."""
+
+    turn: Turn
+    nodes: "tuple[Node, ...]"
+    tags: Mapping[str, str]
+    """Facts of the study's environment and of this attempt."""
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes it runs on."""
+        return tuple(node.name for node in self.nodes)
+
+
+def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
+    """Seconds of turns one after another, by the cluster they need."""
+    loads_s: dict[ClusterSpec, float] = defaultdict(float)
+    for cluster, cost_s in costs:
+        loads_s[cluster] += cost_s
+    return dict(loads_s)
+
+
+class Agenda:
+    """Turns that wait, in the order they run; fed by the strategy, and by what has been done."""
+
+    def __init__(self, strategy: Strategy, run: StudyRun, results: Iterable[tuple[TrialSpec, TrialResult]]) -> None:
+        """Takes in what earlier calls of the study did, and puts in line what a strategy proposes that does not learn.
+
+        Args:
+            strategy: Proposes specifications.
+            run: How they are run.
+            results: Of earlier calls; those that are not final run again.
+        """
+        self._strategy, self._run = strategy, run
+        self._queues: dict[str, deque[tuple[int, Turn]]] = defaultdict(deque)
+        self._num_queued = 0
+        self._worthwhile: dict[tuple[str, int], Hashable] = {}
+        self._num_worthwhile: Counter[Hashable] = Counter()
+        self._stranded: list[Turn] = []
+        self._asked: dict[str, TrialSpec] = {}
+        self._rounds_queued = not strategy.learns
+        self._soaks_queued = False
+        self._num_soaked = 0
+        self._pace = Pace()
+        self._anchors: dict[Hashable, TrialSpec] = {}
+        self._since_anchor: Counter[Hashable] = Counter()
+        self._running_anchors: set[tuple[str, int]] = set()
+        self._num_again = 0
+        self.done: dict[tuple[str, int], TrialResult] = {}
+        """Final results by trial and repeat."""
+        if run.anchor is not None:
+            self._anchors[workers_of(run.anchor)] = run.anchor
+        for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
+            if not result.status.is_final:
+                self._num_again += 1
+                continue
+            self.note(spec, result, result.tags.get("nodes", ""))
+            if strategy.learns:
+                strategy.tell(spec, result)
+                self._asked[result.trial_id] = spec
+        if not strategy.learns:
+            specs = strategy.ask(run.num_trials)
+            self._asked = {spec.trial_id: spec for spec in specs}
+            self._enqueue(self._rounds(specs))
+
+    @property
+    def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
+        """What is done already of what is asked for."""
+        known = ((self._asked.get(trial_id), result) for (trial_id, _), result in self.done.items())
+        return [(spec, result) for spec, result in known if spec is not None]
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns in line whose nodes exist."""
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def num_left(self) -> int:
+        """Turns that will run after those that run now, as far as it is known: repeats, anchors and finalists counted.
+
+        It costs the same however many they are: it is told with every trial.
+        """
+        run, measure = self._run, self._run.measure
+        counts = self._num_worthwhile.values()
+        num_anchors = sum(max(count - 1, 0) // measure.anchor_every for count in counts) if measure.anchor_every else 0
+        num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
+        num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
+        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
+        waiting = sum(counts) + len(self._stranded)
+        return waiting + num_anchors + num_to_ask * measure.repeats + num_repeats + num_finalists
+
+    @property
+    def stranded(self) -> tuple[Turn, ...]:
+        """Turns whose nodes do not exist."""
+        return tuple(self._stranded)
+
+    def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
+        """Keeps a final result, and what follows from it for time and anchors.
+
+        Args:
+            spec: What ran.
+            result: What came of it.
+            nodes: Names of the nodes it ran on, in one text.
+        """
+        is_new = (result.trial_id, result.repeat) not in self.done
+        self._num_soaked += is_new and result.repeat == self._run.measure.repeats
+        self.done[result.trial_id, result.repeat] = result
+        is_anchor = result.repeat >= FIRST_ANCHOR_REPEAT
+        if result.status is TrialStatus.COMPLETED and result.repeat != self._run.measure.repeats:
+            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+            self._anchors.setdefault(workers_of(spec), spec)
+        if result.repeat == 0 and result.status not in _WORTH_REPEATING:
+            for repeat in range(1, self._run.measure.repeats):
+                self._left_line(result.trial_id, repeat)
+        key = workers_of(spec), nodes
+        self._since_anchor[key] = 0 if is_anchor else self._since_anchor[key] + 1
+        self._running_anchors.discard((result.trial_id, result.repeat))
+
+    def again(self, turn: Turn) -> None:
+        """Puts a turn in front of all others of its kind of device."""
+        self._num_queued += 1
+        self._queues[turn.spec.cluster.device].appendleft((-self._num_queued, turn))
+        self._in_line(turn)
+
+    def reconsider(self) -> None:
+        """Puts back in line what was stranded: nodes have come or gone."""
+        for turn in reversed(self._stranded):
+            self.again(turn)
+        self._stranded.clear()
+
+    def pop(self, slots: Slots, affords: Callable[[Turn], bool]) -> "tuple[Turn, tuple[Node, ...]] | None":
+        """The first turn whose nodes are free, with the nodes; within a kind of device none overtakes another.
+
+        Args:
+            slots: Gives the nodes.
+            affords: Asked for the turn; where it refuses, nothing is taken.
+
+        Returns:
+            What runs now, or None.
+        """
+        heads = sorted((queue[0][0], device) for device, queue in self._queues.items() if queue)
+        for _, device in heads:
+            queue = self._queues[device]
+            turn = self._head(queue, slots)
+            if turn is None or not slots.is_free(turn.spec.cluster):
+                continue
+            if not affords(turn):
+                return None
+            nodes = slots.take(turn.spec.cluster)
+            assert nodes is not None, "free a moment ago"
+            anchor = self._due_anchor(turn, ",".join(node.name for node in nodes))
+            if anchor is None:
+                queue.popleft()
+                self._left_line(turn.trial_id, turn.repeat)
+            return anchor or turn, nodes
+        return None
+
+    def refill(self, slots: Slots, *, idle: bool) -> bool:
+        """Puts in line what a learning strategy proposes next, then repeats, then finalists.
+
+        Args:
+            slots: Where nodes may stand idle.
+            idle: Whether nothing runs.
+
+        Returns:
+            Whether anything new was looked for, so that it is worth asking again.
+        """
+        run, measure = self._run, self._run.measure
+        if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
+            proposed = self._strategy.ask(1)
+            if proposed:
+                self._asked |= {spec.trial_id: spec for spec in proposed}
+                self._enqueue(self._turn(spec, 0, measure) for spec in proposed)
+                return True
+        if not idle or self.num_waiting:
+            return False
+        if not self._rounds_queued:
+            self._rounds_queued = True
+            self._enqueue(self._rounds(list(self._asked.values())))
+            return True
+        if measure.soak_finalists and not self._soaks_queued and not self._stranded:
+            self._soaks_queued = True
+            soak = replace(measure, min_seconds=measure.soak_seconds)
+            finalists = run.finalists()[: measure.soak_finalists]
+            self._enqueue(self._turn(spec, measure.repeats, soak, "finalist") for spec in finalists)
+            return True
+        return False
+
+    def expected_s(self, turn: Turn) -> float:
+        """How long a turn is expected to take."""
+        return self._pace.expected_s(turn.spec, turn.measure.min_seconds)
+
+    def preview(self) -> Preview:
+        """What is left to do, as far as it is known before the first trial, and how much of it this call may do."""
+        measure, budget = self._run.measure, self._run.budget or Budget()
+        costs: list[tuple[ClusterSpec, float]] = []  # of every turn, in the order they run
+        counts: Counter[Hashable] = Counter()
+        expected_s: dict[Hashable, float] = {}
+        num_anchors = 0
+        for _, turn in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
+            if self._is_needless(turn):
+                continue
+            workers = workers_of(turn.spec)
+            if workers not in expected_s:  # equal for all of them, and not for nothing
+                expected_s[workers] = self.expected_s(turn)
+            # After the last trial nothing is anchored.
+            anchored = bool(measure.anchor_every and counts[workers] and not counts[workers] % measure.anchor_every)
+            num_anchors += anchored
+            counts[workers] += 1
+            costs += [(turn.spec.cluster, expected_s[workers])] * (1 + anchored)
+        first = self._run.clusters[0]  # on which cluster a strategy that learns asks for is its own choice
+        if self._strategy.learns:
+            num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
+            costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
+        num_finalists = max(0, measure.soak_finalists - self._num_soaked)
+        costs += [(first, measure.soak_seconds)] * num_finalists
+        num_now = int(min(len(costs), budget.num_left))
+        return Preview(
+            num_turns=len(costs),
+            num_now=num_now,
+            num_anchors=num_anchors,
+            num_finalists=num_finalists,
+            num_again=self._num_again,
+            done=Counter(result.status for result in self.done.values()),
+            load_s=_loads_s(costs),
+            load_now_s=_loads_s(costs[:num_now]),
+            most_s=budget.left_s,
+            measured=self._pace.typical_s > 0,
+        )
+
+    def _rounds(self, specs: Sequence[TrialSpec]) -> list[Turn]:
+        """Every repeat: a round of all trials after another, so that they are far apart; together in a listed order."""
+        ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
+        repeats = range(self._run.measure.repeats)
+        pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
+        if self._run.order == "listed":
+            pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
+        return [self._turn(spec, repeat, self._run.measure) for spec, repeat in pairs]
+
+    def _turn(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> Turn:
+        return Turn(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
+
+    def _enqueue(self, turns: Iterable[Turn]) -> None:
+        for turn in turns:
+            if (turn.trial_id, turn.repeat) not in self.done:
+                self._queues[turn.spec.cluster.device].append((self._num_queued, turn))
+                self._num_queued += 1
+                if not self._is_needless(turn):
+                    self._in_line(turn)
+
+    def _in_line(self, turn: Turn) -> None:
+        """Counts a turn that is going to run."""
+        key, workers = (turn.trial_id, turn.repeat), workers_of(turn.spec)
+        if key not in self._worthwhile:
+            self._worthwhile[key] = workers
+            self._num_worthwhile[workers] += 1
+
+    def _left_line(self, trial_id: str, repeat: int) -> None:
+        """Counts a turn no longer: it runs now, or never will."""
+        workers = self._worthwhile.pop((trial_id, repeat), None)
+        if workers is not None:
+            self._num_worthwhile[workers] -= 1
+
+    def _head(self, queue: deque[tuple[int, Turn]], slots: Slots) -> Turn | None:
+        """The first turn that is worth running and whose nodes exist; what is in front of it leaves the line."""
+        while queue:
+            turn = queue[0][1]
+            if self._is_needless(turn):
+                queue.popleft()
+            elif not slots.exists(turn.spec.cluster):
+                self._stranded.append(queue.popleft()[1])
+                self._left_line(turn.trial_id, turn.repeat)
+            else:
+                return turn
+        return None
+
+    def _is_needless(self, turn: Turn) -> bool:
+        """Whether a repeat would only confirm that its trial fails."""
+        first = self.done.get((turn.trial_id, 0)) if turn.repeat else None
+        return first is not None and first.status not in _WORTH_REPEATING
+
+    def _due_anchor(self, turn: Turn, nodes: str) -> Turn | None:
+        """The anchor's next repeat, where it is time for it on these nodes."""
+        every, anchor = self._run.measure.anchor_every, self._anchors.get(workers_of(turn.spec))
+        key = workers_of(turn.spec), nodes
+        if not every or anchor is None or turn.role != "trial" or self._since_anchor[key] < every:
+            return None
+        self._since_anchor[key] = 0
+        trial_id, repeat = anchor.trial_id, FIRST_ANCHOR_REPEAT
+        while (trial_id, repeat) in self.done or (trial_id, repeat) in self._running_anchors:
+            repeat += 1
+        self._running_anchors.add((trial_id, repeat))
+        return self._turn(anchor, repeat, self._run.measure, "anchor")
+
+    def _wants_more(self, slots: Slots) -> bool:
+        """Whether nodes stand idle that another proposal might use."""
+        if self.num_waiting >= LOOK_AHEAD:
+            return False
+        return any(not self._queues[spec.device] and slots.is_free(spec) for spec in self._run.clusters)

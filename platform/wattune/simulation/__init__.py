@@ -1,0 +1,1 @@
+"""Simulated sensors: device physics, activity, and the tables real sensors would have given."""

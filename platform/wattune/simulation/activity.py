@@ -1,0 +1,333 @@
+"""What each simulated device was doing when: marks say which phase, the plan says what a phase's time goes to.
+
+Wall time says nothing here: a tiny model on CPUs may stand in for a large one on GPUs. Inside a phase the split comes
+from a roofline of the specification's shapes on the simulated device, waiting comes from the marks. Where a rank has
+only `step` marks (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.catalog.hardware import DeviceSpec
+from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
+from wattune.errors import TelemetryError
+from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.simulation.device_model import KINDS, Array
+from wattune.trial import TrialSpec
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """How near kernels come to the device's peaks. Only the ratios of the three matter: they split a phase's time."""
+
+    gemm_of_peak_frac: float = 0.677
+    """670 TFLOP/s of 989.4: bf16 8192^3 products without pause on one H200, power-capped."""
+    bandwidth_of_peak_frac: float = 0.9
+    """Assumed; `activation_passes` is fitted on top of it."""
+    link_of_peak_frac: float = 0.6
+    """Assumed for messages of some ten megabytes; not fitted."""
+    activation_passes: float = 10.1
+    """How often forward reads or writes each activation of a layer; backward twice that.
+    Fitted to dp4, whose kernels are not fused."""
+
+
+ROOFLINE: Final = Roofline()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Device time of one part of a step, by what it goes to; meaningful relative to other parts."""
+
+    tensor: float = 0.0
+    memory: float = 0.0
+    link: float = 0.0
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(
+            tensor=self.tensor + other.tensor, memory=self.memory + other.memory, link=self.link + other.link
+        )
+
+    def __mul__(self, factor: float) -> "Seconds":
+        return Seconds(tensor=self.tensor * factor, memory=self.memory * factor, link=self.link * factor)
+
+    @property
+    def total(self) -> float:
+        """All of it, nothing overlapping."""
+        return self.tensor + self.memory + self.link
+
+    @property
+    def shares(self) -> Array:
+        """Shares of `KINDS`; all zero where there is no work."""
+        return np.array([self.tensor, self.memory, self.link, 0.0, 0.0]) / (self.total or 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What one rank of a pipeline stage does."""
+
+    forward: Seconds
+    """One micro-batch."""
+    backward: Seconds
+    """One micro-batch, recomputation included."""
+    optimizer: Seconds
+    """One step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Intervals of one device that share one use of time."""
+
+    start_ns: Times
+    end_ns: Times
+    shares: Array
+    """Shares of `KINDS` while inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceActivity:
+    """Everything one device did, on its node's monotonic clock."""
+
+    device: str
+    steps: Part | None
+    """Whole steps: what no phase covers inside them is `other`."""
+    phases: tuple[Part, ...]
+
+    def shares(self, edges_ns: Times) -> Array:
+        """Share of each cell between neighbouring edges that goes to each of `KINDS`, (kinds, cells).
+
+        Where phases overlap a wait counts as a wait, and the rest shares what is left of the cell.
+        """
+        waiting = KINDS.index("wait")
+        result = np.zeros((len(KINDS), len(edges_ns) - 1))
+        for part in self.phases:
+            result += part.shares[:, None] * coverage(part, edges_ns)
+        wait = np.minimum(result[waiting], 1.0)
+        result[waiting] = 0.0
+        result *= np.minimum(1.0, (1.0 - wait) / np.maximum(result.sum(axis=0), 1e-12))
+        result[waiting] = wait
+        if self.steps is not None:
+            inside = np.minimum(coverage(self.steps, edges_ns), 1.0)
+            result[KINDS.index("other")] += np.maximum(inside - result.sum(axis=0), 0.0)
+        return result
+
+
+def coverage(part: Part, edges_ns: Times) -> Array:
+    """How much of each cell the intervals cover, exactly 0 outside them; intervals that overlap count twice."""
+    origin_ns = edges_ns[0]
+    at_ns = edges_ns - origin_ns
+    covered_ns = _elapsed_ns(part.start_ns - origin_ns, at_ns) - _elapsed_ns(part.end_ns - origin_ns, at_ns)
+    return np.asarray(np.diff(covered_ns) / np.diff(at_ns))
+
+
+def _elapsed_ns(moments_ns: Times, at_ns: Times) -> Times:
+    """Sum over moments of the time since each, at each time; in integers, so that differences are exact."""
+    moments_ns = np.sort(moments_ns)
+    before = np.searchsorted(moments_ns, at_ns)
+    sums_ns = np.concatenate([np.zeros(1, np.int64), np.cumsum(moments_ns)])
+    return np.asarray(before * at_ns - sums_ns[before])
+
+
+def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> StageWork:
+    """Time of the parts of a step on a rank of a pipeline stage, at the simulated device's peaks.
+
+    Per layer and micro-batch of n tokens, forward:
+
+    - tensor: 2 n active parameters, and 2 n seq_len hidden_size for causal attention, over tp (Narayanan et al. 2021,
+      arXiv 2104.04473, appendix A, halved for the causal mask); the last stage adds the output projection;
+    - memory: weights once, and `activation_passes` times the widths a token passes (4 hidden, 3 feed-forward a chosen
+      expert) over tp: a larger micro-batch reads weights less often for the same tokens;
+    - link: tensor parallel with sequence parallel two all-gathers and two reduce-scatters (Korthikanti et al. 2022,
+      arXiv 2205.05198, section 4.2.2), experts one dispatch and one combine, context parallel the ring of keys and
+      values, the pipeline one activation.
+
+    Backward: twice the products and activations, gradients read and written in fp32, tensor-parallel traffic 1.5 times
+    (inputs gathered again), other traffic as forward; `full` recomputation adds a forward, `selective` its attention.
+    Data-parallel traffic that no overlap hides is spread over backward. The optimizer is memory-bound: 30 bytes a
+    parameter it owns (gradient 4, three fp32 states read and written 24, bf16 weight 2). LoRA trains next to nothing:
+    no weight gradients, no traffic for them. All links count as fast as those inside a node: the catalog knows no
+    slower network.
+    """
+    model, plan, device = spec.model, spec.plan, spec.cluster.sensed_device
+    chunks = stage_layers(model, plan)[stage]
+    num_layers = sum(len(chunk) for chunk in chunks)
+    is_last = stage == plan.pp - 1
+    tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
+    hidden, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    experts = max(model.num_experts_per_token, 1)
+    ffn = (3 if model.activation == "swiglu" else 2) * hidden * model.ffn_hidden_size
+    attention = 2 * hidden * hidden + 2 * hidden * kv
+    output = model.vocab_size * hidden if is_last else 0
+
+    attention_flop = 2 * tokens * spec.workload.seq_len * hidden * num_layers / plan.tp
+    product_flop = 2 * tokens * (num_layers * (attention + experts * ffn) + output) / plan.tp
+    held_ffn = ffn * max(model.num_experts, 1) / (plan.ep * (plan.etp if model.is_moe else plan.tp))
+    parameters = num_layers * (attention / plan.tp + held_ffn) + output / plan.tp
+    width = num_layers * (4 * hidden + 3 * experts * model.ffn_hidden_size) / plan.tp
+
+    rates = _Rates(device, plan.dtype, roofline)
+    activations = rates.memory(rates.item_bytes * roofline.activation_passes * tokens * width)
+    weights = rates.memory(rates.item_bytes * parameters)
+    products, attends = rates.tensor(product_flop), rates.tensor(attention_flop)
+
+    sent = rates.item_bytes * tokens * hidden * num_layers
+    tensor_link = rates.link(0.0 if plan.overlap == "tp" else 4 * sent * (plan.tp - 1) / plan.tp)
+    expert_link = rates.link(2 * experts * sent * (plan.ep - 1) / plan.ep / plan.tp if model.is_moe else 0.0)
+    ring = 2 * rates.item_bytes * tokens * kv * num_layers * (plan.cp - 1) / plan.tp
+    hop = rates.item_bytes * tokens * hidden * len(chunks) / plan.tp if plan.pp > 1 else 0.0
+    other_link = expert_link + rates.link(ring + hop)
+
+    forward = products + attends + activations + weights + tensor_link + other_link
+    if spec.workload.mode == "prefill":
+        return StageWork(forward=forward, backward=Seconds(), optimizer=Seconds())
+    trained = parameters if spec.workload.mode == "pretrain" else 0.0
+    num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    passes = FROZEN_PASSES if spec.workload.mode == "lora" else TRAINING_PASSES
+    backward = (
+        products * (passes - 1)
+        + attends * (TRAINING_PASSES - 1)
+        + (activations + weights) * 2
+        + tensor_link * 1.5
+        + other_link
+    )
+    backward += rates.memory(8 * trained)
+    backward += {"none": Seconds(), "selective": attends, "full": forward}[plan.recompute]
+    backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)
+    owned = trained / (plan.dp(spec.cluster.world_size) if plan.sharding != "none" else 1)
+    return StageWork(forward=forward, backward=backward, optimizer=rates.memory(30 * owned))
+
+
+class _Rates:
+    """Turns work into device time."""
+
+    def __init__(self, device: DeviceSpec, dtype: str, roofline: Roofline) -> None:
+        flop_per_s = device.peak_flop_per_s(dtype)
+        bandwidth, link = device.memory_bandwidth_bytes_per_s, device.link_bandwidth_bytes_per_s
+        if flop_per_s is None or bandwidth is None or link is None:
+            raise TelemetryError(
+                f'the sensors of "{device.name}" cannot be simulated: a peak is not in the catalog; '
+                "set simulate_sensors_of to an accelerator, such as h200_sxm"
+            )
+        self._flop_per_s = roofline.gemm_of_peak_frac * flop_per_s
+        self._bytes_per_s = roofline.bandwidth_of_peak_frac * bandwidth
+        self._link_bytes_per_s = roofline.link_of_peak_frac * link
+        self.item_bytes = 2 if dtype == "bf16" else 4
+
+    def tensor(self, work_flop: float) -> Seconds:
+        return Seconds(tensor=work_flop / self._flop_per_s)
+
+    def memory(self, moved_bytes: float) -> Seconds:
+        return Seconds(memory=moved_bytes / self._bytes_per_s)
+
+    def link(self, sent_bytes: float) -> Seconds:
+        return Seconds(link=sent_bytes / self._link_bytes_per_s)
+
+
+def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: int) -> float:
+    """Bytes a rank sends per step for data parallelism that nothing hides: gradients in fp32, parameters in the dtype.
+
+    Ring volumes (Rajbhandari et al. 2020, arXiv 1910.02054, section 7): (n - 1) / n of the data for each reduce-scatter
+    and each all-gather; zero3 gathers parameters twice a micro-batch.
+    """
+    plan = spec.plan
+    group = plan.dp(spec.cluster.world_size) * plan.cp
+    gathers = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * num_micro}[plan.sharding]
+    gradients = 4 * (2 if plan.sharding == "none" else 1)
+    gathered = gathers * (2 if plan.dtype == "bf16" else 4)
+    hidden = {"none": 0, "tp": 0, "grad": gradients, "grad_param": gradients + gathered}[plan.overlap]
+    return (gradients + gathered - hidden) * parameters * (group - 1) / group
+
+
+def node_activities(spec: TrialSpec, marks: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:
+    """What every device in the marks did, by node, devices in order of their names.
+
+    Raises:
+        TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.
+    """
+    work = [stage_work(spec, stage, roofline) for stage in range(spec.plan.pp)]
+    text = {name: marks[name].cast(pa.string()) for name in ("node", "device", "phase")}
+    plain = marks.select(["rank", "start_mono_ns", "end_mono_ns"])
+    for name, column in text.items():
+        plain = plain.append_column(name, column)
+    nodes: dict[str, list[DeviceActivity]] = {}
+    for node in sorted(pc.unique(plain["node"]).to_pylist()):
+        on_node = plain.filter(pc.equal(plain["node"], node))
+        for name in sorted(pc.unique(on_node["device"]).to_pylist()):
+            rows = on_node.filter(pc.equal(on_node["device"], name))
+            ranks = pc.unique(rows["rank"]).to_pylist()
+            if len(ranks) > 1:
+                raise TelemetryError(
+                    f"ranks {sorted(ranks)} have marks on {name} of {node}, one rank a device is allowed; "
+                    "name a device for each rank"
+                )
+            stage = coordinates(ranks[0], spec.plan, spec.cluster.world_size).pp
+            nodes.setdefault(node, []).append(_device_activity(spec, work, stage, name, rows))
+    return nodes
+
+
+def _device_activity(
+    spec: TrialSpec, work: Sequence[StageWork], stage: int, name: str, rows: pa.Table
+) -> DeviceActivity:
+    shares = phase_shares(work[stage])
+    times = {}
+    for phase in pc.unique(rows["phase"]).to_pylist():
+        chosen = rows.filter(pc.equal(rows["phase"], phase))
+        times[phase] = (chosen["start_mono_ns"].to_numpy(), chosen["end_mono_ns"].to_numpy())
+    steps = times.pop("step", None)
+    if steps is not None and not times:
+        return DeviceActivity(device=name, steps=None, phases=tuple(planned_phases(spec, work, stage, *steps)))
+    return DeviceActivity(
+        device=name,
+        steps=None if steps is None else Part(start_ns=steps[0], end_ns=steps[1], shares=np.zeros(len(KINDS))),
+        phases=tuple(
+            Part(start_ns=start_ns, end_ns=end_ns, shares=shares[phase]) for phase, (start_ns, end_ns) in times.items()
+        ),
+    )
+
+
+def phase_shares(work: StageWork) -> dict[str, Array]:
+    """Shares of `KINDS` inside each phase but `step`."""
+    return {
+        "forward": work.forward.shares,
+        "backward": work.backward.shares,
+        "optimizer": work.optimizer.shares,
+        "wait": np.array([float(kind == "wait") for kind in KINDS]),
+    }
+
+
+def planned_phases(
+    spec: TrialSpec, work: Sequence[StageWork], stage: int, start_ns: Times, end_ns: Times
+) -> Iterable[Part]:
+    """Phases of steps that have no marks inside, laid out by the plan and stretched to each step's time.
+
+    1F1B: every stage waits (p - 1) slots of the slowest stage's micro-batch in all (over v chunks a stage); stage s
+    waits s forwards before its first and as many backwards after its last, the rest between its first forwards and
+    the steady part. A stage faster than the slowest also waits in every micro-batch.
+    """
+    plan, own, shares = spec.plan, work[stage], phase_shares(work[stage])
+    num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    slowest = max(work, key=lambda each: each.forward.total + each.backward.total)
+    ahead, behind = stage / plan.vpp, (plan.pp - 1 - stage) / plan.vpp
+    slow_f, slow_b = slowest.forward.total, slowest.backward.total
+    slack = slow_f + slow_b - own.forward.total - own.backward.total
+    layout = [("wait", ahead * slow_f)]
+    for micro in range(num_micro):
+        layout += [("forward", own.forward.total), ("wait", behind * (slow_f + slow_b) if micro == 0 else 0.0)]
+        layout += [("backward", own.backward.total), ("wait", slack)]
+    layout += [("wait", ahead * slow_b), ("optimizer", own.optimizer.total)]
+    ends = np.cumsum([length for _, length in layout])
+    starts = np.concatenate([[0.0], ends[:-1]])
+    duration_ns = (end_ns - start_ns)[:, None]
+    for phase, phase_share in shares.items():
+        chosen = [index for index, (name, length) in enumerate(layout) if name == phase and length > 0]
+        if chosen:
+            at = (start_ns[:, None] + duration_ns * starts[chosen] / ends[-1]).astype(np.int64)
+            to = (start_ns[:, None] + duration_ns * ends[chosen] / ends[-1]).astype(np.int64)
+            yield Part(start_ns=at.ravel(), end_ns=to.ravel(), shares=phase_share)

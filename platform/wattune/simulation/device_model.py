@@ -1,0 +1,300 @@
+"""How a simulated device turns work into power, clock and temperature: the physics under `wattune.simulation.sensors`.
+
+A model with a stated error, not truth: parameters are fitted to two recordings of one host and its error on a third is
+asserted (`benchmarks/fit_simulated.py`, `tests/golden/test_simulated_h200.py`): mean power of a device and 1 s peak of
+the node within 5 %, rise of temperature within 10 %; the highest single 20 ms samples come out up to 20 % too high.
+All arrays are (devices, cells) on a common grid of `CELL_S` seconds; devices of one call share a node and its air.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wattune.catalog.hardware import DEVICES, DeviceSpec
+from wattune.errors import SensorChoiceError
+
+Array = npt.NDArray[np.float64]
+
+CELL_S: Final = 0.01
+"""Grid of the model: half the finest sensor period (20 ms ring), so that no table shows the grid."""
+
+KINDS: Final = ("tensor", "memory", "link", "wait", "other")
+"""What a device's time goes to: matrix products, memory-bound kernels, exposed communication, waiting for another
+rank, and time inside a step that nothing explains."""
+
+CLOCK_STEP_MHZ: Final = 15.0
+"""Clocks come in whole steps (all recordings)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerModel:
+    """Parameters of power and clock.
+
+    With u the intensity (the shares of `KINDS` weighted by `intensity`, 1 being an endless large matrix product) and
+    f the clock: P = P_floor + dynamic_power_w * u * (f / f_max) ** clock_exponent, where P_floor is
+    `ready_power_w`, or `idle_power_w` where nothing has run for `idle_hold_s`.
+    """
+
+    limit_w: float
+    clock_max_mhz: float
+    clock_idle_mhz: float
+    idle_power_w: float
+    """Nothing on the device; lowest clock."""
+    ready_power_w: float
+    """A process holds the device, nothing runs; highest clock."""
+    dynamic_power_w: float
+    """What matrix products without pause add at the highest clock."""
+    clock_exponent: float
+    """Effective, not physical: times are taken as marked, while a real device at a lower clock takes longer for the
+    same work and is busier meanwhile, so power falls less with the clock here than the cubic law says."""
+    intensity: tuple[float, ...]
+    """Power of each of `KINDS` relative to matrix products, at the same clock."""
+    noise_frac: float
+    """Standard deviation of intensity from one 20 ms slot to the next, relative to its mean."""
+    cap_target_frac: float
+    """Share of the limit that the cap regulates to."""
+    cap_window_s: float
+    """The cap acts on the mean of demanded power over this long; shorter bursts pass above the limit."""
+    cap_hold_s: float
+    """How long after demand last passed the limit the cap is still reported, and its counter runs."""
+    idle_hold_s: float
+    """How long after the last work a device stays ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThermalModel:
+    """Parameters of temperature: two first-order stages per slot and warm air from the slot upstream.
+
+    With L(P, tau) the first-order lag of power and `up` the slot upstream:
+    T = inlet_c + die_c_per_w[slot] * L(P, die_tau_s) + sink_c_per_w * L(P, sink_tau_s)
+      + air_c_per_w * L(P_up, sink_tau_s).
+    Memory has its own first stage and inlet offset, and the same air. The recordings last 15 s: what warms over minutes
+    (recorded temperatures still climb 3 to 9 degC a minute at their end) is not in the model.
+    """
+
+    inlet_c: float
+    die_c_per_w: tuple[float, ...]
+    """By slot; slots beyond the fitted ones repeat the pattern."""
+    die_tau_s: float
+    sink_c_per_w: float
+    sink_tau_s: float
+    air_c_per_w: float
+    upstream: tuple[int | None, ...]
+    """By slot: whose warm air reaches it. Not recorded; the hotter slots are taken to stand behind the cooler ones."""
+    memory_inlet_c: float
+    memory_c_per_w: float
+    memory_tau_s: float
+    memory_sink_c_per_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """A device's simulated physics."""
+
+    name: str
+    power: PowerModel
+    thermal: ThermalModel
+    source: str
+    """What the parameters were fitted to, or scaled from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTrace:
+    """What the model computes, each (devices, cells); a value holds over its cell."""
+
+    power_w: Array
+    clock_mhz: Array
+    capped: npt.NDArray[np.bool_]
+    """Whether the cap is reported, see `PowerModel.cap_hold_s`."""
+    idle: npt.NDArray[np.bool_]
+    """Whether nothing ran for `PowerModel.idle_hold_s`."""
+    gpu_temp_c: Array
+    memory_temp_c: Array
+
+
+_H200 = DeviceModel(
+    name="h200_sxm",
+    power=PowerModel(
+        limit_w=700.0,
+        clock_max_mhz=1980.0,
+        clock_idle_mhz=345.0,
+        idle_power_w=77.4,
+        ready_power_w=118.4,
+        dynamic_power_w=804.8,
+        clock_exponent=0.906,
+        # memory: 520 W at 1.8 GHz in the optimizer of dp4; link, wait and other are assumed.
+        intensity=(1.0, 0.55, 0.15, 0.06, 0.12),
+        noise_frac=0.168,
+        cap_target_frac=0.99,  # 692.6 W of 700 by the energy counter: bf16 8192^3 products without pause on one H200
+        cap_window_s=0.07,
+        cap_hold_s=0.45,
+        idle_hold_s=1.7,
+    ),
+    thermal=ThermalModel(
+        inlet_c=26.9,
+        die_c_per_w=(0.0338, 0.0350, 0.0347, 0.0352),
+        die_tau_s=0.15,
+        sink_c_per_w=0.00447,
+        sink_tau_s=4.0,
+        air_c_per_w=0.00865,
+        upstream=(1, None, None, 2),
+        memory_inlet_c=29.6,
+        memory_c_per_w=0.00953,
+        memory_tau_s=0.4,
+        memory_sink_c_per_w=0.01044,
+    ),
+    source="fitted to dp4 and square_inphase of tests/golden/h200x4 by benchmarks/fit_simulated.py; tested on tp2pp2",
+)
+
+
+def device_model(device: DeviceSpec) -> DeviceModel:
+    """The model of a catalog device.
+
+    Only `h200_sxm` is fitted. Another accelerator is that fit scaled, and not checked against any recording: powers
+    by the ratio of power limits, thermal resistances by its inverse (so that temperatures at the limit are the same),
+    clocks by the ratio of highest clocks.
+
+    Raises:
+        SensorChoiceError: The catalog gives the device no power limit or clock, as for `cpu`.
+    """
+    if device.name == _H200.name:
+        return _H200
+    if device.power_limit_w is None or device.sm_clock_max_mhz is None:
+        raise SensorChoiceError(
+            f'the sensors of "{device.name}" cannot be simulated: its power limit or clock is not in the catalog; '
+            f"set simulate_sensors_of to one of: {', '.join(name for name, d in DEVICES.items() if d.power_limit_w)}"
+        )
+    power, thermal = _H200.power, _H200.thermal
+    watts = device.power_limit_w / power.limit_w
+    clocks = device.sm_clock_max_mhz / power.clock_max_mhz
+    return DeviceModel(
+        name=device.name,
+        power=replace(
+            power,
+            limit_w=device.power_limit_w,
+            clock_max_mhz=device.sm_clock_max_mhz,
+            clock_idle_mhz=_whole_steps(np.asarray(power.clock_idle_mhz * clocks)).item(),
+            idle_power_w=power.idle_power_w * watts,
+            ready_power_w=power.ready_power_w * watts,
+            dynamic_power_w=power.dynamic_power_w * watts,
+        ),
+        thermal=replace(
+            thermal,
+            die_c_per_w=tuple(value / watts for value in thermal.die_c_per_w),
+            sink_c_per_w=thermal.sink_c_per_w / watts,
+            air_c_per_w=thermal.air_c_per_w / watts,
+            memory_c_per_w=thermal.memory_c_per_w / watts,
+            memory_sink_c_per_w=thermal.memory_sink_c_per_w / watts,
+        ),
+        source=f"scaled from the h200_sxm fit by power limit and highest clock; not fitted: {device.source}",
+    )
+
+
+def run(model: DeviceModel, shares: Array, slots: list[int], noise: Array) -> DeviceTrace:
+    """Computes power, clock and temperature of the devices of one node.
+
+    Args:
+        model: The devices' kind.
+        shares: Share of each cell that goes to each of `KINDS`, (devices, kinds, cells); their sum is at most 1.
+        slots: Slot of each device on its node.
+        noise: Relative deviation of intensity, (devices, cells), standard normal; scaled by the model.
+    """
+    parameters = model.power
+    intensity = np.einsum("k,dkn->dn", np.asarray(parameters.intensity), shares)
+    idle = ~_within(intensity > 0, parameters.idle_hold_s)
+    floor_w = np.where(idle, parameters.idle_power_w, parameters.ready_power_w)
+    noisy = intensity * np.maximum(1 + parameters.noise_frac * noise, 0.0)
+    demand_w = parameters.dynamic_power_w * np.minimum(noisy, 1.0)  # nothing draws more than endless products
+    clock_mhz, capped = _clock(parameters, demand_w, idle)
+    power_w = floor_w + demand_w * (clock_mhz / parameters.clock_max_mhz) ** parameters.clock_exponent
+    gpu_temp_c, memory_temp_c = temperatures(model.thermal, power_w, slots)
+    return DeviceTrace(
+        power_w=power_w,
+        clock_mhz=clock_mhz,
+        capped=capped,
+        idle=idle,
+        gpu_temp_c=gpu_temp_c,
+        memory_temp_c=memory_temp_c,
+    )
+
+
+def _clock(parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_]) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Clock and whether the cap is reported, from the power demanded above the floor at the highest clock.
+
+    The cap solves P_floor + mean demand * (f / f_max) ** k = `cap_target_frac` * limit for f, with the mean over
+    `cap_window_s` before. While it is reported the clock stays a step below the highest, as recorded (1,965 of
+    1,980 MHz).
+    """
+    budget_w = parameters.cap_target_frac * parameters.limit_w - parameters.ready_power_w
+    mean_w = moving_mean(demand_w, parameters.cap_window_s)
+    ratio = np.minimum(1.0, budget_w / np.maximum(mean_w, budget_w)) ** (1 / parameters.clock_exponent)
+    capped = _within(demand_w > budget_w, parameters.cap_hold_s)
+    highest = np.where(capped, parameters.clock_max_mhz - CLOCK_STEP_MHZ, parameters.clock_max_mhz)
+    clock_mhz = np.minimum(_whole_steps(ratio * parameters.clock_max_mhz), highest)
+    return np.asarray(np.where(idle, parameters.clock_idle_mhz, clock_mhz)), capped
+
+
+def temperatures(thermal: ThermalModel, power_w: Array, slots: list[int]) -> tuple[Array, Array]:
+    """Core and memory temperature of the devices of one node, in thermal balance with the first cell at the start.
+
+    Args:
+        thermal: Parameters.
+        power_w: Power of each device, (devices, cells).
+        slots: Slot of each device.
+    """
+    die, sink, memory = lag(power_w, (thermal.die_tau_s, thermal.sink_tau_s, thermal.memory_tau_s))
+    air = thermal.air_c_per_w * upstream_of(thermal, sink, slots)
+    die_c_per_w = np.array([thermal.die_c_per_w[slot % len(thermal.die_c_per_w)] for slot in slots])[:, None]
+    core_c = thermal.inlet_c + die_c_per_w * die + thermal.sink_c_per_w * sink + air
+    memory_c = thermal.memory_inlet_c + thermal.memory_c_per_w * memory + thermal.memory_sink_c_per_w * sink + air
+    return core_c, memory_c
+
+
+def upstream_of(thermal: ThermalModel, heat: Array, slots: list[int]) -> Array:
+    """The heat given to the air by each device's upstream neighbour, 0 where there is none; shape of `heat`."""
+    period = len(thermal.upstream)
+    rows = {slot: row for row, slot in enumerate(slots)}
+    result = np.zeros_like(heat)
+    for row, slot in enumerate(slots):
+        neighbour = thermal.upstream[slot % period]
+        source = None if neighbour is None else rows.get(slot - slot % period + neighbour)
+        if source is not None:
+            result[row] = heat[source]
+    return result
+
+
+def lag(power_w: Array, taus_s: tuple[float, ...]) -> Array:
+    """First-order lags of power, exact for power constant over each cell; starts in balance with the first cell.
+
+    Returns:
+        One series for each time constant, (taus, devices, cells).
+    """
+    keep = np.exp(-CELL_S / np.asarray(taus_s))[:, None]
+    result = np.empty((len(taus_s), *power_w.shape))
+    state = np.repeat(power_w[None, :, 0], len(taus_s), axis=0)
+    for cell, now in enumerate(power_w.T):
+        state = now + (state - now) * keep
+        result[:, :, cell] = state
+    return result
+
+
+def moving_mean(values: Array, window_s: float) -> Array:
+    """Mean over the window that ends with each cell; before a whole window has passed, the first cell is repeated."""
+    width = max(round(window_s / CELL_S), 1)
+    padded = np.concatenate([np.repeat(values[:, :1], width, axis=1), values], axis=1)
+    sums = np.cumsum(padded, axis=1)
+    return np.asarray((sums[:, width:] - sums[:, :-width]) / width)
+
+
+def _within(condition: npt.NDArray[np.bool_], hold_s: float) -> npt.NDArray[np.bool_]:
+    """Whether a condition holds or held at most `hold_s` ago, by cell."""
+    cells = np.arange(condition.shape[1])
+    hold = round(hold_s / CELL_S)
+    last = np.maximum.accumulate(np.where(condition, cells, -hold - 1), axis=1)
+    return np.asarray(cells - last <= hold)
+
+
+def _whole_steps(clock_mhz: Array) -> Array:
+    return np.asarray(np.floor(clock_mhz / CLOCK_STEP_MHZ + 1e-9) * CLOCK_STEP_MHZ)

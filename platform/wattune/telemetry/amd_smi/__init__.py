@@ -1,0 +1,1 @@
+"""AMD devices through AMD SMI."""

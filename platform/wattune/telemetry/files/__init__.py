@@ -1,0 +1,1 @@
+"""Telemetry files: written beside the sampling thread, checked when read."""

@@ -1,0 +1,1 @@
+"""NVIDIA devices through their driver's library."""

@@ -1,0 +1,113 @@
+"""Looks for the sensor sources of this machine without importing a vendor's Python package."""
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattune.errors import TelemetryError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensorSource:
+    """One source of readings, there or not."""
+
+    name: str
+    available: bool
+    detail: str
+    """What was found, or why nothing was."""
+    follows: str = ""
+    """What to do about it, or what is not measured without it; empty where it is there."""
+
+
+def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[SensorSource]:
+    """Looks for every source of readings wattune knows of.
+
+    Vendors' libraries are opened for a moment, their Python packages are not imported.
+
+    Args:
+        procfs: Where the kernel's process file system is.
+        sysfs: Where the kernel's device file system is.
+    """
+    checks: dict[str, tuple[Callable[[], str], str]] = {
+        "nvml": (_find_nvml, "no NVIDIA GPU is measured; it comes with the driver (in containers: capability utility)"),
+        "amd_smi": (_find_amd_smi, "no AMD GPU is measured; library and Python package come with ROCm"),
+        "rapl": (lambda: _find_rapl(sysfs), "no CPU power; let this user read energy_uj where there is one"),
+        "hwmon": (lambda: _find_chips(sysfs / "class/hwmon"), "no cpu_temp_max_c; virtual machines have none"),
+        "infiniband": (lambda: _find_entries(sysfs / "class/infiniband"), "no RDMA traffic in nic_tx_bytes"),
+        "psi": (lambda: _find_psi(procfs / "pressure/cpu"), "no pressure stall times; boot the kernel with psi=1"),
+    }
+    sources = []
+    for name, (find, follows) in checks.items():
+        try:
+            sources.append(SensorSource(name=name, available=True, detail=find()))
+        except (TelemetryError, OSError) as error:
+            sources.append(SensorSource(name=name, available=False, detail=str(error), follows=follows))
+    return sources
+
+
+def _find_nvml() -> str:
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    library.nvmlErrorString.restype = ctypes.c_char_p
+    if code := library.nvmlInit_v2():
+        raise TelemetryError(f"nvmlInit failed: {library.nvmlErrorString(code).decode()}")
+    try:
+        count, driver = ctypes.c_uint(), ctypes.create_string_buffer(80)
+        for code in (
+            library.nvmlDeviceGetCount_v2(ctypes.byref(count)),
+            library.nvmlSystemGetDriverVersion(driver, len(driver)),
+        ):
+            if code:
+                raise TelemetryError(f"the driver does not answer: {library.nvmlErrorString(code).decode()}")
+    finally:
+        library.nvmlShutdown()
+    if not count.value:
+        raise TelemetryError(f"driver {driver.value.decode()} has no device")
+    return f"{count.value} devices, driver {driver.value.decode()}"
+
+
+def _find_amd_smi() -> str:
+    roots = [root for variable in ("ROCM_PATH", "ROCM_HOME") if (root := os.environ.get(variable))]
+    libraries = ["libamd_smi.so", *(f"{root}/lib/libamd_smi.so" for root in [*roots, "/opt/rocm"])]
+    found = None
+    for library in libraries:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        found = library
+        break
+    if found is None:
+        raise TelemetryError(f"none of {', '.join(libraries)} can be loaded")
+    # Only looked for: where something is amiss, importing it prints to standard output and breaks `import ray`.
+    if importlib.util.find_spec("amdsmi") is None:
+        raise TelemetryError(f"{found} is there, its Python package amdsmi is not")
+    return found
+
+
+def _find_rapl(sysfs: Path) -> str:
+    counters = sorted((sysfs / "class/powercap").glob("intel-rapl:*/energy_uj"))
+    if not counters:
+        raise TelemetryError(f"no intel-rapl zone under {sysfs / 'class/powercap'}")
+    for counter in counters:
+        counter.read_text()
+    return f"{len(counters)} zones"
+
+
+def _find_entries(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*"))
+    if not names:
+        raise TelemetryError(f"nothing under {folder}")
+    return ", ".join(names)
+
+
+def _find_chips(folder: Path) -> str:
+    _find_entries(folder)
+    return ", ".join(sorted(path.read_text().strip() for path in folder.glob("*/name")))
+
+
+def _find_psi(path: Path) -> str:
+    path.read_text()  # ENOENT where it is not built in, EOPNOTSUPP where it is switched off
+    return str(path.parent)

@@ -1,0 +1,1 @@
+"""The sampler process: its owner's end, its loop, its lease."""

@@ -1,0 +1,237 @@
+"""The sampling loop: reads backends on absolute deadlines and hands what they gave to the store."""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.clock import ClockAnchor
+from wattune.errors import TelemetryError
+from wattune.schema import TELEMETRY
+from wattune.telemetry.backend import Backend, Witness
+from wattune.telemetry.files.manifest import ClockWatch, SamplerCost, TierRecord, software
+from wattune.telemetry.files.pacing import Schedule, Tick
+from wattune.telemetry.files.segments import Store, StoredRow
+from wattune.units import ns_to_s
+
+DEFAULT_RATES_HZ: Final[dict[str, float]] = {"ring": 1, "fast": 20, "counter": 5, "slow": 1, "host": 1}
+"""Reads per second of every device, by tier, after the sensors' own periods. Measured on H200: the driver's ring holds
+2.36 s, instant power moves every 100 ms, GPM needs 100 ms between samples, the energy counter costs 3 ms a read."""
+
+SPREAD_TIERS: Final = frozenset({"ring", "slow"})
+"""Tiers whose reads take milliseconds: one device a tick, so that eight in a row never delay the fast tier."""
+
+HAND_OVER_S: Final = 0.8
+"""Length of a batch. A killed sampler loses at most this and the time to write one: less than a second."""
+MANIFEST_EVERY: Final = 6
+"""Batches from one manifest to the next: 4.8 s."""
+
+
+class _TierReader:
+    """One tier: its backend, its devices and its pace."""
+
+    def __init__(self, tier: str, backend: Backend, devices: Sequence[str], rate_hz: float, start_ns: int) -> None:
+        self.tier, self.backend, self.devices = tier, backend, list(devices)
+        self._spread = tier in SPREAD_TIERS
+        self.schedule = Schedule(rate_hz * (len(devices) if self._spread else 1), start_ns)
+        self.record = TierRecord(rate_hz, self.schedule)
+
+    def due(self, tick: Tick) -> Sequence[str]:
+        """The devices of a tick. Each tick begins with another one, so that no device is always read late."""
+        turn = tick.index % len(self.devices)
+        return self.devices[turn : turn + 1] if self._spread else self.devices[turn:] + self.devices[:turn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    schedule: Schedule
+    action: Callable[[Tick], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inventory:
+    """What there is to read."""
+
+    devices: dict[str, dict[str, Any]]
+    """The manifest's facts by device."""
+    tiers: dict[str, tuple[str, list[str]]]
+    """The one backend of each tier, and its devices."""
+
+    @classmethod
+    def of(cls, backends: Mapping[str, Backend]) -> "_Inventory":
+        devices: dict[str, dict[str, Any]] = {}
+        tiers: dict[str, tuple[str, list[str]]] = {}
+        for name, backend in backends.items():
+            for info in backend.devices():
+                capabilities = backend.capabilities(info.device)
+                facts = {"backend": name, **info.to_json(), "capabilities": capabilities}
+                if devices.setdefault(info.device, facts) is not facts:
+                    other = devices[info.device]["backend"]
+                    raise TelemetryError(f"backends {other} and {name} both name a device {info.device}; sample one")
+                for tier in capabilities:
+                    other, of_tier = tiers.setdefault(tier, (name, []))
+                    if other != name:
+                        raise TelemetryError(
+                            f"backends {other} and {name} both fill the table {tier}, which has one; sample one of "
+                            "them, or each in its own folder"
+                        )
+                    of_tier.append(info.device)
+        if not tiers:
+            raise TelemetryError(
+                f"backends {', '.join(backends)} have nothing to read on this node; see wattune doctor"
+            )
+        return cls(devices, {tier: tiers[tier] for tier in TELEMETRY if tier in tiers})
+
+
+class Sampler:
+    """One recording from its first file to its last. All it knows of time comes from its clocks and its wait."""
+
+    def __init__(
+        self,
+        folder: Path,
+        backends: Mapping[str, Backend],
+        *,
+        node: str,
+        expired: Callable[[], bool],
+        wait: Callable[[float], str | None],
+        rates_hz: Mapping[str, float] = DEFAULT_RATES_HZ,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Opens the files and writes the first manifest.
+
+        Args:
+            folder: Where segments and manifest go.
+            backends: What to read, by name, opened; closed when the recording ends.
+            node: This node's name in every row.
+            expired: Whether its owner is gone; asked once a batch.
+            wait: Sleeps so many seconds, and returns why to stop, or None.
+            rates_hz: Reads per second of every device, by tier.
+            clock_ns: The monotonic clock, which paces.
+            wall_ns: The wall clock, which only stamps.
+
+        Raises:
+            TelemetryError: Two backends have a device or a tier in common, or none has a tier.
+        """
+        self._node, self._backends = node, backends
+        self._expired, self._wait = expired, wait
+        self._clock_ns, self._wall_ns = clock_ns, wall_ns
+        self._ended: str | None = None
+        self._inventory = _Inventory.of(backends)
+        self._witness("at_start")
+        self._simulated = any(backend.simulated for backend in backends.values())
+        served_by = {tier: name for tier, (name, _) in self._inventory.tiers.items()}
+        self._rows: dict[str, list[StoredRow]] = {tier: [] for tier in served_by}
+        self._store = Store(folder, served_by, simulated=self._simulated)
+        # Opening files takes longer than a tick, so time begins here.
+        self._software, self._cost, self._start_clocks = software(), SamplerCost(), ClockAnchor.now()
+        self._clock_watch = ClockWatch(clock_ns, wall_ns)
+        start_ns = clock_ns()
+        self._readers = {
+            tier: _TierReader(tier, backends[name], devices, rates_hz[tier], start_ns)
+            for tier, (name, devices) in self._inventory.tiers.items()
+        }
+        self._tasks = [_Task(reader.schedule, partial(self._read, reader)) for reader in self._readers.values()]
+        # The shortest period first: of tasks due at one moment, it can wait least.
+        self._tasks.sort(key=lambda task: task.schedule.period_ns)
+        self._tasks.append(_Task(Schedule(1 / HAND_OVER_S, start_ns), self._hand_over))
+        self._store.put({}, self._manifest())
+
+    def run(self) -> str:
+        """Samples until told to stop; every file and backend is closed then, however it ends.
+
+        Returns:
+            Why it ended: what `wait` said, or `lease expired`.
+
+        Raises:
+            TelemetryError: The store cannot be written.
+        """
+        # A collection would only pause the loop, which makes no cycles.
+        gc.collect()
+        gc.disable()
+        try:
+            while self._ended is None:
+                task = min(self._tasks, key=lambda task: task.schedule.next_ns)
+                self._ended = self._wait(ns_to_s(max(0, task.schedule.next_ns - self._clock_ns())))
+                now_ns = self._clock_ns()
+                if self._ended is None and now_ns >= task.schedule.next_ns:
+                    task.action(task.schedule.take(now_ns))
+            self._read_last()
+            self._witness("at_end")
+        except BaseException as error:  # raised on: the manifest says why the files end, an interrupt too
+            self._ended = f"failed: {error!r}"
+            raise
+        finally:
+            gc.enable()
+            self._close()
+        return self._ended
+
+    def _read(self, reader: _TierReader, tick: Tick) -> None:
+        reader.record.add_tick(tick.lateness_ns)
+        for device in reader.due(tick):
+            self._read_device(reader, device)
+
+    def _read_last(self) -> None:
+        """Reads the slowest tiers once more, else up to a second before the end is in no file."""
+        for reader in self._readers.values():
+            for device in reader.devices if reader.tier in SPREAD_TIERS else ():
+                self._read_device(reader, device)
+
+    def _read_device(self, reader: _TierReader, device: str) -> None:
+        start_ns = self._clock_ns()
+        rows = reader.backend.read(device, reader.tier)
+        end_ns, wall_ns = self._clock_ns(), self._wall_ns()
+        reader.record.add_read(device, start_ns, end_ns)
+        since_ns = (end_ns - start_ns) // 2  # the middle of a read is the best single time for it
+        keys: StoredRow = {
+            "node": self._node,
+            "device": device,
+            "mono_ns": end_ns - since_ns,
+            "wall_ns": wall_ns - since_ns,
+        }
+        for row in rows:
+            reader.record.add_errors(row)
+            self._rows[reader.tier].append({**keys, **row})
+
+    def _hand_over(self, tick: Tick) -> None:
+        self._clock_watch.look()
+        rows, self._rows = self._rows, {tier: [] for tier in self._rows}
+        self._store.put(rows, self._manifest() if tick.index % MANIFEST_EVERY == 0 else None)
+        if self._expired():
+            self._ended = "lease expired"
+
+    def _witness(self, when: str) -> None:
+        """Asks backends what no column holds, before the first tick and after the last: they may take their time."""
+        for device, facts in self._inventory.devices.items():
+            backend = self._backends[facts["backend"]]
+            if isinstance(backend, Witness):
+                # The store's thread may be writing the old facts.
+                self._inventory.devices[device] = {**facts, when: dict(backend.facts(device))}
+
+    def _close(self) -> None:
+        with contextlib.ExitStack() as held:
+            # The files first: a driver that has lost a device may refuse to be closed.
+            for backend in self._backends.values():
+                held.callback(backend.close)
+            with contextlib.suppress(TelemetryError):  # where the store failed, `close` says so
+                self._store.put(self._rows)
+            self._store.close(self._manifest() | {"ended": self._ended})
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "node": self._node,
+            "simulated": self._simulated,
+            **self._software,
+            "devices": dict(self._inventory.devices),
+            "tiers": {tier: reader.record.to_json() for tier, reader in self._readers.items()},
+            "clock": {
+                "start": asdict(self._start_clocks),
+                "end": asdict(ClockAnchor.now()),
+                "steps": list(self._clock_watch.steps),
+            },
+            "sampler": self._cost.to_json(),
+        }

@@ -1,0 +1,147 @@
+"""Parts of a step that add up, for time and for energy."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.analysis.metrics.breakdown import breakdown
+from wattune.analysis.metrics.energy import energy_metrics, powers
+from wattune.analysis.metrics.phases import phase_table, segments
+from wattune.analysis.metrics.step_time import divide
+from wattune.analysis.metrics.throttle import Throttle
+from wattune.analysis.signals.align import align
+from wattune.plan.axes import Plan
+
+DEVICES = [("n0", "gpu0"), ("n0", "gpu1")]
+
+
+def throttle(loss_frac):
+    nothing = {"power": loss_frac, "thermal": 0.0, "hw": 0.0}
+    return Throttle(
+        by_cause_frac=nothing, loss_by_cause_frac=nothing, any_frac=1.0, loss_frac=loss_frac, deficit_frac=loss_frac
+    )
+
+
+def data_parallel(step, at_s):
+    """Rank 0 computes 0.4 s and rank 1 0.5 s; both reduce until 0.8 and optimize until 0.9 s of a second."""
+    rows = []
+    for rank, (device, backward_end) in enumerate(zip(DEVICES, (0.4, 0.5), strict=True)):
+        parts = [("step", 0, 0.9), ("forward", 0, 0.2), ("backward", 0.2, backward_end), ("wait", backward_end, 0.8)]
+        rows += [(device, rank, step, name, at_s + a, at_s + b) for name, a, b in [*parts, ("optimizer", 0.8, 0.9)]]
+    return rows
+
+
+def of(bench, rows, plan, watts=None, losses=None, profiled=None):
+    marks = bench.marks(rows)
+    waves = {device: (watts or (lambda t: np.full(len(t), 400.0))) for device in DEVICES}
+    aligned = align({"ring": bench.ring(waves)}, marks, {})
+    traces = powers(aligned)
+    found = breakdown(
+        aligned,
+        divide(marks, aligned.steps, plan, num_micro_batches=2),
+        phase_table(aligned, traces, segments(aligned, marks)),
+        dict(zip(DEVICES, map(throttle, losses), strict=True)) if losses else {},
+        profiled=profiled,
+    )
+    metrics = energy_metrics(aligned, traces, step_time_s=None, tokens_per_step=None)
+    assert found.step_energy_j == pytest.approx(metrics["energy_per_step_j"])
+    assert sum(part.time_s for part in found.parts) == pytest.approx(found.step_s, rel=1e-12)
+    assert sum(part.energy_j for part in found.parts) == pytest.approx(found.step_energy_j, rel=1e-12)
+    return found
+
+
+def times_s(found):
+    return {part.name: part.time_s for part in found.parts}
+
+
+def two_steps():
+    # The second step ends the window: no time is left between.
+    return data_parallel(0, 0.0) + data_parallel(1, 1.0)
+
+
+def test_a_data_parallel_step(bench):
+    found = of(bench, two_steps(), Plan(), losses=(0.1, 0.2))
+    assert found.step_s == pytest.approx(0.95)
+    assert times_s(found) == pytest.approx(
+        {
+            "compute": (0.5 * 0.9 + 0.6 * 0.8) / 2,
+            "throttle": (0.5 * 0.1 + 0.6 * 0.2) / 2,
+            "straggler": 0.05,
+            "exposed_comm": 0.3,
+            "bubble": 0.0,
+            "other": 0.05,
+        }
+    )
+    # Two devices of 400 W each: energy is 800 W times each part's time.
+    assert {part.name: part.energy_j for part in found.parts} == pytest.approx(
+        {name: 800 * time_s for name, time_s in times_s(found).items()}, rel=1e-6, abs=1e-6
+    )
+    assert found.to_json()["parts"][0]["name"] == "compute"
+    assert found.indicative
+
+
+def test_compute_has_the_watts_of_computing_and_waiting_those_of_waiting(bench):
+    # 600 W while rank 0 computes, 200 W after: both devices the same.
+    found = of(bench, two_steps(), Plan(), watts=lambda t: np.where(np.mod(t + 0.01, 1.0) < 0.4, 600.0, 200.0))
+    energy_j = {part.name: part.energy_j for part in found.parts}
+    # Forward and backward of rank 0 at 600 W, 0.1 s of rank 1's backward and both optimizers at 200 W.
+    assert energy_j["compute"] == pytest.approx(2 * 0.4 * 600 + 0.1 * 200 + 2 * 0.1 * 200, rel=0.03)
+    assert energy_j["exposed_comm"] + energy_j["straggler"] == pytest.approx((0.4 + 0.3) * 200, rel=0.06)
+
+
+def test_a_plan_whose_marks_cannot_tell_is_undivided(bench):
+    found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1))
+    assert times_s(found) == pytest.approx({"undivided": 0.9, "other": 0.05})
+    assert found.indicative
+
+
+def test_a_profile_divides_what_marks_cannot(bench):
+    profiled = {"compute": 0.6, "exposed_comm:tp": 0.25, "exposed_comm:dp": 0.1, "bubble": 0.0}
+    found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1), profiled=profiled)
+    assert times_s(found) == pytest.approx(
+        {
+            "compute": 0.9 * 0.54,
+            "throttle": 0.9 * 0.06,
+            "exposed_comm:tp": 0.9 * 0.25,
+            "exposed_comm:dp": 0.9 * 0.1,
+            "bubble": 0.0,
+            "other": 0.05 + 0.9 * 0.05,
+        }
+    )
+
+
+def test_without_power_there_are_times_alone(bench):
+    marks = bench.marks(two_steps())
+    aligned = align({}, marks, {})
+    phases = phase_table(aligned, powers(aligned), segments(aligned, marks))
+    found = breakdown(aligned, divide(marks, aligned.steps, Plan(), num_micro_batches=1), phases, {})
+    assert found.step_energy_j is None and all(part.energy_j is None for part in found.parts)
+    assert sum(times_s(found).values()) == pytest.approx(found.step_s)
+
+
+def test_a_recording_has_none(bench):
+    aligned = align({"ring": bench.ring({DEVICES[0]: lambda t: t})}, None, {}, window=(0, 10**9))
+    assert breakdown(aligned, None, phase_table(aligned, powers(aligned), {}), {}) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.sampled_from(["forward", "backward", "optimizer", "wait"]),
+            st.floats(0, 1),
+            st.floats(0, 1),
+        ),
+        max_size=15,
+    ),
+    st.integers(1, 4),
+    st.tuples(st.floats(0, 0.6), st.floats(0, 0.6)),
+)
+def test_parts_add_up_whatever_the_marks(make_bench, marks, pp, losses):
+    rows = [(device, rank, 0, "step", 0.0, 1.0) for rank, device in enumerate(DEVICES)]
+    rows += [(device, rank, 0, "forward", 0.0, 0.1) for rank, device in enumerate(DEVICES)]
+    rows += [(DEVICES[0], 0, 0, "wait", 0.1, 0.2)]
+    rows += [(DEVICES[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in marks]
+    found = of(make_bench(), rows, Plan(pp=pp), losses=losses, watts=lambda t: 300 + 200 * np.sin(9 * t))
+    assert min(part.time_s for part in found.parts) >= -1e-9

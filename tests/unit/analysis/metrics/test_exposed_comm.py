@@ -1,0 +1,148 @@
+"""Steps drawn by hand: what hides what, whose waiting it is, and that nothing is counted twice."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts
+from wattune.plan.axes import Plan
+from wattune.schema import KERNELS
+
+GEMM, NORM, NCCL = "nvjet_tst_128x256", "triton_red_fused_rms_norm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+STEP_NS = 1000
+
+
+def row(name: str, start_ns: int, end_ns: int, *, rank: int = 0, step: int = 0, **texts: str) -> dict[str, Any]:
+    filled = {"collective": "", "group": "", "group_ranks": "", "fabric": ""} | texts
+    return {"rank": rank, "step": step, "stream": 7, "name": name, "start_ns": start_ns, "end_ns": end_ns, **filled}
+
+
+def step_of(rank: int = 0, step: int = 0, length_ns: int = STEP_NS) -> dict[str, Any]:
+    return row("step", 0, length_ns, rank=rank, step=step)
+
+
+def reduce_of(group: str, start_ns: int, end_ns: int, *, rank: int = 0, ranks: str = "[0, 1]") -> dict[str, Any]:
+    texts = {"collective": "allreduce", "group": group, "group_ranks": ranks, "fabric": "node"}
+    return row(NCCL, start_ns, end_ns, rank=rank, **texts)
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=KERNELS)
+
+
+def metrics(*rows: dict[str, Any], micro_batches: int = 1, **axes: int) -> dict[str, float]:
+    return kernel_metrics(table(*rows), Plan(**axes), num_micro_batches=micro_batches)
+
+
+def test_only_what_no_compute_hides_is_exposed() -> None:
+    found = metrics(step_of(), row(GEMM, 0, 600), reduce_of("mesh_tp_0", 400, 900))
+    assert found["compute_frac"] == pytest.approx(0.6)
+    assert found["exposed_comm_frac"] == found["exposed_comm_tp_frac"] == pytest.approx(0.3)
+    assert found["other_frac"] == pytest.approx(0.1)
+
+
+def test_groups_that_run_together_are_counted_once() -> None:
+    found = metrics(step_of(), reduce_of("mesh_tp_0", 0, 500), reduce_of("mesh_replicate_0", 300, 800))
+    assert found["exposed_comm_tp_frac"] == pytest.approx(0.5)
+    assert found["exposed_comm_dp_frac"] == pytest.approx(0.3)
+    assert found["exposed_comm_frac"] == pytest.approx(0.8)
+
+
+def test_the_rank_that_comes_last_only_transfers() -> None:
+    """Both ranks leave together at 900; rank 0 came at 500, rank 1 at 800: 300 of rank 0's are waiting."""
+    found = metrics(
+        step_of(),
+        row(GEMM, 0, 500),
+        reduce_of("mesh_replicate_0", 500, 900),
+        step_of(rank=1),
+        row(GEMM, 0, 800, rank=1),
+        reduce_of("mesh_replicate_0", 800, 900, rank=1),
+    )
+    assert found["straggler_frac"] == pytest.approx(300 / 2000)
+    assert found["exposed_comm_frac"] == found["exposed_comm_dp_frac"] == pytest.approx(200 / 2000)
+    assert found["compute_frac"] == pytest.approx(1300 / 2000)
+
+
+def test_a_rank_without_its_partners_waits_for_nobody() -> None:
+    """Collectives are compared between ranks only where every rank of the group was profiled."""
+    found = metrics(step_of(), reduce_of("mesh_tp_0", 0, 400, ranks="[0, 5]"))
+    assert found["straggler_frac"] == 0.0
+    assert found["exposed_comm_tp_frac"] == pytest.approx(0.4)
+
+
+def test_a_stage_idles_for_the_ideal_bubble_first() -> None:
+    """Two stages, four micro-batches: a quarter of the compute is bubble, the rest of the wait is communication."""
+    waits = {"collective": "recv", "group": "mesh_pp_0", "group_ranks": "[0, 1]", "fabric": "network"}
+    rows = [
+        each
+        for rank in (0, 1)
+        for each in (
+            step_of(rank=rank),
+            row(GEMM, 0, 400, rank=rank),
+            row("ncclDevKernel_SendRecv", 400, 600, rank=rank, **waits),
+        )
+    ]
+    found = metrics(*rows, pp=2, micro_batches=4)
+    assert found["bubble_frac"] == pytest.approx(100 / 1000)
+    assert found["exposed_comm_pp_frac"] == pytest.approx(100 / 1000)
+    assert found["straggler_frac"] == 0.0
+    assert parts(table(*rows), Plan(pp=2), num_micro_batches=4)["comm_pp_network"] == pytest.approx(0.1)
+
+
+def test_the_shorter_of_two_stages_waits_for_the_longer() -> None:
+    rows = [
+        step_of(),
+        row(GEMM, 0, 300),
+        row("ncclDevKernel_SendRecv", 300, 800, group="mesh_pp_0"),
+        step_of(rank=1),
+        row(GEMM, 0, 500, rank=1),
+    ]
+    found = metrics(*rows, pp=2, micro_batches=5)
+    assert found["bubble_frac"] == pytest.approx(100 / 2000)
+    assert found["straggler_frac"] == pytest.approx(200 / 2000)
+    assert found["exposed_comm_pp_frac"] == pytest.approx(200 / 2000)
+
+
+def test_parts_name_kinds_and_add_up() -> None:
+    found = parts(table(step_of(), row(GEMM, 0, 500), row(NORM, 400, 700)), Plan(), num_micro_batches=1)
+    assert found == pytest.approx(
+        {"compute_gemm": 0.5, "compute_norm": 0.2, "other": 0.3, "bubble": 0.0, "straggler": 0.0}
+    )
+
+
+def test_nothing_profiled_is_nothing_said() -> None:
+    assert metrics() == {} and parts(table(), Plan(), num_micro_batches=1) == {}
+    assert metrics(step_of()) == {
+        "compute_frac": 0.0,
+        "exposed_comm_frac": 0.0,
+        "bubble_frac": 0.0,
+        "straggler_frac": 0.0,
+        "other_frac": 1.0,
+    }
+
+
+@given(
+    spans=st.lists(
+        st.tuples(
+            st.sampled_from([GEMM, NORM, "tp", "pp", "dp"]),
+            st.integers(0, 1),
+            st.integers(0, STEP_NS - 1),
+            st.integers(1, STEP_NS),
+        ),
+        max_size=25,
+    )
+)
+def test_shares_are_never_negative_and_sum_to_one(spans: list[tuple[str, int, int, int]]) -> None:
+    rows = [step_of(rank=0), step_of(rank=1)]
+    for name, rank, start_ns, length_ns in spans:
+        end_ns = min(start_ns + length_ns, STEP_NS)
+        if name in ("tp", "pp", "dp"):
+            rows.append(reduce_of({"dp": "mesh_shard_0"}.get(name, f"mesh_{name}_0"), start_ns, end_ns, rank=rank))
+        else:
+            rows.append(row(name, start_ns, end_ns, rank=rank))
+    shares = parts(table(*rows), Plan(pp=2), num_micro_batches=4)
+    assert min(shares.values()) >= 0.0
+    assert sum(shares.values()) == pytest.approx(1.0)

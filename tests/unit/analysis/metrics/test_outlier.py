@@ -1,0 +1,106 @@
+"""Odd devices are found, and devices that do other work are not taken for odd."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
+from wattune.analysis.summary import summarize
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+DEVICES = [("n0", f"gpu{index}") for index in range(4)]
+FAST_S = np.arange(-1.0, 21.0, 0.05)
+
+
+def spec(plan=None, num_devices=4):
+    return TrialSpec(
+        model=MODELS["llama3_8b"],
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=num_devices),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=plan or Plan(),
+    )
+
+
+def trial(bench, *, clocks=(1900,) * 4, watts=(600.0,) * 4, busy_s=(0.7,) * 4, spec_=None):
+    devices = DEVICES[: len(clocks)]
+    slow_s = np.arange(-0.6, 21.0)
+    fast = {
+        d: {"time_s": FAST_S, "sm_clock_mhz": np.full(len(FAST_S), mhz)} for d, mhz in zip(devices, clocks, strict=True)
+    }
+    tables = {
+        "ring": bench.ring({d: (lambda t, w=w: np.full(len(t), w)) for d, w in zip(devices, watts, strict=True)}),
+        "fast": bench.tier("fast", fast),
+        "slow": bench.tier(
+            "slow", {d: {"time_s": slow_s, "energy_j": w * (slow_s + 2)} for d, w in zip(devices, watts, strict=True)}
+        ),
+    }
+    marks = []
+    for rank, (device, busy) in enumerate(zip(devices, busy_s, strict=True)):
+        for step in range(20):
+            marks += [
+                (device, rank, step, "step", step, step + 1),
+                (device, rank, step, "forward", step, step + busy),
+                (device, rank, step, "wait", step + busy, step + 0.98),
+            ]
+    return summarize(spec_ or spec(), bench.marks(marks), tables, {})
+
+
+def test_like_devices_are_no_outliers(bench):
+    found = trial(bench, clocks=(1900, 1890, 1910, 1750), watts=(600, 610, 590, 640), busy_s=(0.7, 0.72, 0.69, 0.75))
+    assert found.metrics["device_outlier_frac"] == pytest.approx(1900 / 1750 - 1, abs=1e-3)
+    assert found.quality == PUBLISHABLE and "outlier" not in found.tags
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"clocks": (1900, 1900, 400, 1900)}, "n0/gpu2: sm_clock_mhz 400"),
+        ({"watts": (600.0, 120.0, 600.0, 600.0)}, "n0/gpu1: power_w 120"),
+        ({"busy_s": (0.2, 0.2, 0.2, 0.8)}, "n0/gpu3: compute_time_s 0.8"),
+    ],
+)
+def test_one_device_far_from_its_peers_makes_the_trial_invalid_and_is_named(bench, change, named):
+    found = trial(bench, **change)
+    assert (found.quality, found.quality_reasons) == (INVALID, ("device_outlier",))
+    assert found.tags["outlier"].startswith(named)
+
+
+def test_what_sound_devices_vary_by_is_publishable_and_more_is_indicative(bench):
+    for slow_mhz, quality in (
+        (1900 / (1 + 0.95 * VARIES_FRAC), PUBLISHABLE),
+        (1900 / (1 + 0.9 * BROKEN_FRAC), INDICATIVE),
+    ):
+        assert trial(bench, clocks=(1900, 1900, 1900, slow_mhz)).quality == quality
+
+
+def test_stages_of_a_pipeline_may_differ_as_they_like(bench):
+    stages = {"clocks": (1900, 1900, 900, 900), "watts": (650.0, 650.0, 300.0, 300.0), "busy_s": (0.9, 0.9, 0.3, 0.3)}
+    found = trial(bench, **stages, spec_=spec(Plan(pp=2)))
+    assert found.quality == PUBLISHABLE
+    assert found.metrics["device_outlier_frac"] == pytest.approx(0.0, abs=1e-9)
+    assert trial(bench, **stages, spec_=spec(Plan())).quality == INVALID
+    # Inside a stage they may not.
+    assert trial(bench, clocks=(1900, 500, 900, 900), spec_=spec(Plan(pp=2))).quality == INVALID
+
+
+def test_a_stage_of_one_device_has_no_peers(bench):
+    found = trial(bench, clocks=(1900, 1000, 1900, 1000), spec_=spec(Plan(pp=4)))
+    assert "device_outlier_frac" not in found.metrics
+
+
+def test_of_two_devices_both_are_named_as_either_may_be_at_fault(bench):
+    found = trial(bench, clocks=(1900, 600), watts=(600.0, 600.0), busy_s=(0.5, 0.5), spec_=spec(num_devices=2))
+    assert found.quality == INVALID
+    assert found.metrics["device_outlier_frac"] == pytest.approx(1900 / 600 - 1, rel=1e-3)
+
+
+def test_processes_on_a_hosts_processors_are_not_compared(bench):
+    on_cpu = replace(spec(), cluster=ClusterSpec(device="cpu", devices_per_node=4, simulate_sensors_of="h200_sxm"))
+    found = trial(bench, busy_s=(0.2, 0.2, 0.2, 0.8), spec_=on_cpu)
+    assert "device_outlier_frac" not in found.metrics and "device_outlier" not in found.quality_reasons

@@ -1,0 +1,87 @@
+"""Where steady state begins, on transients that were planted."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.analysis.signals.series import series
+from wattune.analysis.signals.steady_state import settled_from_s, steady_from
+
+
+def noisy(count, frac=0.005, seed=0):
+    return 1.0 + frac * np.random.default_rng(seed).normal(size=count)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_transient_nothing_is_left_out(seed):
+    assert steady_from(noisy(40, seed=seed)) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_too_few_steps_tell_nothing(count):
+    assert steady_from(np.linspace(2, 1, count)) == 0
+
+
+@pytest.mark.parametrize(("slow", "count"), [(1, 20), (5, 40), (30, 200), (400, 1000)])
+def test_slow_steps_in_front_are_left_out_to_the_step(slow, count):
+    times_s = noisy(count)
+    times_s[:slow] *= 1.3
+    assert steady_from(times_s) == pytest.approx(slow, abs=1)
+
+
+def test_steps_without_any_scatter():
+    assert steady_from(np.full(40, 0.1)) == 0
+    assert steady_from(np.array([2.0] * 4 + [1.0] * 20)) == 4
+
+
+def test_an_exponential_warm_up_ends_when_what_is_left_of_it_drowns_in_noise():
+    times_s = noisy(300) * (1 + 0.5 * np.exp(-np.arange(300) / 10))
+    assert 25 <= steady_from(times_s) <= 70
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_quiet_part_of_a_noisy_run_is_not_taken_for_its_steady_state(seed):
+    """As on a processor other work shares: scatter of 15 %, and no trend."""
+    assert steady_from(noisy(40, frac=0.15, seed=seed)) in (0, None)
+
+
+def test_single_slow_steps_are_no_warm_up():
+    times_s = noisy(40)
+    times_s[3] = 5.0
+    assert steady_from(times_s) == 0
+
+
+def test_a_change_late_in_the_run_is_no_steady_state():
+    times_s = noisy(100)
+    times_s[70:] *= 1.2
+    assert steady_from(times_s) is None
+
+
+@given(st.integers(0, 20), st.floats(1e-3, 1e3))
+def test_the_unit_does_not_matter(slow, factor):
+    times_s = noisy(60)
+    times_s[:slow] *= 1.5
+    assert steady_from(factor * times_s) == steady_from(times_s)
+
+
+def whole_degrees(celsius, end_s=600.0):
+    time_s = np.arange(0.0, end_s, 0.05)
+    return series(time_s, np.round(celsius(time_s)))
+
+
+def test_an_exponential_rise_settles_when_its_slope_does():
+    # Neighbouring minutes' means differ by 30 (1 - 1/e)^2 exp(-t / 60 s), which is a degree at 149 s.
+    settled_s = settled_from_s(whole_degrees(lambda t: 70 - 30 * np.exp(-t / 60)))
+    assert settled_s == pytest.approx(149, abs=15)
+
+
+def test_a_steady_climb_never_settles_and_a_level_one_always_has():
+    assert settled_from_s(whole_degrees(lambda t: 40 + t / 30)) is None
+    assert settled_from_s(whole_degrees(lambda t: 55.0 + 0 * t)) == 0.0
+    # Whole degrees that flicker between two values are level.
+    assert settled_from_s(whole_degrees(lambda t: 55.5 + 0.3 * np.sin(t))) == 0.0
+
+
+def test_less_than_a_minute_settles_nothing():
+    assert settled_from_s(whole_degrees(lambda t: 55.0 + 0 * t, end_s=50.0)) is None

@@ -1,0 +1,162 @@
+"""The whole way of a calibration with simulated sensors: real loads and samplers, and what studies make of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from wattune.calibration import run as calibration
+from wattune.calibration.run import Protocol, calibrate
+from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.storage.files import with_calibrations, write_calibration
+from wattune.storage.study import check_study_name
+from wattune.telemetry.probe import probe
+
+QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=0.6)
+HERE = {source.name for source in probe() if source.available}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    told: list[tuple[str, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WATTUNE_RUNTIME", str(tmp_path_factory.mktemp("locks")))
+        # No power limit sets in, and no ring is drained: nothing but time passes.
+        patch.setattr(calibration, "WARM_S", 0.5)
+        patch.setattr(calibration, "LAST_DRAIN_S", 0.0)
+        (one,) = calibrate("simulated", protocol=QUICK, listener=lambda what, done: told.append((what, done)))
+    shares = [done for _, done in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < 0.5 <= shares[-1] < 1
+    return one
+
+
+def test_it_says_what_it_found_and_that_it_is_simulated(found: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["simulated"] is True
+    assert found["signals"]["ring"]["sensor_period_s"] == pytest.approx(0.02, rel=0.1)
+    assert found["limits"]["ring"]["finest_window_s"] < 0.06
+    assert [wave["period_s"] for wave in found["waves"]] == [0.5, 2.0]
+    cost = found["overhead"]
+    assert cost["low"] <= cost["ratio"] <= cost["high"]
+    assert cost["num_pairs"] == 2
+    assert 0 <= cost["sampler_cpu_frac"] < 1
+
+
+def test_a_study_keeps_a_devices_limits_with_its_manifest(found: dict[str, Any], tmp_path: Path) -> None:
+    path = write_calibration(tmp_path, found)
+    assert path == tmp_path / "calibration" / f"{found['uuid']}.json"
+    manifest = {"node": "n", "devices": {"gpu0": {"uuid": found["uuid"]}, "gpu1": {"uuid": "other"}, "host": {}}}
+    known = with_calibrations(tmp_path, manifest)
+    assert known["devices"]["gpu0"]["sensor_limits"] == found["limits"]
+    assert known["devices"]["gpu1"] == {"uuid": "other"}
+    assert known["node"] == "n"
+    assert "sensor_limits" not in manifest["devices"]["gpu0"], "the sampler's own manifest is left alone"
+    assert "link_peaks" not in known["devices"]["gpu0"], "simulated sensors count no bytes"
+    write_calibration(tmp_path, found | {"link_peaks": {"pcie": 55e9}})
+    assert with_calibrations(tmp_path, manifest)["devices"]["gpu0"]["link_peaks"] == {"pcie": 55e9}
+
+
+def test_a_broken_calibration_is_an_error_not_a_guess(tmp_path: Path) -> None:
+    path = write_calibration(tmp_path, {"uuid": "GPU-1", "limits": {}})
+    path.write_text("[]")
+    with pytest.raises(TelemetryError, match=r"GPU-1\.json is no calibration.*calibrate gpu0 again"):
+        with_calibrations(tmp_path, {"devices": {"gpu0": {"uuid": "GPU-1"}}})
+
+
+def test_no_study_may_take_its_folder() -> None:
+    with pytest.raises(SpaceError, match="calibration"):
+        check_study_name("calibration")
+
+
+@pytest.mark.parametrize("backend", sorted({"nvml", "amd_smi", "no_such"} - HERE))
+def test_without_such_a_device_it_is_one_clear_error(backend: str) -> None:
+    with pytest.raises((TelemetryError, PlanError)) as raised:
+        calibrate(backend)
+    assert backend.split("_")[0] in str(raised.value).lower()
+
+
+def test_a_host_is_no_device_to_calibrate() -> None:
+    with pytest.raises(TelemetryError, match="--backend simulated"):
+        calibrate("host")
+
+
+def children_of_group(marker: str) -> list[int]:
+    """Processes whose environment holds the marker: the loads and samplers of one command."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if marker in process.environ().get("WATTUNE_RUNTIME", ""):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], longest_s: float) -> None:
+    deadline_s = time.monotonic() + longest_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+
+
+def test_interrupted_it_leaves_no_process(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    environment = {**os.environ, "WATTUNE_RUNTIME": str(locks), "WATTUNE_STORAGE": str(tmp_path / "storage")}
+    command = [sys.executable, "-m", "wattune", "calibrate", "--backend", "simulated", "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: len(children_of_group(str(locks))) >= 3, 60)  # itself, sampler, load
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode not in (0, None)
+    assert out == b""
+    wait_for(lambda: not children_of_group(str(locks)), 20)
+    assert children_of_group(str(locks)) == []
+    assert not (tmp_path / "storage").exists()
+
+
+@pytest.mark.skipif("nvml" in HERE, reason="this machine has a GPU, so nothing is missing")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_command_says_what_is_missing(tmp_path: Path, options: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wattune", "calibrate", "--storage", str(tmp_path), *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "nvml" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_shows_what_was_found_and_where_it_is(
+    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verb and its tables over a calibration that was measured above; measuring it again would add nothing."""
+    from wattune import api, cli
+
+    monkeypatch.setattr(api, "measure_sensors", lambda _backend, listener: [found])
+    path = tmp_path / "calibration" / f"{found['uuid']}.json"
+    for options in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["wattune", "calibrate", "--storage", str(tmp_path), *options])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        assert not leaving.value.code
+        out = capsys.readouterr().out
+        assert json.loads(path.read_text()) == found
+        if options:
+            assert json.loads(out)["calibrations"] == [{**found, "path": str(path)}]
+        else:
+            assert "SIMULATED" in out
+            assert str(path) in out
+            assert "ring" in out

@@ -1,0 +1,112 @@
+"""What our parts of Megatron's layers compute, and that they compile as whole graphs."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.engines.libraries import check_libraries
+from wattune.engines.megatron import config as megatron_config
+from wattune.engines.model.compiler import EAGER, Compiler
+from wattune.engines.model.decoder import Attention, Rotation
+from wattune.errors import EngineError
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+layers = pytest.importorskip("wattune.engines.megatron.layers", reason="megatron-core is not installed")
+
+GROUPED = ModelSpec(
+    name="grouped", num_layers=1, hidden_size=32, ffn_hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=16
+)
+PLAIN = replace(GROUPED, num_kv_heads=4)
+MIXTRAL = replace(GROUPED, num_experts=4, num_experts_per_token=2)
+COMPILERS = [EAGER, Compiler(backend="aot_eager")]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=str)
+@pytest.mark.parametrize("model", [GROUPED, PLAIN], ids=["grouped", "plain"])
+@pytest.mark.parametrize("turns", [True, False])
+def test_attention_is_the_torch_engines(model, turns, compiler):
+    torch.manual_seed(0)
+    batch, seq_len, size = 2, 6, model.head_size
+    rotation = Rotation.table(model, seq_len, torch.device("cpu"), torch.float32) if turns else None
+    reference = Attention(model, rotation, recompute=False)
+    heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
+    inputs = {name: torch.randn(batch, seq_len, count * size, requires_grad=True) for name, count in heads.items()}
+    expected = reference._attend(**inputs)
+    theirs = [inputs[name].detach().view(batch, seq_len, heads[name], size).transpose(0, 1) for name in "qkv"]
+    theirs = [each.requires_grad_() for each in theirs]
+    turned = (None, None) if rotation is None else (rotation.cos, rotation.sin)
+    found = compiler.run(layers._attend, *theirs, *turned, model is GROUPED)
+    torch.testing.assert_close(found.transpose(0, 1), expected)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    found.backward(gradient.transpose(0, 1))
+    for name, each in zip("qkv", theirs, strict=True):
+        assert each.grad is not None
+        torch.testing.assert_close(each.grad.transpose(0, 1).flatten(2), inputs[name].grad)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=str)
+def test_norms_compile_and_are_torchs(compiler):
+    x, weight, bias = torch.randn(5, 2, 8), torch.randn(8), torch.randn(8)
+    expected = torch.nn.functional.rms_norm(x, (8,), weight, 1e-5)
+    torch.testing.assert_close(compiler.run(layers._rms_norm, x, weight, 1e-5), expected)
+    for each in (bias, None):
+        expected = torch.nn.functional.layer_norm(x, (8,), weight, each, 1e-5)
+        torch.testing.assert_close(compiler.run(layers._layer_norm, x, weight, each, 1e-5), expected)
+
+
+def test_context_parallel_ranks_share_a_sequence_evenly_and_fairly():
+    from wattune.engines.megatron.engine import own_part
+
+    whole = torch.arange(16).view(1, 16)
+    parts = [own_part(whole, 2, rank) for rank in range(2)]
+    assert parts[0].tolist() == [[0, 1, 2, 3, 12, 13, 14, 15]]
+    assert sorted(torch.cat(parts).flatten().tolist()) == list(range(16))
+    attended = [int((part + 1).sum()) for part in parts]
+    assert attended[0] == attended[1]
+    assert own_part(whole, 1, 0) is whole
+
+
+def on(transformer_engine, model=GROUPED, **axes) -> TrialSpec:
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=2, transformer_engine=transformer_engine),
+        engine="megatron",
+        workload=Workload(seq_len=16, global_batch_size=4),
+        plan=Plan(**axes),
+    )
+
+
+@pytest.mark.parametrize(("model", "experts"), [(GROUPED, None), (MIXTRAL, 4)])
+def test_a_cluster_with_transformer_engine_gets_its_layers(model, experts, monkeypatch):
+    """The choice alone: it is not installed here, so what Megatron would make of its parts is stood in for."""
+    asked = []
+
+    def its_layers(**arguments):
+        asked.append(arguments)
+        return "its layers"
+
+    monkeypatch.setattr(layers.specs, "HAVE_TE", True)
+    monkeypatch.setattr(layers.specs, "TENorm", "its norm", raising=False)
+    monkeypatch.setattr(layers.specs, "get_gpt_layer_with_transformer_engine_spec", its_layers)
+    config = SimpleNamespace(
+        moe_grouped_gemm=megatron_config.transformer(on(True, model)).get("moe_grouped_gemm", False)
+    )
+    assert layers.layer_specs(on(True, model), config) == ("its layers", "its norm")
+    assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None}]
+
+
+def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused():
+    layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"))
+    assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.Attention
+    check_libraries(on(False))
+    for refusing in (check_libraries, lambda spec: layers.layer_specs(spec, None)):
+        with pytest.raises(
+            EngineError, match=r"1x2 h200_sxm says transformer_engine: true .*or set transformer_engine: false"
+        ):
+            refusing(on(True))

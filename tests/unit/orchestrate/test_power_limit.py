@@ -1,0 +1,91 @@
+"""Hard limits of a trial that runs: what simulated sensors would say of its last seconds, and when it is stopped."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from wattune.analysis.summary import summarize
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.clock import ClockAnchor
+from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, simulated_power_w
+from wattune.plan.axes import Plan
+from wattune.simulation.sensors import simulate
+from wattune.trial import TrialSpec, Workload
+from wattune.workers.phases import Mark, marks_table
+
+S = 1_000_000_000
+ANCHOR = ClockAnchor(mono_ns=50 * S, wall_ns=1_700_000_000 * S)
+SPEC = TrialSpec(
+    model=replace(model("llama3_8b"), num_layers=8),
+    cluster=ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm"),
+    engine="torch",
+    workload=Workload(seq_len=4096, global_batch_size=16),
+    plan=Plan(),
+)
+
+
+def marks(rank: int, *, first: int = 0, steps: int = 80, step_s: float = 0.1, node: str = "n0") -> pa.Table:
+    """What a rank shows that runs forward and backward without a pause, as its worker makes it."""
+    step_ns = int(step_s * S)
+    listed = []
+    for step in range(first, first + steps):
+        start_ns = ANCHOR.mono_ns + step * step_ns
+        half_ns, end_ns = start_ns + step_ns // 3, start_ns + step_ns
+        parts = (Mark("step", start_ns, end_ns), Mark("forward", start_ns, half_ns), Mark("backward", half_ns, end_ns))
+        listed.append((step, parts))
+    return marks_table(listed, node=node, device=f"cpu{rank % 2}", rank=rank, anchor=ANCHOR)
+
+
+def test_a_part_of_a_trial_draws_what_the_whole_does() -> None:
+    whole = {rank: marks(rank) for rank in range(2)}
+    found = simulate(SPEC, pa.concat_tables(whole.values()), seed=0)
+    tables, manifest = found["n0"]
+    window = (ANCHOR.wall_ns, ANCHOR.wall_ns + 8 * S)
+    whole_w = summarize(None, None, tables, {"n0": manifest}, window=window).metrics["node_device_power_peak_1s_w"]
+    part_w = simulated_power_w(SPEC, {rank: marks(rank, first=40, steps=30) for rank in range(2)}, seed=0)
+    assert part_w == {"n0": pytest.approx(whole_w, rel=0.01)}
+    assert 1000 < whole_w < 1400, "two H200s that compute without a pause"
+
+
+def test_power_is_told_only_where_every_rank_has_shown_the_same_second() -> None:
+    assert simulated_power_w(SPEC, {}, seed=0) == {}
+    assert simulated_power_w(SPEC, {0: marks(0)}, seed=0) == {}, "the other one's power would count as none"
+    apart = {0: marks(0, steps=20), 1: marks(1, first=30, steps=20)}
+    assert simulated_power_w(SPEC, apart, seed=0) == {}
+    short = {rank: marks(rank, steps=5) for rank in range(2)}
+    assert simulated_power_w(SPEC, short, seed=0) == {}, "half a second has no mean over one"
+
+
+def test_every_node_is_told_of() -> None:
+    spec = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=2))
+    shown = {rank: marks(rank, node=f"n{rank // 2}") for rank in range(4)}
+    power_w = simulated_power_w(spec, shown, seed=0)
+    assert power_w.keys() == {"n0", "n1"} and min(power_w.values()) > 1000
+    assert all(pc.count(table["rank"]).as_py() for table in shown.values())
+
+
+def test_a_limit_stops_at_what_is_above_it_and_says_how_much() -> None:
+    power_w: dict[str, float] = {}
+    limit = PowerLimit(2900.0, 2, lambda: power_w)
+    assert limit() is None
+    assert limit.tags == {WATCHED_TAG: "0 of 1"}
+    power_w |= {"n0": 2899.0, "n1": 2900.0}
+    assert limit() is None
+    node_1_w = power_w.pop("n1")
+    assert limit() is None
+    assert limit.tags == {WATCHED_TAG: "1 of 2"}, "a look that saw nothing is counted, not hidden; the start is not"
+    power_w["n1"] = node_1_w + 50.4
+    reason = limit()
+    assert reason is not None and "node n1 was 2950.4 W over 1 s, the hard limit is 2900 W" in reason
+    assert limit.tags == {WATCHED_TAG: "2 of 3"}
+
+
+def test_without_a_limit_nobody_looks() -> None:
+    def never() -> dict[str, float]:
+        raise AssertionError
+
+    limit = PowerLimit(None, 1, never)
+    assert limit() is None and limit.tags == {}

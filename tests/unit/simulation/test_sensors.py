@@ -1,0 +1,414 @@
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pace import least_cpu_s
+
+from wattune.catalog.hardware import DEVICES, ClusterSpec, device
+from wattune.catalog.models import MODELS
+from wattune.cost.flops import forward_flop_per_token
+from wattune.errors import TelemetryError
+from wattune.plan.axes import Plan
+from wattune.schema import MARKS, table_schema
+from wattune.simulation.activity import (
+    ROOFLINE,
+    DeviceActivity,
+    Part,
+    node_activities,
+    phase_shares,
+    planned_phases,
+    stage_work,
+)
+from wattune.simulation.device_model import CELL_S, KINDS, device_model, lag, moving_mean, run, temperatures
+from wattune.simulation.sensors import LEAD_S, TAIL_S, device_slots, simulate
+from wattune.trial import TrialSpec, Workload
+
+S = 1_000_000_000
+START_NS = 50 * S
+WALL_NS = 1_700_000_000 * S
+TIERS = ("ring", "fast", "counter", "slow")
+H200 = device_model(device("h200_sxm"))
+MODEL = replace(MODELS["llama3_8b"], num_layers=8)
+
+
+def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, sensed="h200_sxm", mode="pretrain", **plan):
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device="cpu", devices_per_node=devices, num_nodes=nodes, simulate_sensors_of=sensed),
+        engine="torch",
+        workload=Workload(mode=mode, seq_len=4096, global_batch_size=batch),
+        plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
+    )
+
+
+def make_marks(phases, *, steps=20, devices=4, nodes=1):
+    """Marks of equal steps; `phases` are names and seconds in order, None for time without a mark."""
+    rows = []
+    length_ns = sum(round(seconds * S) for _, seconds in phases)
+    for rank in range(devices * nodes):
+        node = rank // devices
+        clock_ns = START_NS + node * 7 * S  # nodes have clocks of their own
+
+        def row(phase, step, start_ns, end_ns, *, rank=rank, node=node, clock_ns=clock_ns):
+            wall_ns = WALL_NS - clock_ns
+            return {
+                "node": f"node{node}",
+                "device": f"cpu{rank % devices}",
+                "rank": rank,
+                "step": step,
+                "phase": phase,
+                "start_mono_ns": start_ns,
+                "end_mono_ns": end_ns,
+                "start_wall_ns": start_ns + wall_ns,
+                "end_wall_ns": end_ns + wall_ns,
+            }
+
+        for step in range(steps):
+            at_ns = clock_ns + step * length_ns
+            rows.append(row("step", step, at_ns, at_ns + length_ns))
+            for phase, seconds in phases:
+                end_ns = at_ns + round(seconds * S)
+                if phase:
+                    rows.append(row(phase, step, at_ns, end_ns))
+                at_ns = end_ns
+    return pa.Table.from_pylist(rows, schema=MARKS)
+
+
+BUSY = [("forward", 0.1), ("backward", 0.2), ("optimizer", 0.01)]
+
+
+def rows_of(table, name):
+    return table.filter(pc.equal(table["device"].cast(pa.string()), name))
+
+
+def ring_of(tables, name="cpu0"):
+    rows = rows_of(tables["ring"], name)
+    return (rows["sensor_ns"].to_numpy() - WALL_NS) / S, rows["power_w"].to_numpy().astype(float)
+
+
+def mean_w(spec, marks, name="cpu0"):
+    tables, _ = simulate(spec, marks, seed=0)["node0"]
+    at_s, power_w = ring_of(tables, name)
+    load_s = (pc.max(marks["end_wall_ns"]).as_py() - WALL_NS) / S
+    return np.interp(np.arange(0.5, load_s, 0.01), at_s, power_w).mean()
+
+
+@pytest.fixture(scope="module")
+def busy():
+    marks = make_marks(BUSY, steps=40)
+    tables, manifest = simulate(make_spec(micro_batch_size=4), marks, seed=3)["node0"]
+    return marks, tables, manifest
+
+
+def test_tables_have_the_schemas_and_say_they_are_simulated(busy):
+    _, tables, manifest = busy
+    assert set(tables) == set(TIERS)
+    for tier, table in tables.items():
+        assert table.schema.equals(table_schema(tier, backend="simulated", simulated=True), check_metadata=True)
+        assert table.schema.metadata[b"wattune.simulated"] == b"true"
+        assert table.num_rows > 0
+        assert manifest["tiers"][tier]["rows"] == table.num_rows
+        assert set(table["device"].cast(pa.string()).to_pylist()) == {f"cpu{slot}" for slot in range(4)}
+        table.validate(full=True)
+    assert manifest["simulated"] is manifest["closed"] is True
+    assert manifest["clock_offset_ns"] == 0
+    for name, facts in manifest["devices"].items():
+        assert facts["backend"] == "simulated"
+        assert facts["name"] == "simulated h200_sxm"
+        assert facts["power_domain"] == name
+        assert (facts["power_limit_w"], facts["sm_clock_max_mhz"]) == (700.0, 1980.0)
+        assert "driver" not in facts
+    assert [facts["slot"] for facts in manifest["devices"].values()] == [0, 1, 2, 3]
+
+
+def test_what_is_not_modelled_is_null(busy):
+    _, tables, _ = busy
+    null = {name for table in tables.values() for name in table.column_names if table[name].null_count}
+    links = {"nvlink_tx_bytes", "nvlink_rx_bytes", "pcie_tx_bytes", "pcie_rx_bytes"}
+    assert null == {*links, "memory_used_bytes"}
+    assert all(tables["counter"][name].null_count == tables["counter"].num_rows for name in links)
+
+
+def test_coverage_runs_from_before_the_first_to_after_the_last_mark(busy):
+    marks, tables, _ = busy
+    end_s = (pc.max(marks["end_wall_ns"]).as_py() - WALL_NS) / S
+    at_s, _ = ring_of(tables)
+    assert at_s[0] == pytest.approx(-LEAD_S, abs=0.05)
+    assert at_s[-1] == pytest.approx(end_s + TAIL_S, abs=0.05)
+    for tier in ("fast", "counter", "slow"):
+        mono_s = (rows_of(tables[tier], "cpu3")["mono_ns"].to_numpy() - START_NS) / S
+        assert mono_s[0] < -0.9
+        assert mono_s[-1] > end_s
+        assert np.all(np.diff(mono_s) > 0)
+    drained_after_ns = pc.subtract(tables["ring"]["wall_ns"], tables["ring"]["sensor_ns"])
+    assert 0 <= pc.min(drained_after_ns).as_py() <= pc.max(drained_after_ns).as_py() <= 1.01 * S
+
+
+def test_energy_counter_agrees_with_the_ring_within_1_percent(busy):
+    _, tables, _ = busy
+    for slot in range(4):
+        slow = rows_of(tables["slow"], f"cpu{slot}")
+        mono_s = (slow["mono_ns"].to_numpy() - START_NS) / S
+        at_s, power_w = ring_of(tables, f"cpu{slot}")
+        inside = (at_s >= mono_s[0]) & (at_s <= mono_s[-1])
+        counted_j = slow["energy_j"][-1].as_py() - slow["energy_j"][0].as_py()
+        assert np.trapezoid(power_w[inside], at_s[inside]) == pytest.approx(counted_j, rel=0.01)
+
+
+def test_cumulative_columns_never_fall(busy):
+    _, tables, _ = busy
+    for slot in range(4):
+        slow = rows_of(tables["slow"], f"cpu{slot}")
+        for name in ("energy_j", "throttle_power_ns", "throttle_thermal_ns", "throttle_hw_ns"):
+            assert np.all(np.diff(slow[name].to_numpy()) >= 0)
+        assert np.all(np.diff(slow["throttle_power_ns"].to_numpy()) <= 1.3 * S)
+        assert slow["throttle_power_ns"][-1].as_py() > 0
+
+
+def test_cap_holds_the_1_s_mean_while_single_samples_pass_it(busy):
+    _, tables, _ = busy
+    at_s, power_w = ring_of(tables)
+    grid_w = np.interp(np.arange(at_s[0], at_s[-1], 0.01), at_s, power_w)
+    assert np.convolve(grid_w, np.full(100, 0.01), "valid").max() <= 1.015 * 700
+    assert 750 < power_w.max() <= 1.4 * 700
+    fast = rows_of(tables["fast"], "cpu0")
+    clock_mhz, capped = fast["sm_clock_mhz"].to_numpy(), fast["event_reasons"].to_numpy() == 0x4
+    assert np.all(clock_mhz % 15 == 0)
+    assert clock_mhz.max() <= 1980
+    assert capped.mean() > 0.7
+    assert np.all(clock_mhz[capped] <= 1965)
+
+
+def test_values_are_held_between_refreshes_of_100_ms(busy):
+    _, tables, _ = busy
+    instant_w = rows_of(tables["fast"], "cpu1")["power_instant_w"].to_numpy()
+    assert 0.4 < np.mean(np.diff(instant_w) == 0) < 0.6  # 20 reads a second of 10 values a second
+    temps_c = tables["fast"]["gpu_temp_c"].to_numpy()
+    assert np.all(temps_c == np.round(temps_c))
+
+
+def test_before_the_first_mark_devices_are_idle(busy):
+    _, tables, _ = busy
+    at_s, power_w = ring_of(tables)
+    assert power_w[at_s < 0].mean() == pytest.approx(H200.power.idle_power_w, abs=0.5)
+    fast = rows_of(tables["fast"], "cpu0")
+    idle = fast["mono_ns"].to_numpy() < START_NS
+    assert set(fast["event_reasons"].to_numpy()[idle]) == {0x1}
+    assert set(fast["sm_clock_mhz"].to_numpy()[idle]) == {345}
+    assert np.ptp(fast["gpu_temp_c"].to_numpy()[idle]) == 0
+
+
+def test_a_device_that_never_works_stays_at_idle_power_and_temperature():
+    shares = np.zeros((1, len(KINDS), 500))
+    trace = run(H200, shares, [0], np.ones((1, 500)))
+    assert np.all(trace.power_w == H200.power.idle_power_w)
+    assert np.all(trace.idle)
+    assert not trace.capped.any()
+    assert np.ptp(trace.gpu_temp_c) < 1e-9
+
+
+def test_same_arguments_give_the_same_tables_and_another_seed_gives_others():
+    marks = make_marks(BUSY, steps=5)
+    first, again, other = (simulate(make_spec(), marks, seed=seed)["node0"] for seed in (1, 1, 2))
+    assert first[1] == again[1]
+    for tier in TIERS:
+        assert first[0][tier].equals(again[0][tier])
+    assert not first[0]["ring"].equals(other[0]["ring"])
+
+
+@settings(max_examples=10, deadline=None)
+@given(order=st.permutations(range(16)), ranks=st.permutations(range(4)))
+def test_order_of_rows_and_numbering_of_equal_ranks_do_not_matter(order, ranks):
+    marks = make_marks([("forward", 0.1), ("wait", 0.05), ("backward", 0.2)], steps=1)
+    renumbered = pa.array(np.asarray(ranks, np.int32)[marks["rank"].to_numpy()])
+    permuted = marks.set_column(marks.column_names.index("rank"), MARKS.field("rank"), renumbered).take(list(order))
+    tables, _ = simulate(make_spec(), marks, seed=0)["node0"]
+    for tier, table in simulate(make_spec(), permuted, seed=0)["node0"][0].items():
+        assert table.equals(tables[tier])
+
+
+def test_every_node_gets_tables_on_its_own_clock():
+    result = simulate(make_spec(nodes=2), make_marks(BUSY, steps=5, nodes=2), seed=0)
+    assert sorted(result) == ["node0", "node1"]
+    for index, (tables, manifest) in enumerate(result.values()):
+        assert manifest["node"] == f"node{index}"
+        for table in tables.values():
+            difference = pc.subtract(table["wall_ns"], table["mono_ns"])
+            assert pc.unique(difference).to_pylist() == [WALL_NS - START_NS - index * 7 * S]
+    ring = [tables["ring"]["power_w"].to_numpy() for tables, _ in result.values()]
+    assert not np.array_equal(*ring)  # noise of two nodes is not the same noise
+
+
+def test_large_micro_batches_of_a_dense_data_parallel_plan_run_at_the_cap():
+    assert mean_w(make_spec(micro_batch_size=4, overlap="grad_param", sharding="zero1"), make_marks(BUSY)) > 0.95 * 700
+
+
+def test_waiting_draws_little_above_ready_and_unmarked_time_a_little_more():
+    ready_w = H200.power.ready_power_w
+    waiting_w, unmarked_w, busy_w = (
+        mean_w(make_spec(), make_marks([("forward", 1e-3), (phase, 0.299)])) for phase in ("wait", None, "backward")
+    )
+    assert ready_w < waiting_w < unmarked_w < ready_w + 150 < busy_w
+
+
+def test_pipeline_bubbles_and_tensor_parallel_communication_draw_less():
+    dense_w = mean_w(make_spec(micro_batch_size=4), make_marks(BUSY))
+    assert mean_w(make_spec(pp=4), make_marks([*BUSY, ("wait", 0.1)])) < dense_w - 50
+    assert mean_w(make_spec(tp=8, devices=8), make_marks(BUSY, devices=8)) < dense_w - 30
+
+
+def intensity(spec, phase="backward", stage=0):
+    return float(np.dot(H200.power.intensity, phase_shares(stage_work(spec, stage))[phase]))
+
+
+def test_intensity_follows_the_plan():
+    dense = make_spec()
+    assert intensity(make_spec(micro_batch_size=4)) > intensity(dense)
+    hidden = {"overlap": "grad"}  # so that only tensor-parallel traffic is left
+    assert intensity(make_spec(tp=4, **hidden)) < intensity(make_spec(tp=2, **hidden)) < intensity(make_spec(**hidden))
+    assert intensity(make_spec(tp=4, overlap="tp")) > intensity(make_spec(tp=4))
+    assert intensity(make_spec(overlap="grad")) > intensity(dense)
+    assert intensity(make_spec(recompute="full")) > intensity(dense)
+    assert intensity(make_spec(recompute="selective")) > intensity(dense)
+    experts = MODELS["mixtral_8x7b"]
+    assert intensity(make_spec(model=experts, ep=4), "forward") < intensity(make_spec(model=experts), "forward")
+    assert intensity(dense, "optimizer") == H200.power.intensity[KINDS.index("memory")]
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}, {"pp": 4}, {"pp": 2, "vpp": 2}, {"cp": 2}])
+def test_matrix_products_of_all_stages_are_the_models_flops(plan):
+    spec = make_spec(**plan)
+    per_flop_s = 1 / (ROOFLINE.gemm_of_peak_frac * 989.4e12)
+    seconds = sum(stage_work(spec, stage).forward.tensor for stage in range(spec.plan.pp)) * spec.plan.tp * spec.plan.cp
+    assert seconds / per_flop_s == pytest.approx(4096 * forward_flop_per_token(MODEL, 4096), rel=1e-9)
+
+
+def test_prefill_has_no_backward_and_lora_no_weight_gradients():
+    prefill, lora, pretrain = (stage_work(make_spec(mode=mode), 0) for mode in ("prefill", "lora", "pretrain"))
+    assert prefill.backward.total == prefill.optimizer.total == lora.optimizer.total == 0
+    # Scores and values of attention have no weights: both gradients of theirs are needed in any case.
+    weights_frac = forward_flop_per_token(MODEL, 0) / forward_flop_per_token(MODEL, 4096)
+    assert pretrain.backward.tensor == pytest.approx(2 * prefill.forward.tensor)
+    assert lora.backward.tensor == pytest.approx((2 - weights_frac) * prefill.forward.tensor)
+
+
+def test_steps_without_phases_are_laid_out_by_the_plan():
+    spec = make_spec(pp=4)
+    work = [stage_work(spec, stage) for stage in range(4)]
+    start_ns, end_ns = np.array([0, 2 * S]), np.array([S, 3 * S])
+    waited = []
+    for stage in range(4):
+        parts = list(planned_phases(spec, work, stage, start_ns, end_ns))
+        covered_ns = sum(int((part.end_ns - part.start_ns).sum()) for part in parts)
+        assert covered_ns == pytest.approx(2 * S, abs=1000)
+        activity = DeviceActivity(device="gpu0", steps=None, phases=tuple(parts))
+        shares = activity.shares(np.arange(0, 3 * S + 1, S // 100))
+        assert not shares[:, 100:200].any()  # between the steps
+        waited.append(shares[KINDS.index("wait")].mean() * 3 / 2)
+    bubble_frac = 3 / (16 + 3)
+    assert waited[-1] == pytest.approx(bubble_frac, abs=0.01)  # the output projection makes the last stage the slowest
+    assert min(waited[:-1]) > waited[-1]
+
+
+intervals = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 300)), max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(phases=st.lists(st.tuples(intervals, st.sampled_from(range(4))), min_size=1, max_size=4), steps=intervals)
+def test_shares_of_any_intervals_are_shares(phases, steps):
+    def part(times, shares):
+        start = np.array([start for start, _ in times], np.int64)
+        return Part(start_ns=start, end_ns=start + np.array([length for _, length in times], np.int64), shares=shares)
+
+    activity = DeviceActivity(
+        device="gpu0",
+        steps=part(steps, np.zeros(len(KINDS))),
+        phases=tuple(part(times, np.eye(len(KINDS))[kind]) for times, kind in phases),
+    )
+    shares = activity.shares(np.arange(0, 1201, 100))
+    assert shares.min() >= 0
+    assert shares.sum(axis=0).max() <= 1 + 1e-9
+    wait_only = [part for part in activity.phases if part.shares[KINDS.index("wait")]]
+    covered = np.zeros(1200, bool)
+    for start, end in [(s, e) for part in wait_only for s, e in zip(part.start_ns, part.end_ns, strict=True)]:
+        covered[start:end] = True
+    expected = covered.reshape(12, 100).mean(axis=1)
+    assert np.all(shares[KINDS.index("wait")] >= expected - 1e-9)  # a wait is never counted as anything else
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shares=st.lists(st.floats(0, 1), min_size=5, max_size=60),
+    seed=st.integers(0, 2**16),
+    name=st.sampled_from([name for name, spec in DEVICES.items() if spec.power_limit_w]),
+)
+def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, seed, name):
+    model = device_model(device(name))
+    load = np.zeros((2, len(KINDS), 20 * len(shares)))
+    load[:, 0] = np.repeat(shares, 20)
+    trace = run(model, load, [0, 1], np.random.default_rng(seed).standard_normal(load[:, 0].shape))
+    power = model.power
+    assert trace.power_w.min() >= power.idle_power_w
+    assert trace.power_w.max() <= power.ready_power_w + power.dynamic_power_w
+    assert power.clock_idle_mhz <= trace.clock_mhz.min() <= trace.clock_mhz.max() <= power.clock_max_mhz
+    coolest_c, hottest_c = (
+        temperatures(model.thermal, np.full((2, 1), watts), [0, 1])[0] for watts in (0, trace.power_w.max())
+    )
+    assert np.all(coolest_c <= trace.gpu_temp_c)
+    assert np.all(trace.gpu_temp_c <= hottest_c)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in DEVICES.items() if spec.power_limit_w])
+def test_no_slot_can_reach_thermal_slowdown_so_its_counter_stays_0(name):
+    model = device_model(device(name))
+    core_c, memory_c = temperatures(model.thermal, np.full((8, 1), 1.02 * model.power.limit_w), list(range(8)))
+    assert core_c.max() < 80 < 89  # slowdown of an H200, the lowest in the catalog
+    assert memory_c.max() < 80
+    # The same slots are hot on both halves of an eight-device board.
+    np.testing.assert_allclose(core_c[:4], core_c[4:])
+
+
+def test_lag_reaches_63_percent_of_a_step_after_its_time_constant():
+    power_w = np.concatenate([np.zeros((1, 1)), np.full((1, 200), 100.0)], axis=1)
+    (series,) = lag(power_w, (0.5,))
+    assert series[0, round(0.5 / CELL_S)] == pytest.approx(100 * (1 - np.exp(-1)), rel=1e-6)
+
+
+def test_moving_mean_is_the_mean_of_the_window_that_ends_with_a_cell():
+    values = np.arange(1.0, 9.0)[None, :]
+    assert moving_mean(values, 3 * CELL_S)[0, 2:].tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def test_slots_come_from_names_where_they_can():
+    assert device_slots(["gpu3", "gpu0"]) == [3, 0]
+    assert device_slots(["a", "b"]) == [0, 1]
+    assert device_slots(["x1", "y1"]) == [0, 1]
+
+
+def test_fp32_products_leave_tensor_activity_null():
+    tables, _ = simulate(make_spec(dtype="fp32"), make_marks(BUSY, steps=5), seed=0)["node0"]
+    assert tables["counter"]["tensor_active_frac"].null_count == tables["counter"].num_rows
+    assert tables["counter"]["sm_active_frac"].null_count == 0
+
+
+def test_a_device_without_peaks_cannot_be_simulated():
+    with pytest.raises(TelemetryError, match="simulate_sensors_of"):
+        simulate(make_spec(sensed=None), make_marks(BUSY, steps=1), seed=0)
+    with pytest.raises(TelemetryError, match="h200_sxm"):
+        device_model(device("cpu"))
+
+
+def test_two_ranks_on_one_device_are_refused():
+    marks = make_marks(BUSY, steps=1)
+    one = pa.array(["cpu0"] * marks.num_rows).dictionary_encode()
+    with pytest.raises(TelemetryError, match="one rank a device"):
+        node_activities(make_spec(), marks.set_column(1, MARKS.field("device"), one))
+
+
+def test_a_minute_of_eight_devices_takes_less_than_a_second():
+    marks = make_marks(BUSY, steps=round(60 / 0.31), devices=8)
+    assert least_cpu_s(lambda: simulate(make_spec(devices=8), marks, seed=0)) < 1.0
