@@ -220,7 +220,7 @@ def train(
     steps += [engine.step() for _ in range(num_warmup + num_steps - 1)]
     times_s = []
     for step in steps[num_warmup:]:
-        (whole,) = (mark for mark in step.marks if mark.phase == "step")
+        (whole,) = (span for span in step.spans if span.phase == "step")
         times_s.append((whole.end_mono_ns - whole.start_mono_ns) / 1e9)
     outcome = {
         "times_s": times_s,

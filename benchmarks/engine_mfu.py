@@ -271,7 +271,7 @@ def engine_steps(case: Slice, ranks: Ranks, spec: TrialSpec, backend: str | None
         result = engine.step()
         if step == 0:
             first_s = time.perf_counter() - start
-        (whole,) = (mark for mark in result.marks if mark.phase == "step")
+        (whole,) = (span for span in result.spans if span.phase == "step")
         times_s.append((whole.end_mono_ns - whole.start_mono_ns) / 1e9)
         losses.append(result.loss)
         norms.append(result.grad_norm)

@@ -56,30 +56,30 @@ DENSE: Final = ModelSpec(
 class Recording:
     """One recorded folder."""
 
-    marks: pa.Table
+    spans: pa.Table
     tables: Mapping[str, pa.Table]
     plan: Mapping[str, object]
     """As its manifest has it; empty for plain matrix products."""
 
     @property
     def start_ns(self) -> int:
-        """First mark, monotonic."""
-        return int(pc.min(self.marks["start_mono_ns"]).as_py())
+        """First span, monotonic."""
+        return int(pc.min(self.spans["start_mono_ns"]).as_py())
 
     @property
     def end_ns(self) -> int:
-        """Last mark, monotonic."""
-        return int(pc.max(self.marks["end_mono_ns"]).as_py())
+        """Last span, monotonic."""
+        return int(pc.max(self.spans["end_mono_ns"]).as_py())
 
     @property
     def devices(self) -> list[str]:
         """Names in order."""
-        return sorted(pc.unique(self.marks["device"].cast(pa.string())).to_pylist())
+        return sorted(pc.unique(self.spans["device"].cast(pa.string())).to_pylist())
 
     @property
     def node(self) -> Node:
         """The node to simulate."""
-        offset_ns = pc.subtract(self.marks["start_wall_ns"], self.marks["start_mono_ns"])[0].as_py()
+        offset_ns = pc.subtract(self.spans["start_wall_ns"], self.spans["start_mono_ns"])[0].as_py()
         return Node(name="node0", wall_minus_mono_ns=offset_ns, temp_slowdown_c=89.0, tensor_cores=True)
 
     @property
@@ -96,20 +96,20 @@ class Recording:
         )
 
     def activities(self, roofline: Roofline = ROOFLINE) -> list[DeviceActivity]:
-        """What the devices did: by the plan, or matrix products inside every mark where there is none."""
+        """What the devices did: by the plan, or matrix products inside every span where there is none."""
         if self.plan:
-            return node_activities(self.spec, self.marks, roofline)["node0"]
+            return node_activities(self.spec, self.spans, roofline)["node0"]
         products = np.array([float(kind == "tensor") for kind in KINDS])
         result = []
         for name in self.devices:
-            rows = self.marks.filter(pc.equal(self.marks["device"].cast(pa.string()), name))
+            rows = self.spans.filter(pc.equal(self.spans["device"].cast(pa.string()), name))
             times = [rows[column].to_numpy() for column in ("start_mono_ns", "end_mono_ns")]
             part = Part(start_ns=times[0], end_ns=times[1], shares=products)
             result.append(DeviceActivity(device=name, steps=None, phases=(part,)))
         return result
 
     def column(self, tables: Mapping[str, pa.Table], tier: str, name: str, device_name: str) -> tuple[Array, Array]:
-        """Seconds since the first mark and values of a device's column, each ring sample at its own time."""
+        """Seconds since the first span and values of a device's column, each ring sample at its own time."""
         table = tables[tier]
         rows = table.filter(pc.equal(table["device"].cast(pa.string()), device_name))
         at_ns = rows["mono_ns"].to_numpy()
@@ -126,7 +126,7 @@ def load(name: str) -> Recording:
     folder = FOLDER / name
     tiers = ("ring", "fast", "counter", "slow")
     return Recording(
-        marks=pq.read_table(folder / "marks.parquet"),
+        spans=pq.read_table(folder / "spans.parquet"),
         tables={tier: pq.read_table(folder / "telemetry" / "node0" / f"{tier}.parquet") for tier in tiers},
         plan=json.loads((folder / "manifest.json").read_text())["plan"],
     )
@@ -148,10 +148,10 @@ def simulated_tables(
 
 
 def figures(recording: Recording, tables: Mapping[str, pa.Table]) -> dict[str, float]:
-    """What is compared, by name and device. Power between first and last mark, on a grid of 10 ms.
+    """What is compared, by name and device. Power between first and last span, on a grid of 10 ms.
 
     A temperature's rise is from before any load to the last second of it: the recordings begin idle, and warm-up steps
-    that have no marks have heated the die before the first mark.
+    that have no spans have heated the die before the first span.
     """
     load_s = (recording.end_ns - recording.start_ns) / NS_PER_S
     grid_s = np.arange(0.0, load_s, 0.01)

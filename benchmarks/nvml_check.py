@@ -54,13 +54,13 @@ KEPT: Final = ("rows", "achieved_hz", "missed_ticks", "longest_gap_s", "errors")
 
 @contextlib.contextmanager
 def load(folder: Path, *arguments: str, seconds: float) -> Iterator[Path]:
-    """Runs `wattune.workers.calibration_load` beside the body, warm when the body begins; gives its marks' path."""
-    marks = folder / f"marks-{time.monotonic_ns()}.parquet"
+    """Runs `wattune.workers.calibration_load` beside the body, warm when the body begins; gives its spans' path."""
+    spans = folder / f"spans-{time.monotonic_ns()}.parquet"
     command = [
         sys.executable,
         "-m",
         "wattune.workers.calibration_load",
-        str(marks),
+        str(spans),
         "--node",
         "node0",
         "--name",
@@ -69,7 +69,7 @@ def load(folder: Path, *arguments: str, seconds: float) -> Iterator[Path]:
     process = subprocess.Popen([*command, "--device", "cuda:0", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline().strip() == "ready", "the load did not start"
     try:
-        yield marks
+        yield spans
         assert process.wait(timeout=seconds + 30) == 0, "the load failed"
     finally:
         process.kill()
@@ -335,13 +335,13 @@ def record(
     # Nobody renews the lease while the load runs.
     sampler = SamplerProcess.start(spool / "sampler", node="node0", backends=["nvml"], lease_s=lead_s + seconds + 60)
     time.sleep(lead_s)
-    with load(spool, *arguments, seconds=seconds) as marks_path:
+    with load(spool, *arguments, seconds=seconds) as spans_path:
         pass
     time.sleep(2.5)
     manifest = sampler.stop()
     tables, losses = read_tables(spool / "sampler")
     recording = MeasuredFolder(folder / name)
-    recording.write_marks(pq.read_table(marks_path))
+    recording.write_spans(pq.read_table(spans_path))
     recording.write_telemetry("node0", tables, {**manifest, "losses": losses, "load": text})
     paces = {tier: {name: facts.get(name) for name in KEPT} for tier, facts in manifest["tiers"].items()}
     return {"losses": losses, "sampler": manifest["sampler"], "tiers": paces, "devices": manifest["devices"]}

@@ -134,12 +134,12 @@ def record(folder: Path) -> tuple[Fit, list[Wave], dict[str, Samples | str], int
     names = [name for name in OTHERS if name not in found]
     watchers = [context.Process(target=_watch, args=(name, info.uuid, stop, told)) for name in names]
     options = [str(part) for wave in WAVES for part in ("--wave", *wave)]
-    marks_path, node = folder / "marks.parquet", platform.node()
+    spans_path, node = folder / "spans.parquet", platform.node()
     with sampling(folder / "sampler", node, ["nvml", "host"], {}) as sampler:
         for watcher in watchers:
             watcher.start()
         try:
-            with load(info, node, marks_path, options) as process:
+            with load(info, node, spans_path, options) as process:
                 while process.poll() is None:
                     sampler.renew()
                     time.sleep(0.5)
@@ -155,10 +155,10 @@ def record(folder: Path) -> tuple[Fit, list[Wave], dict[str, Samples | str], int
             watcher.terminate()
         manifest = sampler.stop()
     found |= {name: "said nothing" for name in names if name not in found}
-    marks = pq.read_table(marks_path)
-    wall_ns = origin_ns(marks) + marks["start_wall_ns"][0].as_py() - marks["start_mono_ns"][0].as_py()
-    seen = fit(read_tables(folder / "sampler")[0], info.device, marks, WAVES)
-    return seen, waves_of(marks, WAVES), found, wall_ns, {**manifest, "device": info.to_json()}
+    spans = pq.read_table(spans_path)
+    wall_ns = origin_ns(spans) + spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py()
+    seen = fit(read_tables(folder / "sampler")[0], info.device, spans, WAVES)
+    return seen, waves_of(spans, WAVES), found, wall_ns, {**manifest, "device": info.to_json()}
 
 
 def inside(samples: Samples, wave: Wave, origin_wall_ns: int) -> np.ndarray:

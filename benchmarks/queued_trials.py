@@ -25,8 +25,8 @@ from wattune.objective import parse_objective
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
-from wattune.orchestrate.scheduling.controller import AskProgress, Ledger
-from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
+from wattune.orchestrate.scheduling.controller import AskProgress, StudyController
+from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress
@@ -34,8 +34,8 @@ from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.upload import Delivery
-from wattune.workers.engine import Ranks, StepMarks
-from wattune.workers.phases import Mark
+from wattune.workers.engine import Ranks, StepSpans
+from wattune.workers.phases import Span
 
 ENGINE: Final = "queued_trials:TenMilliseconds"
 NUM_LOOKS: Final = 20
@@ -64,11 +64,11 @@ class TenMilliseconds:
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Builds nothing."""
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """Sleeps."""
         start_ns = time.monotonic_ns()
         time.sleep(0.01)
-        return StepMarks(marks=(Mark("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
+        return StepSpans(spans=(Span("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
 
     def memory_peak_bytes(self) -> int:
         """Nothing."""
@@ -109,13 +109,13 @@ class Stopwatch:
         }
 
 
-class TimedLedger(Ledger):
+class TimedLedger(StudyController):
     """The ledger, and how long it takes to answer."""
 
     next_s: Stopwatch
     finish_s: Stopwatch
 
-    def next(self, tune_id: str, progress: AskProgress | None = None) -> Ticket | None:
+    def next(self, tune_id: str, progress: AskProgress | None = None) -> RunningTrial | None:
         """As the ledger's; only what gave a trial counts."""
         begun_s = time.perf_counter()
         ticket = super().next(tune_id, progress)
@@ -235,7 +235,7 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
     watch = Watch(len(specs))
     study = StudyFolder.create(root, "queued", {"study": "queued", "objective": OBJECTIVE, "constraints": []})
     run = StudyRun(
-        measure=Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, anchor_every=0),
+        measure=Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, reference_every=0),
         num_trials=len(specs),
         seed=0,
         limits={},
@@ -267,7 +267,7 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
         with noting(after_s, "send"):
             delivery.conclude(ranking)
     with noting(after_s, "resume"):
-        Ledger(study, make_strategy("grid", specs, seed=0), run, lambda _event: None).begin()
+        StudyController(study, make_strategy("grid", specs, seed=0), run, lambda _event: None).begin()
     if ended not in ("finished", "interrupted") or delivery.tracking_problem or len(watch.looks) < LEAST_LOOKS:
         raise SystemExit(f"{watch.num_done} of {len(specs)} ran, {ended}; {delivery.tracking_problem}")
     return figures(watch, ledger, after_s)

@@ -78,7 +78,7 @@ def poll(uuid: str, stop: Event, queue: "multiprocessing.Queue[Polls]") -> None:
 
 
 def record(folder: Path, seconds: float) -> dict[str, Any]:
-    """Runs the waves, and writes `ring`, `slow`, `marks` and `polls` as Parquet; says on what."""
+    """Runs the waves, and writes `ring`, `slow`, `spans` and `polls` as Parquet; says on what."""
     info = find_devices("nvml")[0]
     assert info.uuid is not None, "find_devices leaves out those without"
     context = multiprocessing.get_context("spawn")
@@ -93,7 +93,7 @@ def record(folder: Path, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         spool = Path(scratch)
         with sampling(spool / "sampler", node, ["nvml", "host"], {}) as sampler:
-            with load(info, node, spool / "marks.parquet", options) as process:
+            with load(info, node, spool / "spans.parquet", options) as process:
                 start_s = time.monotonic()
                 while process.poll() is None:
                     sampler.renew()
@@ -109,7 +109,7 @@ def record(folder: Path, seconds: float) -> dict[str, Any]:
         tables, _ = read_tables(spool / "sampler")
         for tier in ("ring", "slow"):
             write_table(folder / f"{tier}.parquet", tables[tier])
-        write_table(folder / "marks.parquet", pq.read_table(spool / "marks.parquet"))
+        write_table(folder / "spans.parquet", pq.read_table(spool / "spans.parquet"))
     names = ("before_ns", "after_ns", "energy_mj", "driver_us", "latency_us")
     columns = zip(*polls, strict=True) if polls else [()] * len(names)
     arrays = [pa.array(column, pa.int64()) for column in columns]
@@ -214,10 +214,10 @@ def error_frac(ring: Ring, span: tuple[float, float, float], rule: str | float, 
     return float((at[1] - at[0]) / span[2] - 1)
 
 
-def wave_bounds(marks: pa.Table, waves: Sequence[tuple[float, int]], origin_ns: int) -> Iterator[tuple[float, float]]:
+def wave_bounds(spans: pa.Table, waves: Sequence[tuple[float, int]], origin_ns: int) -> Iterator[tuple[float, float]]:
     """Start of the first and end of the last stretch of work of each wave, in seconds of wall time from an origin."""
-    marks = marks.sort_by("step")
-    start_s, end_s = ((marks[f"{edge}_wall_ns"].to_numpy() - origin_ns) / NS_PER_S for edge in ("start", "end"))
+    spans = spans.sort_by("step")
+    start_s, end_s = ((spans[f"{edge}_wall_ns"].to_numpy() - origin_ns) / NS_PER_S for edge in ("start", "end"))
     first = 0
     for _, count in waves:
         yield float(start_s[first]), float(end_s[first + count - 1])
@@ -266,7 +266,7 @@ def analyse(folder: Path) -> dict[str, Any]:
     ring = Ring((stamps_ns - origin_ns) / NS_PER_S, rows["power_w"].to_numpy()[first])
     polled = Counter((slow["wall_ns"].to_numpy() - origin_ns) / NS_PER_S, slow["energy_j"].to_numpy())
     moved, counter_facts = updates(polls, origin_ns) if polls.num_rows else (None, {})
-    bounds = list(wave_bounds(pq.read_table(folder / "marks.parquet"), facts["waves"], origin_ns))
+    bounds = list(wave_bounds(pq.read_table(folder / "spans.parquet"), facts["waves"], origin_ns))
     found: dict[str, Any] = {**facts, "counter": counter_facts, "waves": []}
     gaps_ms = np.diff(ring.time_s) * 1e3
     found["ring"] = {f"spacing_ms_p{p}": float(np.percentile(gaps_ms, p)) for p in (0, 1, 50, 99, 100)}

@@ -39,7 +39,7 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 
 WARM_BELOW_S = {"cpu": 1.5}
 GPU_WARM_BELOW_S = 2.0
@@ -65,7 +65,7 @@ class RunsOutOfMemory(TorchEngine):
         super().build(replace(spec, engine="torch"), ranks, seed=seed)
         self._steps_left, self._here = 2 if seed else sys.maxsize, ranks
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """A step, until it fails."""
         self._steps_left -= 1
         if self._steps_left < 0 and self._here.rank == self._here.world_size - 1:
@@ -112,8 +112,8 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
     wall_s = time.monotonic() - begun_s
     if result.status not in ("completed", "invalid"):  # too short for some sensors, which is no matter here
         raise SystemExit(f"trial {number} is {result.status}: {result.reason}")
-    marks = pq.read_table(folder / "marks.parquet")
-    steps = marks.filter(pc.equal(marks["phase"].cast("string"), "step"))
+    spans = pq.read_table(folder / "spans.parquet")
+    steps = spans.filter(pc.equal(spans["phase"].cast("string"), "step"))
     steps_s = (pc.max(steps["end_mono_ns"]).as_py() - pc.min(steps["start_mono_ns"]).as_py()) / 1e9
     build_s = float(result.tags["build_time_s"])
     return {

@@ -122,18 +122,19 @@ def run_study(
         address: Ray cluster to use; None is the environment's, else one of our own on this machine.
         tracking_uri: MLflow store; None is `mlflow.db` in the storage folder.
         max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later.
-        max_trials: Trials this call starts at most, repeats and anchors counted; 0 only says what would be done.
+        max_trials: Trials this call starts at most, repeats and references counted; 0 only says what would be done.
         listener: Told what is going to happen, and of every trial that starts or ends.
 
     Raises:
-        SpaceError: The space is not valid, names an anchor it does not have, or the study's folder holds another space.
+        SpaceError: The space is not valid, names a reference trial it does not have, or the study's folder holds
+            another space.
         NothingToTryError: Every candidate is rejected; nothing was written.
         PlanError: The study is being run already.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     study_spec, candidates = plan(space)
     candidates.require_kept()
-    anchor = _anchor(study_spec, candidates)
+    reference = _reference(study_spec, candidates)
     strategy = make_strategy(study_spec.search.strategy, candidates.specs, seed=study_spec.search.seed)
     place = find_storage(storage)
     remote = RemoteStorage(place.url) if place.url else None
@@ -146,7 +147,7 @@ def run_study(
     from wattune.orchestrate.run_study import require_libraries
     from wattune.orchestrate.run_study import run_study as run_on_ray
     from wattune.orchestrate.scheduling.budget import Budget
-    from wattune.orchestrate.scheduling.controller import Ledger, will_repeat
+    from wattune.orchestrate.scheduling.controller import StudyController, will_repeat
     from wattune.orchestrate.scheduling.trial_queue import StudyRun
 
     with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
@@ -161,7 +162,7 @@ def run_study(
             clusters=study_spec.clusters,
             isolation=study_spec.isolation,
             order=study_spec.search.order,
-            anchor=anchor,
+            reference=reference,
             budget=Budget(max_hours=max_hours, max_trials=max_trials),
         )
 
@@ -172,7 +173,7 @@ def run_study(
             if listener is not None:
                 listener(event)
 
-        ledger = Ledger(study, strategy, run, heard)
+        ledger = StudyController(study, strategy, run, heard)
         needed = ledger.begin().load_s
         if needed and max_trials != 0:  # a study that is done needs no cluster
             try:
@@ -202,16 +203,18 @@ def run_study(
     )
 
 
-def _anchor(study_spec: StudySpec, candidates: Candidates) -> TrialSpec | None:
-    """The trial that `search.anchor` names."""
-    wanted = study_spec.search.anchor
+def _reference(study_spec: StudySpec, candidates: Candidates) -> TrialSpec | None:
+    """The trial that `search.reference` names."""
+    wanted = study_spec.search.reference
     if wanted is None:
         return None
     for kept in candidates.kept:
         if kept.trial_id == wanted:
             return kept.spec
     count = len(candidates.kept)
-    raise SpaceError(f"search.anchor: {wanted} is none of the {count} trials of the space; `wattune plan` lists them")
+    raise SpaceError(
+        f"search.reference: {wanted} is none of the {count} trials of the space; `wattune plan` lists them"
+    )
 
 
 def load_study(name_or_path: str, *, storage: str | None = None, whole: bool = False) -> StudyFolder:
@@ -221,7 +224,7 @@ def load_study(name_or_path: str, *, storage: str | None = None, whole: bool = F
         name_or_path: Its name, its folder, or its URL: then the storage is what the URL lies in.
         storage: Where studies are kept; see `wattune.storage.files.find_storage`. From a URL the local folder gets what
             it lacks, unless the study is being run from there at this moment.
-        whole: Marks and telemetry are wanted too, not only results.
+        whole: Spans and telemetry are wanted too, not only results.
 
     Raises:
         PlanError: There is no study there.

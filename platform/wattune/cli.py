@@ -138,7 +138,7 @@ def catalog(as_json: JsonOption = False) -> None:
 
 @app.command()
 def plan(space: SpaceArgument, as_json: JsonOption = False) -> None:
-    """Lists what a search space would try, what a rule rejects, and what is folded into an equal."""
+    """Lists what a search space would try, what a rule rejects, and which combinations are equivalent."""
     _, candidates = api.plan(space)
     if as_json:
         _print_json(candidates.to_json())

@@ -70,30 +70,30 @@ def inspect(path: Path) -> Analysis:
     tables: Tables
     manifests: Mapping[str, Mapping[str, Any]]
     if facts.get("closed", True):
-        tables, marks, manifests = folder.stored(), folder.marks(), folder.manifests()
-        window = None if schema_problems(tables, marks) else command_window(facts, tables, manifests)
+        tables, spans, manifests = folder.stored(), folder.spans(), folder.manifests()
+        window = None if schema_problems(tables, spans) else command_window(facts, tables, manifests)
     else:
         measured = load(path)
-        tables, marks, manifests, window = measured.tables, measured.marks, measured.manifests, measured.window
-    if not tables and marks is None:
-        raise PlanError(f"{path} holds neither telemetry nor marks; give a trial's or a recording's folder")
+        tables, spans, manifests, window = measured.tables, measured.spans, measured.manifests, measured.window
+    if not tables and spans is None:
+        raise PlanError(f"{path} holds neither telemetry nor spans; give a trial's or a recording's folder")
     spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
-    return _analysed(spec, marks, tables, manifests, window, TrialFolder(path))
+    return _analysed(spec, spans, tables, manifests, window, TrialFolder(path))
 
 
 def _analysed(
     spec: TrialSpec | None,
-    marks: pa.Table | None,
+    spans: pa.Table | None,
     tables: Tables,
     manifests: Mapping[str, Mapping[str, Any]],
     window: tuple[int, int] | None,
     folder: TrialFolder,
 ) -> Analysis:
     examined = None
-    if not schema_problems(tables, marks):
-        examined = examine(spec, marks, tables, manifests, kernels=folder.kernels(), window=window)
+    if not schema_problems(tables, spans):
+        examined = examine(spec, spans, tables, manifests, kernels=folder.kernels(), window=window)
     if examined is None:
-        return Analysis(summary=summarize(spec, marks, tables, manifests, window=window), detail=None)
+        return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
     memory, unreadable = _memory_peak_bytes(folder)
     summary = summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory)

@@ -1,9 +1,9 @@
-"""How sure a figure is: intervals from repeats, from the steps of one run, or from the anchor's repeats.
+"""How sure a figure is: intervals from repeats, from the steps of one run, or from the reference trial's repeats.
 
-A study runs most configurations once and one configuration, the anchor, again and again. What the anchor's repeats
-scatter by is then the best that is known of how any single run scatters, and a trend among them is drift of the machine
-(temperature of the room, other load), not of any configuration. Spreads are fractions, so that they carry over from one
-configuration to another. Every interval is of the same confidence, `CONFIDENCE_FRAC`.
+A study runs most configurations once and one configuration, the reference trial, again and again. What the reference
+trial's repeats scatter by is then the best that is known of how any single run scatters, and a trend among them is
+drift of the machine (temperature of the room, other load), not of any configuration. Spreads are fractions, so that
+they carry over from one configuration to another. Every interval is of the same confidence, `CONFIDENCE_FRAC`.
 """
 
 import math
@@ -23,7 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 CONFIDENCE_FRAC: Final = 0.95
 
 DRIFT_MATTERS_FRAC: Final = 0.005
-"""Change of the anchor over a study below which it is left alone, however sure: the bound of energy's own error."""
+"""Change of the reference trial over a study below which it is left alone, however sure: the bound of energy's own
+error."""
 
 LEAST_RUNS_FOR_DRIFT: Final = 4
 """A line through three points leaves one degree of freedom: its interval says nothing."""
@@ -47,7 +48,7 @@ class Interval:
     low: float
     high: float
     method: str
-    """`repeats`, `pooled`, `anchor`, `steps`, or `none` where nothing tells: then `low` and `high` are the value."""
+    """`repeats`, `pooled`, `reference`, `steps`, or `none` where nothing tells: then `low` and `high` are the value."""
     num_runs: int
     confidence_frac: float = CONFIDENCE_FRAC
     standard_error: float = field(default=0.0, repr=False)
@@ -86,13 +87,13 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
-    """What the anchor's repeats say of one metric: its scatter from run to run, and its drift over the study."""
+class Reference:
+    """One metric of the reference trial: its scatter from run to run, and its drift over the study."""
 
     num_runs: int
     mean: float
     spread_frac: float
-    """Standard deviation of one run over the mean; about the trend where the anchor drifts."""
+    """Standard deviation of one run over the mean; about the trend where the reference trial drifts."""
     degrees_of_freedom: int
     drift_frac: float | None
     """Change over the study by a straight line, over the mean; None below `LEAST_RUNS_FOR_DRIFT` runs."""
@@ -108,9 +109,9 @@ class Anchor:
     """Whether the drift is real (its interval leaves 0 out) and matters (more than `DRIFT_MATTERS_FRAC`)."""
 
     def corrected(self, value: float, at_s: float) -> float:
-        """A figure measured at some time as it would have been at `middle_s`; unchanged unless the anchor drifts.
+        """Returns a figure as it would have been at `middle_s`; unchanged unless the reference trial drifts.
 
-        Times outside the anchor's own runs are corrected as at the nearest of them: a trend is not carried on.
+        Times outside the reference trial's own runs are corrected as at the nearest of them: a trend is not carried on.
         """
         if not self.drifts or self.drift_frac is None:
             return value
@@ -122,7 +123,7 @@ class Anchor:
         return asdict(self)
 
 
-def anchor(values: Sequence[float], at_s: Sequence[float]) -> Anchor | None:
+def reference(values: Sequence[float], at_s: Sequence[float]) -> Reference | None:
     """What the repeats of one configuration say of a metric.
 
     The line is least squares; its interval that of the slope, t with n - 2 degrees of freedom (Draper and Smith,
@@ -133,7 +134,7 @@ def anchor(values: Sequence[float], at_s: Sequence[float]) -> Anchor | None:
         at_s: When each run was, on any one clock.
 
     Returns:
-        The anchor, None below two runs or where their mean is 0: a fraction of nothing says nothing.
+        The reference trial, None below two runs or where their mean is 0: a fraction of nothing says nothing.
     """
     value, time_s = np.asarray(values, np.float64), np.asarray(at_s, np.float64)
     good = np.isfinite(value) & np.isfinite(time_s)
@@ -155,7 +156,7 @@ def anchor(values: Sequence[float], at_s: Sequence[float]) -> Anchor | None:
         drifts = (low > 0 or high < 0) and abs(change) > DRIFT_MATTERS_FRAC
         if drifts:
             freedom, spread = len(value) - 2, residual
-    return Anchor(
+    return Reference(
         num_runs=len(value),
         mean=mean,
         spread_frac=spread / abs(mean),
@@ -170,17 +171,20 @@ def anchor(values: Sequence[float], at_s: Sequence[float]) -> Anchor | None:
     )
 
 
-def interval(values: Sequence[float], *, anchor: Anchor | None = None, steps_frac: float | None = None) -> Interval:
+def interval(
+    values: Sequence[float], *, reference: Reference | None = None, steps_frac: float | None = None
+) -> Interval:
     """Where the true value of a metric lies, from all there is.
 
-    Several repeats: t interval of their mean; with an anchor its scatter is pooled with theirs, both as fractions, as
-    two or three repeats alone tell little of how runs scatter (pooled variance; Box, Hunter and Hunter, Statistics for
-    Experimenters, section 3.2). A single run has the anchor's scatter, or what its own steps tell, whichever is more:
-    steps of one run do not know what the next run would have given, and a trial may scatter more than the anchor does.
+    Several repeats: t interval of their mean; with a reference trial its scatter is pooled with theirs, both as
+    fractions, as two or three repeats alone tell little of how runs scatter (pooled variance; Box, Hunter and Hunter,
+    Statistics for Experimenters, section 3.2). A single run has the reference trial's scatter, or what its own steps
+    tell, whichever is more: steps of one run do not know what the next run would have given, and a trial may scatter
+    more than the reference trial does.
 
     Args:
         values: The metric over the repeats that count; one or more.
-        anchor: What the study's anchor says of the same metric.
+        reference: What the study's reference says of the same metric.
         steps_frac: Half width of the interval from the run's own steps over the value; only asked for of a single run.
     """
     count = len(values)
@@ -189,15 +193,15 @@ def interval(values: Sequence[float], *, anchor: Anchor | None = None, steps_fra
         # Plain Python: of two or three values numpy's own calls cost more than the sums, and rankings have thousands.
         freedom, method = count - 1, "repeats"
         variance = math.fsum((value - mean) ** 2 for value in values) / freedom
-        if anchor is not None:
-            borrowed = (anchor.spread_frac * mean) ** 2
-            total = freedom + anchor.degrees_of_freedom
-            variance = (freedom * variance + anchor.degrees_of_freedom * borrowed) / total
+        if reference is not None:
+            borrowed = (reference.spread_frac * mean) ** 2
+            total = freedom + reference.degrees_of_freedom
+            variance = (freedom * variance + reference.degrees_of_freedom * borrowed) / total
             freedom, method = total, "pooled"
         return _interval(mean, math.sqrt(variance / count), freedom, method, count)
     found: list[Interval] = []
-    if anchor is not None:
-        found.append(_interval(mean, anchor.spread_frac * abs(mean), anchor.degrees_of_freedom, "anchor", 1))
+    if reference is not None:
+        found.append(_interval(mean, reference.spread_frac * abs(mean), reference.degrees_of_freedom, "reference", 1))
     if steps_frac is not None:
         found.append(_interval(mean, steps_frac * abs(mean) / _QUANTILE, None, "steps", 1))
     if not found:

@@ -82,7 +82,7 @@ def _metric(name: str, text: str) -> str:
 
 def _is_share(metric: str) -> bool:
     """Whether a metric is a part of a whole; those of excursions and trust compare with something smaller."""
-    return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "trust")
+    return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "measurement_quality")
 
 
 def parse_objective(text: str) -> Objective:

@@ -85,7 +85,7 @@ TELEMETRY: Final[dict[str, pa.Schema]] = {
 }
 """Telemetry tables by tier. `ring` is the driver's own power history, the others are what the sampler read."""
 
-MARKS: Final = pa.schema(
+SPANS: Final = pa.schema(
     [
         _column("node", _TEXT, "key"),
         _column("device", _TEXT, "key"),
@@ -121,7 +121,7 @@ itself. Texts are empty where they do not apply: a collective, its process group
 links stay inside a node (`node`) or not (`network`)."""
 
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
-"""The phases workers mark."""
+"""The phases workers span."""
 
 THROTTLE_REASON_BITS: Final[dict[str, int]] = {
     "power": 0x4,  # software power cap
@@ -135,11 +135,11 @@ def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
     """A tier's schema with what every stored table says of itself.
 
     Args:
-        tier: A key of `TELEMETRY`, or `marks`.
+        tier: A key of `TELEMETRY`, or `spans`.
         backend: What read the sensors.
         simulated: Whether the values were computed instead of measured.
     """
-    base = MARKS if tier == "marks" else TELEMETRY[tier]
+    base = SPANS if tier == "spans" else TELEMETRY[tier]
     return base.with_metadata(
         {
             "wattune.schema_version": SCHEMA_VERSION,
@@ -191,16 +191,24 @@ METRICS: Final[dict[str, Metric]] = {
         *_group("throttle", "lower", "power_cap_active_frac thermal_active_frac hw_active_frac"),
         *_group("thermal", "lower", "device_temp_max_c device_temp_mean_c device_temp_spread_c memory_temp_max_c"),
         *_group("thermal", "higher", "thermal_margin_min_c"),
-        *_group("use", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
-        *_group("use", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
+        *_group("utilization", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
+        *_group("utilization", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
         *_group("memory", "lower", "memory_peak_bytes"),
         *_group("memory", "higher", "memory_headroom_frac"),
-        *_group("where", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
-        *_group("where", "none", "exposed_comm_tp_frac exposed_comm_pp_frac exposed_comm_cp_frac exposed_comm_dp_frac"),
-        *_group("where", "none", "exposed_comm_ep_frac"),
-        *_group("trust", "higher", "sample_coverage_frac"),
-        *_group("trust", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
-        *_group("trust", "lower", "step_time_uncertainty_frac energy_per_step_uncertainty_frac device_outlier_frac"),
+        *_group("step_breakdown", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
+        *_group(
+            "step_breakdown",
+            "none",
+            "exposed_comm_tp_frac exposed_comm_pp_frac exposed_comm_cp_frac exposed_comm_dp_frac",
+        ),
+        *_group("step_breakdown", "none", "exposed_comm_ep_frac"),
+        *_group("measurement_quality", "higher", "sample_coverage_frac"),
+        *_group("measurement_quality", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
+        *_group(
+            "measurement_quality",
+            "lower",
+            "step_time_uncertainty_frac energy_per_step_uncertainty_frac device_outlier_frac",
+        ),
     )
 }
 """Every metric by name, in the order tables list them. `analysis` computes them, nothing else names new ones."""

@@ -17,8 +17,8 @@ from wattune.plan.axes import Plan
 
 TRIAL_ID_DIGITS: Final = 12
 
-FIRST_ANCHOR_REPEAT: Final = 1000
-"""Repeats from this number on are of an anchor: the same trial measured again and again to see drift."""
+FIRST_REFERENCE_REPEAT: Final = 1000
+"""Repeats from this number on are of an reference: the same trial measured again and again to see drift."""
 
 
 def check_trial_id(text: str) -> str:
@@ -134,7 +134,7 @@ class Measure:
     on CPUs, where a profiler slows down what it looks at."""
     stall_s: float = 60.0
     """Least seconds without a finished step after which a trial counts as hung; longer where its steps are long."""
-    anchor_every: int = 10
+    reference_every: int = 10
     """On every set of nodes, trials after which one of them is measured again to see drift; 0 is never."""
     cooldown_temp_c: float | None = None
     """A trial begins when no device of its nodes is warmer; None is at once."""
@@ -156,7 +156,7 @@ class TrialSpec:
     def trial_id(self) -> str:
         """First 12 hex digits of the SHA-256 of this specification's sorted JSON, sources left out.
 
-        Called on an effective specification (folded, see `wattune.search.prune`), equal ids mean equal work.
+        Called on an effective specification (equivalent, see `wattune.search.prune`), equal ids mean equal work.
         """
         content = asdict(self)
         del content["model"]["source"]

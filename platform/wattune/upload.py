@@ -36,8 +36,8 @@ def chart_series(folder: MeasuredFolder) -> Series:
 
     Empty where no device power was recorded, or where the tables are not what analysis takes them for.
     """
-    tables, marks = folder.telemetry(), folder.marks()
-    aligned = None if schema_problems(tables, marks) else align(tables, marks, folder.manifests())
+    tables, spans = folder.telemetry(), folder.spans()
+    aligned = None if schema_problems(tables, spans) else align(tables, spans, folder.manifests())
     if aligned is None:
         return {}
     return {

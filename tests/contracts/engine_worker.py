@@ -76,7 +76,7 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
         steps = [engine.step() for _ in range(NUM_STEPS)]
         outcome["losses"] = [step.loss for step in steps]
         outcome["grad_norms"] = [step.grad_norm for step in steps]
-        outcome["marks"] = [astuple(mark) for mark in steps[-1].marks]
+        outcome["spans"] = [astuple(span) for span in steps[-1].spans]
         outcome["memory_peak_bytes"] = engine.memory_peak_bytes()
         del steps
     except EngineError as error:

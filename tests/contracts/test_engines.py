@@ -1,4 +1,4 @@
-"""What every engine keeps: one seed gives one training run, whatever the plan; marks nest; close gives all back.
+"""What every engine keeps: one seed gives one training run, whatever the plan; spans nest; close gives all back.
 
 Each plan is compared with the same model on one device, one micro-batch, fp32: loss and gradient norm before clipping
 of three optimizer steps. Agreement after the first step also needs the same clipped gradients and the same update.
@@ -384,29 +384,29 @@ def test_the_reference_moves(name: str) -> None:
 
 
 @each_of(PARITY_OF)
-def test_marks_nest_and_count_micro_batches(engine: str, name: str) -> None:
-    check_marks(CASES[engine][name].spec(engine), outcomes(engine, name))
+def test_spans_nest_and_count_micro_batches(engine: str, name: str) -> None:
+    check_spans(CASES[engine][name].spec(engine), outcomes(engine, name))
 
 
-def check_marks(spec: TrialSpec, by_rank: list[dict[str, Any]]) -> None:
+def check_spans(spec: TrialSpec, by_rank: list[dict[str, Any]]) -> None:
     """A step's phases follow each other inside it, and every micro-batch of every chunk is there once."""
     plan = spec.plan
     micro_batches = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
     chunks = list(range(plan.vpp)) if plan.vpp > 1 else [None]
     for outcome in by_rank:
-        marks: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for phase, *rest in outcome["marks"]:
-            marks[phase].append(tuple(rest))
-        ((step_start_ns, step_end_ns, micro_batch, chunk),) = marks.pop("step")
+        spans: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for phase, *rest in outcome["spans"]:
+            spans[phase].append(tuple(rest))
+        ((step_start_ns, step_end_ns, micro_batch, chunk),) = spans.pop("step")
         assert (micro_batch, chunk) == (None, None)
         everything = {(index, part) for index in range(micro_batches) for part in chunks}
         trains = spec.workload.mode != "prefill"
         for phase, expected in (("forward", everything), ("backward", everything if trains else set())):
-            assert len(marks[phase]) == len(expected)
-            assert {tuple(mark[2:]) for mark in marks[phase]} == expected
-        assert bool(marks["optimizer"]) == trains
-        assert bool(marks["wait"]) == (spec.cluster.world_size > 1)
-        spans = sorted(mark[:2] for group in marks.values() for mark in group)
+            assert len(spans[phase]) == len(expected)
+            assert {tuple(span[2:]) for span in spans[phase]} == expected
+        assert bool(spans["optimizer"]) == trains
+        assert bool(spans["wait"]) == (spec.cluster.world_size > 1)
+        spans = sorted(span[:2] for group in spans.values() for span in group)
         assert spans[0][0] >= step_start_ns and spans[-1][1] <= step_end_ns
         assert all(start <= end for start, end in spans)
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
@@ -420,12 +420,12 @@ def test_a_stage_that_does_nothing_waits(engine: str, name: str) -> None:
 def check_waiting(by_rank: list[dict[str, Any]]) -> None:
     """Up to the optimizer every nanosecond of a stage's step is in exactly one phase, however busy the machine is."""
     for outcome in by_rank:
-        step, *phases = sorted(outcome["marks"], key=lambda mark: (mark[1], -mark[2]))
+        step, *phases = sorted(outcome["spans"], key=lambda span: (span[1], -span[2]))
         assert step[0] == "step"
-        before = [mark for mark in phases if mark[0] != "optimizer"]
+        before = [span for span in phases if span[0] != "optimizer"]
         assert before[0][1] == step[1]
-        assert all(mark[2] == following[1] for mark, following in pairwise(before))
-        assert before[-1][2] <= max([mark[1] for mark in phases if mark[0] == "optimizer"], default=step[2])
+        assert all(span[2] == following[1] for span, following in pairwise(before))
+        assert before[-1][2] <= max([span[1] for span in phases if span[0] == "optimizer"], default=step[2])
 
 
 @each_of(PARITY_OF)

@@ -159,18 +159,18 @@ def test_every_plan_trains_as_the_torch_engine_on_one_device(name: str) -> None:
 
 
 @each_case
-def test_marks_nest_and_count_micro_batches(name: str) -> None:
+def test_spans_nest_and_count_micro_batches(name: str) -> None:
     spec = spec_of(PARITY[name])
-    contract.check_marks(spec, outcomes(name))
+    contract.check_spans(spec, outcomes(name))
     if spec.plan.pp > 1:
         contract.check_waiting(outcomes(name))
 
 
 @each_case
 def test_a_chunk_goes_backward_after_it_went_forward(name: str) -> None:
-    """The marks' numbers come from counting what Megatron calls, so they must be in its order."""
+    """The spans' numbers come from counting what Megatron calls, so they must be in its order."""
     for outcome in outcomes(name):
-        starts = {(mark[0], mark[3], mark[4]): mark[1] for mark in outcome["marks"]}
+        starts = {(span[0], span[3], span[4]): span[1] for span in outcome["spans"]}
         for (phase, micro_batch, chunk), start_ns in starts.items():
             if phase == "backward":
                 assert starts["forward", micro_batch, chunk] < start_ns

@@ -42,15 +42,15 @@ def test_parts_of_the_detail_are_those_of_the_code() -> None:
     named = re.findall(r"^\| `(\w+)` \|", page("README"), re.MULTILINE)
     assert named == list(Detail.__dataclass_fields__)
     assert all(f"`{part}`" in page("README") for part in PARTS)
-    assert f"`{UNDIVIDED}`" in page("where")
+    assert f"`{UNDIVIDED}`" in page("step_breakdown")
 
 
 def test_bounds_on_the_pages_are_those_that_judge() -> None:
-    assert f"may differ by {VARIES_FRAC:.0%}".replace("%", " %") in page("trust")
-    assert f"beyond {BROKEN_FRAC:.0%} invalid".replace("%", " %") in page("trust")
-    assert f"more than {DRIFT_MATTERS_FRAC * 100:g} %" in page("trust")
-    assert f"t is {t_quantile(1):.1f} then" in page("trust") and MOST_BATCHES == 30
-    thresholds = [float(number) for number in re.findall(r"^\| .* \| (0\.\d+)", page("use"), re.MULTILINE)]
+    assert f"may differ by {VARIES_FRAC:.0%}".replace("%", " %") in page("measurement_quality")
+    assert f"beyond {BROKEN_FRAC:.0%} invalid".replace("%", " %") in page("measurement_quality")
+    assert f"more than {DRIFT_MATTERS_FRAC * 100:g} %" in page("measurement_quality")
+    assert f"t is {t_quantile(1):.1f} then" in page("measurement_quality") and MOST_BATCHES == 30
+    thresholds = [float(number) for number in re.findall(r"^\| .* \| (0\.\d+)", page("utilization"), re.MULTILINE)]
     assert thresholds == [OF_MEASURED_FRAC, OF_RATED_FRAC, COUNTER_FRAC]
 
 

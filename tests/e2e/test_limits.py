@@ -27,7 +27,7 @@ def test_a_trial_above_a_hard_limit_is_stopped_and_the_next_one_completes(
     space = write_space(
         "limited",
         space={"tp": [2, 1], "pp": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 8, "anchor_every": 0},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 8, "reference_every": 0},
         limits={"node_device_power_w": LIMIT_W},
         constraints=[],
         search={"strategy": "grid", "num_trials": 10, "order": "listed"},

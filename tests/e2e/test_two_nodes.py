@@ -190,8 +190,8 @@ def test_both_nodes_are_on_one_time_axis(nodes, environment, write_space, tmp_pa
     assert min(uncertainties) == 0 < sorted(uncertainties)[1] < 0.5 * NS_PER_S
     assert all(abs(offset) <= max(uncertainties) for offset in offsets)
 
-    marks = folder.marks()
-    assert marks is not None and set(marks["node"].to_pylist()) == set(names)
+    spans = folder.spans()
+    assert spans is not None and set(spans["node"].to_pylist()) == set(names)
     hosts = {name: pq.read_table(folder.path / "telemetry" / name / "host.parquet") for name in names}
     walls = {name: _span_ns(table["wall_ns"].to_pylist()) for name, table in hosts.items()}
     overlap_ns = min(end for _, end in walls.values()) - max(start for start, _ in walls.values())
@@ -199,7 +199,7 @@ def test_both_nodes_are_on_one_time_axis(nodes, environment, write_space, tmp_pa
     if nodes.apart:
         first, second = (min(hosts[name]["mono_ns"].to_pylist()) for name in names)
         assert (second - first) / NS_PER_S == pytest.approx(CLOCK_AHEAD_S, abs=60)
-    aligned = align(folder.telemetry(), marks, manifests)
+    aligned = align(folder.telemetry(), spans, manifests)
     assert aligned is not None and {name for name, _ in aligned.devices} == set(names) and not aligned.missing
     # Every rank's measured steps lie in the window, whatever its own node's monotonic clock says.
     metrics = json.loads((folder.path / "result.json").read_text())["metrics"]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from wattune.engines.torch.engine import TorchEngine
 from wattune.trial import TrialSpec
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 
 GOOD, HANGS, RAISES, OUT_OF_MEMORY, LEAKS, PROFILE_OUT_OF_MEMORY = range(6)
 FAULTY_STEP = 3
@@ -29,7 +29,7 @@ class Faulty(TorchEngine):
         super().build(replace(spec, engine="torch"), ranks, seed=seed)
         self._here, self._fault, self._number = ranks, seed, 0
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """A step, faulty when its turn has come."""
         self._number += 1
         if self._number == FAULTY_STEP and self._here.rank == 1:

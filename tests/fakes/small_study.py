@@ -64,7 +64,7 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 2700.
         for node, manifest in recorded.manifests().items():
             (folder.path / "telemetry" / node / "manifest.json").write_text(json.dumps(manifest))
         folder.write_spec(spec)
-        found = summarize(spec, folder.marks(), folder.telemetry(), folder.manifests())
+        found = summarize(spec, folder.spans(), folder.telemetry(), folder.manifests())
         folder.write_result(
             TrialResult(
                 trial_id=spec.trial_id,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plan.axes import Plan
-from wattune.schema import MARKS
+from wattune.schema import SPANS
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -38,7 +38,7 @@ def measured(study: StudyFolder, result: TrialResult) -> TrialFolder:
     """A trial of the study as its run leaves it, and a file that a crash left."""
     folder = study.trial(result.trial_id, result.repeat)
     folder.write_spec(SPEC)
-    folder.write_marks(MARKS.empty_table())
+    folder.write_spans(SPANS.empty_table())
     folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
     folder.write_result(result)
     (folder.path / ".result.json.17").write_text("left by a crash")

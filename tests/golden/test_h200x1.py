@@ -22,7 +22,7 @@ def folder(recording: str) -> MeasuredFolder:
 @cache
 def summary(recording: str) -> Summary:
     own = folder(recording)
-    return summarize(None, own.marks(), own.telemetry(), own.manifests())
+    return summarize(None, own.spans(), own.telemetry(), own.manifests())
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)

@@ -81,13 +81,13 @@ def spec_of(recording: str) -> TrialSpec | None:
 @cache
 def summary(recording: str) -> Summary:
     folder = MeasuredFolder(FOLDER / recording)
-    return summarize(spec_of(recording), folder.marks(), folder.telemetry(), folder.manifests())
+    return summarize(spec_of(recording), folder.spans(), folder.telemetry(), folder.manifests())
 
 
 @cache
 def details(recording: str) -> Detail:
     folder = MeasuredFolder(FOLDER / recording)
-    examined = examine(spec_of(recording), folder.marks(), folder.stored(), folder.manifests())
+    examined = examine(spec_of(recording), folder.spans(), folder.stored(), folder.manifests())
     assert examined is not None
     return detail_of(examined)
 
@@ -95,7 +95,7 @@ def details(recording: str) -> Detail:
 @cache
 def aligned(recording: str):
     folder = MeasuredFolder(FOLDER / recording)
-    return align(folder.telemetry(), folder.marks(), folder.manifests())
+    return align(folder.telemetry(), folder.spans(), folder.manifests())
 
 
 @pytest.mark.parametrize(("recording", "metric", "value", "low_frac", "high_frac", "unit"), REFERENCES)
@@ -173,7 +173,7 @@ def test_without_its_ring_the_square_wave_swings_as_much_up_to_5_hz():
     """1,135 W of the ring's 1,231 W; a wave has no other line below the Nyquist frequency of the 100 ms of `fast`."""
     folder = MeasuredFolder(FOLDER / "square_inphase")
     tables = {tier: table for tier, table in folder.telemetry().items() if tier != "ring"}
-    found = summarize(None, folder.marks(), tables, folder.manifests())
+    found = summarize(None, folder.spans(), tables, folder.manifests())
     assert found.tags["power_source"] == "fast" and found.metrics["sensor_period_s"] == pytest.approx(0.1, rel=0.01)
     assert found.metrics["power_swing_rms_w"] == pytest.approx(1135, rel=0.02)
 
@@ -186,7 +186,7 @@ def test_every_metric_is_finite_and_shares_are_shares(recording):
             assert 0.0 <= value <= 1.0, name
 
 
-def test_marks_of_steps_alone_leave_the_decomposition_out():
+def test_spans_of_steps_alone_leave_the_decomposition_out():
     for recording in PLANS:
         assert "compute_frac" not in summary(recording).metrics
 

@@ -124,7 +124,7 @@ def test_plan_as_json_is_one_object_with_every_combination(wattune: Command) -> 
     code, out, err = wattune("plan", wattune.write(SPACE), "--json")
     assert code == 0 and err == ""
     listed = json.loads(out)
-    assert [len(listed[name]) for name in ("kept", "rejected", "folded")] == [2, 1, 0]
+    assert [len(listed[name]) for name in ("kept", "rejected", "equivalent")] == [2, 1, 0]
     assert {"trial_id", "config"} <= listed["kept"][0].keys()
     assert {"config", "rule", "reason"} <= listed["rejected"][0].keys()
 
@@ -144,9 +144,9 @@ def test_a_run_of_no_trials_says_what_would_run_and_starts_nothing(wattune: Comm
 
 
 def test_an_anchor_the_space_does_not_have_is_refused(wattune: Command) -> None:
-    space = wattune.write(SPACE | {"search": {"strategy": "grid", "anchor": "0123456789ab"}})
+    space = wattune.write(SPACE | {"search": {"strategy": "grid", "reference": "0123456789ab"}})
     code, _, err = wattune("run", space)
-    assert code == 2 and "search.anchor: 0123456789ab is none of the 2 trials" in err
+    assert code == 2 and "search.reference: 0123456789ab is none of the 2 trials" in err
     assert not wattune.storage.exists()
 
 

@@ -41,7 +41,7 @@ def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def measured(study: StudyFolder) -> TrialFolder:
-    return next(folder for folder in study.trials() if folder.marks() is not None)
+    return next(folder for folder in study.trials() if folder.spans() is not None)
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
     study: StudyFolder, wattune: Run, kind: str
 ) -> None:
     name, content, said = DAMAGE[kind]
-    ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.marks() is not None]
+    ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.spans() is not None]
     trial = measured(study).path
     path = trial / name.removeprefix("TRIAL/") if name.startswith("TRIAL/") else study.path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -87,7 +87,7 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
 
 def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Run) -> None:
     trial = measured(study)
-    (trial.path / "kernels.parquet").write_bytes((trial.path / "marks.parquet").read_bytes())
+    (trial.path / "kernels.parquet").write_bytes((trial.path / "spans.parquet").read_bytes())
     code, _, err = wattune("analyze", trial.path)
     assert code == 1 and "kernels.parquet has no stream, name" in err
     edit_json(trial.path / "result.json", metrics={"tokens_per_s": "fast"})

@@ -68,8 +68,8 @@ def test_a_whole_folder(folder):
     assert plain["detail"]["breakdown"]["step_energy_j"] == pytest.approx(found.summary.metrics["energy_per_step_j"])
 
 
-def test_a_trial_without_marks_has_no_window(folder):
-    (folder / "marks.parquet").unlink()
+def test_a_trial_without_spans_has_no_window(folder):
+    (folder / "spans.parquet").unlink()
     found = inspect(folder)
     assert (found.summary.metrics, found.summary.quality, found.summary.quality_reasons) == (
         {},
@@ -97,16 +97,16 @@ def test_an_empty_tier_takes_what_needs_it_and_no_more(folder, name):
 
 
 def test_a_missing_node_is_invalid_and_gives_no_figure_of_power(folder):
-    marks = pq.read_table(folder / "marks.parquet")
-    twice = {"node": ["node1"] * marks.num_rows, "rank": (marks["rank"].to_numpy() + 4).astype(np.int32)}
+    spans = pq.read_table(folder / "spans.parquet")
+    twice = {"node": ["node1"] * spans.num_rows, "rank": (spans["rank"].to_numpy() + 4).astype(np.int32)}
     for name, values in twice.items():
-        kind = marks.schema.field(name).type
+        kind = spans.schema.field(name).type
         moved = pa.array(values).cast(kind) if name == "rank" else pa.array(values).dictionary_encode().cast(kind)
         twice[name] = moved
-    other = marks
+    other = spans
     for name, values in twice.items():
         other = other.set_column(other.column_names.index(name), other.field(name), values)
-    pq.write_table(pa.concat_tables([marks, other]).unify_dictionaries(), folder / "marks.parquet")
+    pq.write_table(pa.concat_tables([spans, other]).unify_dictionaries(), folder / "spans.parquet")
     TrialFolder(folder).write_spec(
         replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=2), workload=replace(SPEC.workload, global_batch_size=32))
     )
@@ -119,7 +119,7 @@ def test_a_missing_node_is_invalid_and_gives_no_figure_of_power(folder):
 
 @pytest.mark.parametrize("name", ["ring", "marks"])
 def test_another_schema_version_is_refused_by_name(folder, name):
-    path = folder / "marks.parquet" if name == "marks" else tier(folder, name)
+    path = folder / "spans.parquet" if name == "spans" else tier(folder, name)
     table = pq.read_table(path)
     pq.write_table(
         table.replace_schema_metadata({**(table.schema.metadata or {}), "wattune.schema_version": "7"}), path
@@ -192,17 +192,17 @@ def test_samples_stamped_after_they_were_read_are_left_out(folder):
     assert found.summary.metrics["node_device_power_mean_w"] == pytest.approx(4 * 692, rel=2e-3)
 
 
-def test_marks_from_the_future_leave_telemetry_outside_the_window(folder):
+def test_spans_from_the_future_leave_telemetry_outside_the_window(folder):
     year_ns = 365 * 86400 * 10**9
     for column in ("start_mono_ns", "end_mono_ns"):
-        changed(folder / "marks.parquet", column, lambda v: v + year_ns)
+        changed(folder / "spans.parquet", column, lambda v: v + year_ns)
     found = inspect(folder)
     assert found.summary.quality == "invalid" and "outside_window" in found.summary.quality_reasons
     assert not POWER & found.summary.metrics.keys()
 
 
-def test_marks_that_end_before_they_start_are_no_steps(folder):
-    changed(folder / "marks.parquet", "end_mono_ns", lambda v: v * 0)
+def test_spans_that_end_before_they_start_are_no_steps(folder):
+    changed(folder / "spans.parquet", "end_mono_ns", lambda v: v * 0)
     assert inspect(folder).summary.quality_reasons == ("no_window",)
 
 
@@ -219,13 +219,13 @@ def test_files_that_are_none_are_named(folder):
     with pytest.raises(TelemetryError, match=r"node0/manifest\.json"):
         inspect(folder)
     (folder / "telemetry" / "node0" / "manifest.json").unlink()
-    (folder / "marks.parquet").write_bytes(b"")
-    with pytest.raises(TelemetryError, match=r"marks\.parquet"):
+    (folder / "spans.parquet").write_bytes(b"")
+    with pytest.raises(TelemetryError, match=r"spans\.parquet"):
         inspect(folder)
 
 
 def test_a_folder_of_nothing_and_no_folder(tmp_path):
-    with pytest.raises(PlanError, match="neither telemetry nor marks"):
+    with pytest.raises(PlanError, match="neither telemetry nor spans"):
         inspect(tmp_path)
     with pytest.raises(PlanError, match="is no folder"):
         inspect(tmp_path / "nowhere")

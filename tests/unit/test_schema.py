@@ -2,10 +2,10 @@
 
 import pytest
 
-from wattune.schema import MARKS, METRICS, SCHEMA_VERSION, TELEMETRY, THROTTLE_REASON_BITS, table_schema
+from wattune.schema import METRICS, SCHEMA_VERSION, SPANS, TELEMETRY, THROTTLE_REASON_BITS, table_schema
 from wattune.units import unit_of
 
-TABLES = {**TELEMETRY, "marks": MARKS}
+TABLES = {**TELEMETRY, "spans": SPANS}
 
 
 @pytest.mark.parametrize("tier", TABLES)
@@ -38,7 +38,7 @@ def test_every_metric_has_a_unit_a_group_and_a_direction():
 
 
 def test_where_the_step_goes_sums_to_one_of_the_same_kind():
-    where = [metric.name for metric in METRICS.values() if metric.group == "where"]
+    where = [metric.name for metric in METRICS.values() if metric.group == "step_breakdown"]
     whole = {"compute_frac", "exposed_comm_frac", "bubble_frac", "straggler_frac", "other_frac"}
     by_axis = {f"exposed_comm_{axis}_frac" for axis in ("tp", "pp", "cp", "dp", "ep")}
     assert set(where) == whole | by_axis

@@ -60,9 +60,9 @@ def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder)
     folder = here.trial("0" * 12, 0)
     recorded = MeasuredFolder(Path(__file__).parents[1] / "golden" / "h200x4" / "dp4")
     folder.write_telemetry("node0", recorded.telemetry(), {})
-    folder.write_marks(recorded.marks())
+    folder.write_spans(recorded.spans())
     assert list(chart_series(folder)) == ["node0/node_device_power_w"]
-    folder.write_marks(recorded.telemetry()["fast"])
+    folder.write_spans(recorded.telemetry()["fast"])
     assert chart_series(folder) == {}
 
 

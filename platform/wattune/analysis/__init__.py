@@ -1,1 +1,1 @@
-"""From marks and readings to metrics: pure functions over tables."""
+"""From spans and readings to metrics: pure functions over tables."""

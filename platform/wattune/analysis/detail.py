@@ -67,7 +67,7 @@ class Detail:
     steps: pa.Table
     """See `wattune.analysis.metrics.phases.step_table`."""
     phases: pa.Table
-    """See `wattune.analysis.metrics.phases.phase_table`; empty without marks."""
+    """See `wattune.analysis.metrics.phases.phase_table`; empty without spans."""
     slots: pa.Table
     """One row a device, in order of node and slot, of `SLOT_COLUMNS`: what a heat map shows."""
     temperatures: pa.Table

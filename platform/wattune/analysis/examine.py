@@ -29,7 +29,7 @@ class Examined:
     """Everything that is known of one trial or recording."""
 
     spec: TrialSpec | None
-    marks: pa.Table | None
+    spans: pa.Table | None
     aligned: Aligned
     num_unsteady_steps: int | None
     """Steps left out in front of the steady state; None where no steady state was found, and none were left out."""
@@ -39,7 +39,7 @@ class Examined:
     throttles: Mapping[Device, Throttle]
     division: Division | None
     profiled: Mapping[str, float]
-    """Share of rank-time by part from a profiled pass, where marks could not tell; empty where there was none."""
+    """Share of rank-time by part from a profiled pass, where spans could not tell; empty where there was none."""
     profiled_metrics: Mapping[str, float]
     """The same as metrics."""
     ways: Mapping[Device, Segments]
@@ -54,7 +54,7 @@ class Examined:
 
 def examine(
     spec: TrialSpec | None,
-    marks: pa.Table | None,
+    spans: pa.Table | None,
     tables: Tables,
     manifests: Mapping[str, Mapping[str, Any]],
     *,
@@ -67,9 +67,9 @@ def examine(
     window begins after them.
 
     Returns:
-        What there is to know, None where neither marks nor `window` give a window.
+        What there is to know, None where neither spans nor `window` give a window.
     """
-    aligned = align(tables, marks, manifests, window=window)
+    aligned = align(tables, spans, manifests, window=window)
     if aligned is None:
         return None
     unsteady: int | None = 0
@@ -77,16 +77,16 @@ def examine(
         unsteady = steady_from(step_times_s(aligned.steps))
         if unsteady:
             steady = aligned.steps.number[unsteady:].tolist()
-            aligned = align(tables, marks, manifests, measured_steps=steady) or aligned
+            aligned = align(tables, spans, manifests, measured_steps=steady) or aligned
     traces, together = powers_together(aligned)
     sensed = None if spec is None else spec.cluster.sensed_device
     core, throttles = clocks_and_temperatures(aligned, None if sensed is None else sensed.sm_clock_max_mhz)
-    division = _division(aligned, marks, spec)
+    division = _division(aligned, spans, spec)
     profiled, profiled_metrics = ({}, {}) if division is not None else _profiled(kernels, spec)
-    ways = {} if marks is None else segments(aligned, marks)
+    ways = {} if spans is None else segments(aligned, spans)
     return Examined(
         spec=spec,
-        marks=marks,
+        spans=spans,
         aligned=aligned,
         num_unsteady_steps=unsteady,
         powers=traces,
@@ -133,8 +133,8 @@ def clocks_and_temperatures(
     return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
 
 
-def _division(aligned: Aligned, marks: pa.Table | None, spec: TrialSpec | None) -> Division | None:
-    if marks is None or aligned.steps is None or spec is None:
+def _division(aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None) -> Division | None:
+    if spans is None or aligned.steps is None or spec is None:
         return None
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
-    return divide(marks, aligned.steps, spec.plan, num_micro_batches=count)
+    return divide(spans, aligned.steps, spec.plan, num_micro_batches=count)

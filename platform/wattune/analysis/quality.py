@@ -19,9 +19,9 @@ class Facts:
     """What is known of a measurement; None where it cannot be told or does not apply."""
 
     num_steps: int | None = None
-    """Measured steps; None for a recording without marks."""
+    """Measured steps; None for a recording without spans."""
     num_missing_ranks: int = 0
-    """Ranks of the plan without marks of the measured steps."""
+    """Ranks of the plan without spans of the measured steps."""
     num_missing_devices: int = 0
     """Devices without any telemetry, where others have some."""
     num_outside_sensors: int = 0
@@ -72,7 +72,7 @@ class Threshold:
     at_least: bool = False
     """Whether the fact has to reach the bounds, else it must not exceed them."""
     scope: str = "all"
-    """`all`, or the group of metrics that alone is judged: `thermal` or `where`."""
+    """`all`, or the group of metrics that alone is judged: `thermal` or `step_breakdown`."""
 
     def verdict(self, facts: Facts) -> str:
         """What this fact alone allows; a fact that is None allows everything."""
@@ -116,7 +116,9 @@ THRESHOLDS: Final = (
         scope="thermal",
     ),
     Threshold(code="warming", fact="temperature_rise_c_per_min", publishable=1.0, indicative=None, scope="thermal"),
-    Threshold(code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="where"),
+    Threshold(
+        code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
+    ),
 )
 """Every bound there is.
 
@@ -141,7 +143,7 @@ class Verdict:
     """Groups of metrics that deserve less than the whole, with their own verdict."""
 
 
-def judge(facts: Facts) -> Verdict:
+def assess_quality(facts: Facts) -> Verdict:
     """The verdict on a measurement: the worst any fact allows."""
     found = [(threshold, threshold.verdict(facts)) for threshold in THRESHOLDS]
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]

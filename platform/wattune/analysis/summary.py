@@ -1,4 +1,4 @@
-"""One trial or recording, from marks and readings to metrics and a verdict."""
+"""One trial or recording, from spans and readings to metrics and a verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from wattune.analysis.metrics.step_time import decompose_metrics
 from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
-from wattune.analysis.quality import INVALID, Facts, judge
+from wattune.analysis.quality import INVALID, Facts, assess_quality
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
 from wattune.analysis.signals.readings import HOST, Device, Tables
@@ -39,7 +39,7 @@ from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
-"""The one reason that is no threshold: without marks or a stated window nothing was measured."""
+"""The one reason that is no threshold: without spans or a stated window nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class Summary:
     tags: Mapping[str, str] = field(default_factory=dict)
     """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
     `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, what is wrong with a schema, and
-    `quality_<group>` for a group of metrics (`thermal`, `where`) that deserves less trust than the rest."""
+    `quality_<group>` for a group of metrics (`thermal`, `step_breakdown`) that deserves less trust than the rest."""
 
 
 def summarize(
     spec: TrialSpec | None,
-    marks: pa.Table | None,
+    spans: pa.Table | None,
     tables: Tables,
     manifests: Mapping[str, Mapping[str, Any]],
     *,
@@ -72,18 +72,18 @@ def summarize(
 
     Args:
         spec: What ran; None for a recording, which then has no tokens, MFU, shares of link peaks or decomposition.
-        marks: Marks of all ranks, None where there are none.
+        spans: Spans of all ranks, None where there are none.
         tables: Telemetry by tier, all nodes together; a tier nobody recorded is not in it.
         manifests: What each node's sampler knew, by node.
-        kernels: What ran in the profiled steps (`wattune.schema.KERNELS`): says where a step goes where marks cannot.
+        kernels: What ran in the profiled steps (`wattune.schema.KERNELS`): says where a step goes where spans cannot.
         memory_peak_bytes: Every rank's highest memory.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
-            where there are no marks.
+            where there are no spans.
     """
-    problems = schema_problems(tables, marks)
+    problems = schema_problems(tables, spans)
     if problems:
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
-    examined = examine(spec, marks, tables, manifests, kernels=kernels, window=window)
+    examined = examine(spec, spans, tables, manifests, kernels=kernels, window=window)
     if examined is None:
         return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
     simulated = is_simulated(tables, manifests)
@@ -123,7 +123,7 @@ def summary_of(
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
     # A reading of infinity or a counter beyond floats ends here instead of in a ranking.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
-    verdict = judge(_facts(examined, metrics, manifests, simulated=simulated))
+    verdict = assess_quality(_facts(examined, metrics, manifests, simulated=simulated))
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),

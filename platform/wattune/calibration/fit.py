@@ -1,7 +1,7 @@
 """What sensors can tell, fitted from a recording of loads whose times are known. Pure: tables in, figures out.
 
 A power signal is modelled as y(t) = a + b * (mean of u over window_s that ended delay_s before t), u being 1 while the
-load's marks say it works, else 0. All waves share `delay_s` and `window_s`; a and b belong to each wave, since a device
+load's spans say it works, else 0. All waves share `delay_s` and `window_s`; a and b belong to each wave, since a device
 at its limit gives no two waves the same power. The energy counter is the truth for what a signal adds up to.
 """
 
@@ -60,7 +60,7 @@ CONFIDENCE_FRAC: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """One square wave, as its marks have it."""
+    """One square wave, as its spans have it."""
 
     period_s: float
     start_s: Floats
@@ -142,26 +142,26 @@ class Overhead:
     num_steps: int
 
 
-def origin_ns(marks: pa.Table) -> int:
-    """The monotonic time from which a calibration counts seconds: its first mark."""
-    return int(pc.min(marks["start_mono_ns"]).as_py())
+def origin_ns(spans: pa.Table) -> int:
+    """The monotonic time from which a calibration counts seconds: its first span."""
+    return int(pc.min(spans["start_mono_ns"]).as_py())
 
 
-def waves_of(marks: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
-    """The waves in a load's marks.
+def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
+    """The waves in a load's spans.
 
     Args:
-        marks: From `wattune.workers.calibration_load`: steps numbered from 0 through all waves.
+        spans: From `wattune.workers.calibration_load`: steps numbered from 0 through all waves.
         plan: Period in seconds and number of periods of each wave, in their order.
 
     Raises:
-        TelemetryError: The marks are not those of such a load.
+        TelemetryError: The spans are not those of such a load.
     """
     num_steps = sum(count for _, count in plan)
-    if marks.num_rows != num_steps or pc.unique(marks["step"]).sort().to_pylist() != list(range(num_steps)):
-        raise TelemetryError(f"the load left {marks.num_rows} marks, its waves are {num_steps} steps; run it again")
-    marks, first_ns = marks.sort_by("step"), origin_ns(marks)
-    start_s, end_s = ((marks[f"{end}_mono_ns"].to_numpy() - first_ns) / NS_PER_S for end in ("start", "end"))
+    if spans.num_rows != num_steps or pc.unique(spans["step"]).sort().to_pylist() != list(range(num_steps)):
+        raise TelemetryError(f"the load left {spans.num_rows} spans, its waves are {num_steps} steps; run it again")
+    spans, first_ns = spans.sort_by("step"), origin_ns(spans)
+    start_s, end_s = ((spans[f"{end}_mono_ns"].to_numpy() - first_ns) / NS_PER_S for end in ("start", "end"))
     bounds = np.cumsum([0, *(count for _, count in plan)])
     return [
         Wave(period_s=period_s, start_s=start_s[first:last], end_s=end_s[first:last])
@@ -169,19 +169,19 @@ def waves_of(marks: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
     ]
 
 
-def fit(tables: Mapping[str, pa.Table], device: str, marks: pa.Table, plan: Sequence[tuple[float, int]]) -> Fit:
+def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequence[tuple[float, int]]) -> Fit:
     """Fits every power signal a recording has.
 
     Args:
         tables: Telemetry by tier (`wattune.schema.TELEMETRY`), from before the first to after the last wave.
         device: Which device of it.
-        marks: The load's.
+        spans: The load's.
         plan: See `waves_of`.
 
     Raises:
-        TelemetryError: No power signal was recorded, or the marks do not fit the plan.
+        TelemetryError: No power signal was recorded, or the spans do not fit the plan.
     """
-    waves, first_ns = waves_of(marks, plan), origin_ns(marks)
+    waves, first_ns = waves_of(spans, plan), origin_ns(spans)
     counter = _changes(*_readings(tables, device, "slow", "energy_j", first_ns))
     readings = {
         name: found
@@ -231,21 +231,21 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
     )
 
 
-def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], marks: pa.Table) -> float | None:
+def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], spans: pa.Table) -> float | None:
     """What a link carries at most in one direction, by the sensor's own counters while a load without pause ran.
 
     Args:
         tables: Telemetry by tier.
         device: Which device of it.
         columns: Cumulative columns of the `counter` tier, one a direction.
-        marks: The load's.
+        spans: The load's.
 
     Returns:
         Bytes a second of the busier direction, from the first to the last reading inside the load; None where a counter
         was not read, fell, or did not move: it does not count this link.
     """
-    first_ns = origin_ns(marks)
-    end_s = (int(pc.max(marks["end_mono_ns"]).as_py()) - first_ns) / NS_PER_S
+    first_ns = origin_ns(spans)
+    end_s = (int(pc.max(spans["end_mono_ns"]).as_py()) - first_ns) / NS_PER_S
     rates = []
     for column in columns:
         time_s, value = _readings(tables, device, "counter", column, first_ns)

@@ -167,8 +167,8 @@ def find_devices(backend: str) -> list[DeviceInfo]:
 
 def _calibrate(bench: _Bench) -> dict[str, Any]:
     wall_ns = time.time_ns()
-    marks, tables, versions = _record_waves(bench)
-    seen = fit(tables, bench.info.device, marks, bench.protocol.waves)
+    spans, tables, versions = _record_waves(bench)
+    seen = fit(tables, bench.info.device, spans, bench.protocol.waves)
     pcie_bytes_per_s = None if bench.simulated else _record_copies(bench)
     overhead, cpu_frac = measure_overhead(
         bench.sampled, bench.info, bench.folder, bench.protocol, simulated=bench.simulated, tell=bench.tell
@@ -191,36 +191,36 @@ def _calibrate(bench: _Bench) -> dict[str, Any]:
 
 
 def _record_waves(bench: _Bench) -> tuple[pa.Table, Mapping[str, pa.Table], dict[str, Any]]:
-    """Marks and telemetry of all waves, and the versions behind them."""
+    """Spans and telemetry of all waves, and the versions behind them."""
     rates_hz = {"fast": FAST_HZ, "slow": SLOW_HZ / bench.num_devices} if not bench.simulated else {}
     waves = [str(part) for wave in bench.protocol.waves for part in ("--wave", *wave)]
-    marks_path = bench.folder / "waves.parquet"
+    spans_path = bench.folder / "waves.parquet"
     with (
         sampling(bench.folder / "waves", bench.node, bench.sampled, rates_hz) as sampler,
-        load(bench.info, bench.node, marks_path, waves, simulated=bench.simulated) as process,
+        load(bench.info, bench.node, spans_path, waves, simulated=bench.simulated) as process,
     ):
         for elapsed_s in _until_done(process, sampler):
             bench.tell("square waves", min(elapsed_s / bench.protocol.waves_s, 1.0) / 2)
-        _check(process, marks_path)
+        _check(process, spans_path)
         time.sleep(LAST_DRAIN_S)
         versions: dict[str, Any] = sampler.stop()["versions"]
-    marks = pq.read_table(marks_path)
-    tables = _simulated(marks, bench) if bench.simulated else read_tables(bench.folder / "waves")[0]
-    return marks, tables, versions
+    spans = pq.read_table(spans_path)
+    tables = _simulated(spans, bench) if bench.simulated else read_tables(bench.folder / "waves")[0]
+    return spans, tables, versions
 
 
 def _record_copies(bench: _Bench) -> float | None:
     """What PCIe carries in its busier direction at most, bytes a second; None where the device does not count it."""
-    marks_path = bench.folder / "copies.parquet"
+    spans_path = bench.folder / "copies.parquet"
     with (
         sampling(bench.folder / "copies", bench.node, bench.sampled, {}) as sampler,
-        load(bench.info, bench.node, marks_path, ["--copies", str(bench.protocol.copies_s)]) as process,
+        load(bench.info, bench.node, spans_path, ["--copies", str(bench.protocol.copies_s)]) as process,
     ):
         for _ in _until_done(process, sampler):
             bench.tell("copies between host and device", 0.5)
-        _check(process, marks_path)
+        _check(process, spans_path)
     tables, _ = read_tables(bench.folder / "copies")
-    return fit_link(tables, bench.info.device, ("pcie_tx_bytes", "pcie_rx_bytes"), pq.read_table(marks_path))
+    return fit_link(tables, bench.info.device, ("pcie_tx_bytes", "pcie_rx_bytes"), pq.read_table(spans_path))
 
 
 def _until_done(process: "subprocess.Popen[str]", sampler: SamplerProcess) -> Iterator[float]:
@@ -233,14 +233,14 @@ def _until_done(process: "subprocess.Popen[str]", sampler: SamplerProcess) -> It
             process.wait(_POLL_S)
 
 
-def _simulated(marks: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:
-    start_ns, end_ns = (marks[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
+def _simulated(spans: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:
+    start_ns, end_ns = (spans[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
     products = np.array([float(kind == "tensor") for kind in KINDS])
     part = Part(start_ns=start_ns, end_ns=end_ns, shares=products)
     activity = DeviceActivity(device=bench.info.device, steps=None, phases=(part,))
     node = Node(
         name=bench.node,
-        wall_minus_mono_ns=marks["start_wall_ns"][0].as_py() - marks["start_mono_ns"][0].as_py(),
+        wall_minus_mono_ns=spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py(),
         temp_slowdown_c=catalog_device(SIMULATED_DEVICE).temp_slowdown_c,
         tensor_cores=True,
     )
@@ -284,13 +284,13 @@ def measure_overhead(
     Raises:
         TelemetryError: The load or the sampler ended early.
     """
-    node, marks_path = platform.node(), folder / "steady.parquet"
+    node, spans_path = platform.node(), folder / "steady.parquet"
     seconds = WARM_S + protocol.blocks_s + 1.0
     order = [on for index in range(protocol.num_pairs) for on in ((False, True) if index % 2 == 0 else (True, False))]
     spans_ns = []
     with (
         sampling(folder / "overhead", node, backends, {}) as sampler,
-        load(info, node, marks_path, ["--steady", str(seconds)], simulated=simulated) as process,
+        load(info, node, spans_path, ["--steady", str(seconds)], simulated=simulated) as process,
         _pausable(sampler) as pausable,
     ):
         time.sleep(WARM_S)
@@ -307,8 +307,8 @@ def measure_overhead(
             spans_ns.append((start_ns + s_to_ns(SETTLE_S), end_ns))
         cpu_frac = (_cpu_s(pausable) - cpu_s) / (protocol.blocks_s / 2)
         process.wait(START_TIMEOUT_S)
-        _check(process, marks_path)
-    step_s = _steps_inside(pq.read_table(marks_path), spans_ns)
+        _check(process, spans_path)
+    step_s = _steps_inside(pq.read_table(spans_path), spans_ns)
     pairs = [
         (second, first) if order[2 * index] else (first, second)
         for index, (first, second) in enumerate(zip(step_s[::2], step_s[1::2], strict=True))
@@ -316,9 +316,9 @@ def measure_overhead(
     return fit_overhead(pairs), cpu_frac
 
 
-def _steps_inside(marks: pa.Table, spans_ns: Sequence[tuple[int, int]]) -> list[Floats]:
+def _steps_inside(spans: pa.Table, spans_ns: Sequence[tuple[int, int]]) -> list[Floats]:
     """The lengths of the steps that lie wholly inside each span."""
-    start_ns, end_ns = (marks[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
+    start_ns, end_ns = (spans[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
     return [
         (end_ns - start_ns)[(start_ns >= first_ns) & (end_ns <= last_ns)] / NS_PER_S for first_ns, last_ns in spans_ns
     ]
@@ -356,14 +356,14 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @contextlib.contextmanager
 def load(
-    info: DeviceInfo, node: str, marks_path: Path, options: Sequence[str], *, simulated: bool = False
+    info: DeviceInfo, node: str, spans_path: Path, options: Sequence[str], *, simulated: bool = False
 ) -> Iterator["subprocess.Popen[str]"]:
     """A load on a device, warm when the body begins and ended with it.
 
     Args:
         info: The device; found by its uuid, so that CUDA's order and the driver's may differ.
-        node: The node's name in its marks.
-        marks_path: Where it leaves them.
+        node: The node's name in its spans.
+        spans_path: Where it leaves them.
         options: What it runs, options of `python -m wattune.workers.calibration_load`.
         simulated: Whether it runs on the processor instead.
 
@@ -371,10 +371,10 @@ def load(
         TelemetryError: It ended or hung before it was warm; its last words are in the message.
     """
     device = "cpu" if simulated else "cuda:0"
-    command = [sys.executable, "-P", "-m", "wattune.workers.calibration_load", str(marks_path), "--node", node]
+    command = [sys.executable, "-P", "-m", "wattune.workers.calibration_load", str(spans_path), "--node", node]
     command += ["--name", info.device, "--device", device, *options]
     visible = {} if simulated else {"CUDA_VISIBLE_DEVICES": str(info.uuid)}
-    with open(_log_path(marks_path), "w+") as log:
+    with open(_log_path(spans_path), "w+") as log:
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -389,23 +389,23 @@ def load(
             if not heard or process.stdout.readline().strip() != "ready":
                 process.kill()
                 process.wait()
-                raise _failed(process, marks_path)
+                raise _failed(process, spans_path)
             yield process
         finally:
             process.terminate()
             process.wait()
 
 
-def _log_path(marks_path: Path) -> Path:
-    return marks_path.with_suffix(".log")
+def _log_path(spans_path: Path) -> Path:
+    return spans_path.with_suffix(".log")
 
 
-def _check(process: "subprocess.Popen[str]", marks_path: Path) -> None:
+def _check(process: "subprocess.Popen[str]", spans_path: Path) -> None:
     if process.returncode:
-        raise _failed(process, marks_path)
+        raise _failed(process, spans_path)
 
 
-def _failed(process: "subprocess.Popen[str]", marks_path: Path) -> TelemetryError:
-    words = _log_path(marks_path).read_text(errors="replace").splitlines()[-4:]
+def _failed(process: "subprocess.Popen[str]", spans_path: Path) -> TelemetryError:
+    words = _log_path(spans_path).read_text(errors="replace").splitlines()[-4:]
     told = "\n".join(f"  {line}" for line in words) or "  it said nothing"
     return TelemetryError(f"the load ended with exit code {process.returncode} before it was done:\n{told}")

@@ -7,7 +7,7 @@ from typing import Literal
 from wattune.catalog.hardware import ClusterSpec
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
-Role = Literal["trial", "anchor", "finalist"]
+Role = Literal["trial", "reference", "finalist"]
 """Why something runs: for itself, to see drift, or once more and longer because it is among the best."""
 
 
@@ -16,10 +16,10 @@ class Preview:
     """What is left to do, and how much of it this call is going to do at most, before anything starts."""
 
     num_turns: int
-    """Trials to run with all their repeats, anchors and finalists."""
+    """Trials to run with all their repeats, reference trials and finalists."""
     num_now: int
     """Of them, those this call starts at most: as many as its budget of trials allows."""
-    num_anchors: int
+    num_references: int
     num_finalists: int
     num_again: int
     """Of them, trials that were interrupted and run again."""
@@ -97,8 +97,8 @@ class TrialEvent:
     nodes: tuple[str, ...] = ()
     """Names of the nodes it runs on."""
     num_left: int | None = None
-    """Trials this call is expected to start after those that run now, repeats, anchors and finalists counted; None
-    where nobody counted."""
+    """Trials this call is expected to start after those that run now, repeats, reference trials and finalists counted;
+    None where nobody counted."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
     """Of a trial that started: asks its workers how far they are; may take a moment, None where nobody answers."""
 

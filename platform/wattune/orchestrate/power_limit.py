@@ -1,6 +1,6 @@
 """Hard limits while a trial runs: what every node draws at the moment, and whether it is too much.
 
-Real sensors are read through the sampler's files. Simulated ones are computed after a trial from its marks; for a trial
+Real sensors are read through the sampler's files. Simulated ones are computed after a trial from its spans; for a trial
 with a limit its ranks say every second what they did last, and the same function computes what they drew.
 """
 
@@ -40,24 +40,24 @@ def node_power_peak_w(
     return found.get("node_device_power_peak_1s_w")
 
 
-def simulated_power_w(spec: TrialSpec, marks: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:
-    """Highest 1 s mean of every node's simulated device power while its ranks did what their marks say.
+def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:
+    """Highest 1 s mean of every node's simulated device power while its ranks did what their spans say.
 
     Temperatures play no part in the model's power, so that a part of a trial gives the power the whole will.
 
     Args:
         spec: What runs.
-        marks: What each rank did in the last seconds, by rank.
+        spans: What each rank did in the last seconds, by rank.
         seed: The trial's.
 
     Returns:
         Watts by node; nothing before every rank has shown a second of its steps.
     """
-    if len(marks) < spec.cluster.world_size:
+    if len(spans) < spec.cluster.world_size:
         return {}
     found = {}
-    for node, (tables, manifest) in simulate(spec, pa.concat_tables(marks.values()), seed=seed).items():
-        own = [table for table in marks.values() if table["node"][0].as_py() == node]
+    for node, (tables, manifest) in simulate(spec, pa.concat_tables(spans.values()), seed=seed).items():
+        own = [table for table in spans.values() if table["node"][0].as_py() == node]
         # Before and after that some devices would count as idle of which nothing is known yet.
         start_ns = max(pc.min(table["start_wall_ns"]).as_py() for table in own)
         end_ns = min(pc.max(table["end_wall_ns"]).as_py() for table in own)

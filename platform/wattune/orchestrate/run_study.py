@@ -25,8 +25,8 @@ from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
-from wattune.orchestrate.scheduling.controller import Ending, Ledger
-from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
+from wattune.orchestrate.scheduling.controller import Ending, StudyController
+from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -43,7 +43,7 @@ _TEMPERATURES_S: Final = 30.0
 """Longest a node may take to say how warm it is."""
 
 
-def run_study(study: StudyFolder, ledger: Ledger, run: StudyRun, cluster: Cluster) -> Ending:
+def run_study(study: StudyFolder, ledger: StudyController, run: StudyRun, cluster: Cluster) -> Ending:
     """Runs what a study's ledger proposes, and leaves every result in the study's folder.
 
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
@@ -237,7 +237,7 @@ class _Dispatcher:
         self._asked_s = -_ASK_S
         self._progress: Mapping[str, TrialProgress] = {}
 
-    def work(self, ticket: Ticket) -> _Work:
+    def work(self, ticket: RunningTrial) -> _Work:
         """A turn as Tune hands it to the trainable, on its nodes alone."""
         turn = ticket.turn
         request = TrialRequest(
@@ -252,7 +252,7 @@ class _Dispatcher:
         )
         return _Work(request=request, cluster=self._cluster.only(ticket.nodes))
 
-    def asks_progress(self, ticket: Ticket) -> Callable[[], TrialProgress | None]:
+    def asks_progress(self, ticket: RunningTrial) -> Callable[[], TrialProgress | None]:
         """What asks the workers of a turn how far they are."""
         name = self._study.trial(ticket.turn.trial_id, ticket.turn.repeat).path.name
 
@@ -268,7 +268,7 @@ class _Dispatcher:
 class _LedgerSearcher(Searcher):  # type: ignore[misc]
     """Tune's view of the ledger. Nothing of a trial raises here: an exception in a callback would end the study."""
 
-    def __init__(self, ledger: Ledger, dispatcher: _Dispatcher) -> None:
+    def __init__(self, ledger: StudyController, dispatcher: _Dispatcher) -> None:
         super().__init__(metric=_DONE_METRIC, mode="max")
         self._ledger, self._dispatcher = ledger, dispatcher
 

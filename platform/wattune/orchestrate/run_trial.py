@@ -17,7 +17,7 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.orchestrate.trial_result import judge
+from wattune.orchestrate.trial_result import trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
@@ -87,14 +87,14 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
                 answer = replace(answer, failure="; ".join(filter(None, (answer.failure, *telemetry.lost))))
         except (EngineError, TelemetryError) as error:
             answer = Answer(failure=cause(error), interrupted=answer.interrupted)
-        marks = _write_measurements(request, folder, answer, recorded)
+        spans = _write_measurements(request, folder, answer, recorded)
         tags |= _lane_tags(used, answer) | (limit.tags if limit is not None else {})
-        result = judge(
+        result = trial_result(
             spec,
             request.repeat,
             folder,
             answer,
-            marks,
+            spans,
             limits=request.limits,
             tags=tags,
             start_wall_ns=start_wall_ns,
@@ -110,7 +110,7 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
 def conclude(folder: TrialFolder, result: TrialResult) -> None:
     """Writes what came of a trial, unless its study was stopped meanwhile and it did not complete all the same.
 
-    A result that is there already is the ledger's: it marks what runs before anything is taken away from it, so a
+    A result that is there already is the ledger's: it spans what runs before anything is taken away from it, so a
     failure after that is the stop's. As a failure it would be final, and the trial would not be run again.
     """
     if result.status is TrialStatus.COMPLETED:
@@ -132,7 +132,7 @@ def _assignment(
         device_names={node: sensed.device_names for node, sensed in telemetry.sensed.items()},
         sampler_cpus={node: sensed.cpus for node, sensed in telemetry.sensed.items()},
         fresh=request.isolation == "fresh",
-        shows_marks=NODE_POWER in request.limits and request.spec.cluster.simulate_sensors_of is not None,
+        shows_spans=NODE_POWER in request.limits and request.spec.cluster.simulate_sensors_of is not None,
     )
 
 
@@ -141,7 +141,7 @@ def _limit(request: TrialRequest, telemetry: TrialTelemetry, lanes: Lanes) -> Po
     spec = request.spec
 
     def simulated() -> Mapping[str, float]:
-        return simulated_power_w(spec, lanes.marks(request.folder.name), seed=request.seed)
+        return simulated_power_w(spec, lanes.spans(request.folder.name), seed=request.seed)
 
     look = simulated if spec.cluster.simulate_sensors_of else telemetry.node_power_w
     return PowerLimit(request.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
@@ -159,10 +159,10 @@ def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
 def _write_measurements(
     request: TrialRequest, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
 ) -> pa.Table | None:
-    """Brings marks and telemetry into the study folder; simulated sensors are computed here, from the marks."""
+    """Brings spans and telemetry into the study folder; simulated sensors are computed here, from the spans."""
     spec = request.spec
-    tables = [outcome.marks for outcome in answer.outcomes if outcome.marks is not None and outcome.marks.num_rows]
-    marks = pa.concat_tables(tables).unify_dictionaries() if tables else None
+    tables = [outcome.spans for outcome in answer.outcomes if outcome.spans is not None and outcome.spans.num_rows]
+    spans = pa.concat_tables(tables).unify_dictionaries() if tables else None
     telemetry = {part.node: (dict(part.tables), dict(part.manifest), part.losses) for part in recorded}
     if answer.places:
         folder.write_ranks([place.to_json() for place in answer.places])
@@ -170,14 +170,14 @@ def _write_measurements(
     kernels = [outcome.kernels for outcome in answer.outcomes if outcome.kernels is not None]
     if len(kernels) == spec.cluster.world_size:  # who waited for whom is told from all ranks only
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
-    if marks is not None:
-        folder.write_marks(marks)
+    if spans is not None:
+        folder.write_spans(spans)
         if spec.cluster.simulate_sensors_of:
-            for node, (simulated, manifest) in simulate(spec, marks, seed=request.seed).items():
+            for node, (simulated, manifest) in simulate(spec, spans, seed=request.seed).items():
                 tiers, own, losses = telemetry.get(node, ({}, {}, ()))
                 both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
                 telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
     for node, (tiers, manifest, losses) in telemetry.items():
         known = with_calibrations(request.storage, manifest)
         folder.write_telemetry(node, tiers, {**known, "losses": list(losses)})
-    return marks
+    return spans

@@ -32,25 +32,25 @@ def status_of(spec: TrialSpec, answer: Answer) -> tuple[TrialStatus, str]:
     return TrialStatus.COMPLETED, ""
 
 
-def judge(
+def trial_result(
     spec: TrialSpec,
     repeat: int,
     folder: TrialFolder,
     answer: Answer,
-    marks: pa.Table | None,
+    spans: pa.Table | None,
     *,
     limits: Mapping[str, float],
     tags: Mapping[str, str],
     start_wall_ns: int,
 ) -> TrialResult:
-    """The result of a trial whose marks and telemetry are in its folder.
+    """The result of a trial whose spans and telemetry are in its folder.
 
     Args:
         spec: What ran.
         repeat: Which repeat of it.
         folder: Where it is kept.
         answer: What its lane said.
-        marks: Marks of all ranks.
+        spans: Spans of all ranks.
         limits: Hard limits of the study.
         tags: Facts to keep with the result.
         start_wall_ns: When the trial began.
@@ -63,7 +63,7 @@ def judge(
     if status is TrialStatus.COMPLETED:
         summary = summarize(
             spec,
-            marks,
+            spans,
             folder.stored(),
             folder.manifests(),
             kernels=folder.kernels(),

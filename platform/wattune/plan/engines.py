@@ -98,11 +98,11 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
+class Equivalence:
     """A setting that acts as another one in an engine."""
 
     setting: Mapping[str, Container[Any]]
-    """Axis to values; the fold applies where every axis has one of its values."""
+    """Axis to values; it applies where every axis has one of its values."""
     axis: str
     to: Any
     why: str
@@ -149,7 +149,7 @@ class Capabilities:
     interleaves_prompts: bool = False
     """Whether stages of several chunks can run forward only."""
     exclusions: tuple[Exclusion, ...] = ()
-    folds: tuple["Fold", ...] = ()
+    equivalences: tuple["Equivalence", ...] = ()
     """Settings that act as others there, applied in this order after those that hold for every engine."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables its processes need when they start: they are read once."""
@@ -250,8 +250,8 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                 ),
                 Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
             ),
-            folds=(
-                Fold(
+            equivalences=(
+                Equivalence(
                     setting={"pp": ABOVE_1, "dtype": ("bf16",), "sharding": ("none",)},
                     axis="sharding",
                     to="zero1",
@@ -259,19 +259,19 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     needs_replicas=True,
                     needs_training=True,
                 ),
-                Fold(
+                Equivalence(
                     setting={"pp": ABOVE_1, "overlap": _OVERLAPS_DP},
                     axis="overlap",
                     to="none",
                     why="its pipeline reduces gradients after the last micro-batch",
                 ),
-                Fold(
+                Equivalence(
                     setting={"sharding": ("none",), "overlap": _OVERLAPS_DP},
                     axis="overlap",
                     to="none",
                     why="without ZeRO it reduces gradients after the backward pass",
                 ),
-                Fold(
+                Equivalence(
                     setting={"sharding": ("zero1", "zero2"), "overlap": ("grad_param",)},
                     axis="overlap",
                     to="grad",
@@ -305,47 +305,47 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         The plan, and one text per setting that was changed, saying why; no text means the plan as it was.
     """
     plan, model, world_size = configuration.plan, configuration.model, configuration.cluster.world_size
-    folds: dict[str, tuple[Any, str]] = {}
+    equivalences: dict[str, tuple[Any, str]] = {}
 
     if plan.etp != plan.tp and not model.is_moe:
-        folds["etp"] = plan.tp, f"{model.name} has no experts"
+        equivalences["etp"] = plan.tp, f"{model.name} has no experts"
     if plan.layout and len(plan.layout) == plan.pp * plan.vpp and plan.layout == _even(model, plan):
-        folds["layout"] = (), "it is the even split"
+        equivalences["layout"] = (), "it is the even split"
     if plan.rank_order == tuple(range(world_size)):
-        folds["rank_order"] = "topology", "it is the order of the topology"
+        equivalences["rank_order"] = "topology", "it is the order of the topology"
 
     sharding, replicated = plan.sharding, _has_replicas(model, plan, world_size)
     if sharding != "none" and not replicated:
         sharding = "none"
-        folds["sharding"] = "none", "no replicas to share it with at dp=1"
+        equivalences["sharding"] = "none", "no replicas to share it with at dp=1"
     if plan.overlap in ("grad", "grad_param") and not replicated:
-        folds["overlap"] = "none", "no gradients to reduce at dp=1"
+        equivalences["overlap"] = "none", "no gradients to reduce at dp=1"
     elif plan.overlap == "grad_param" and sharding == "none":
-        folds["overlap"] = "grad", "no parameters to gather at sharding=none"
+        equivalences["overlap"] = "grad", "no parameters to gather at sharding=none"
     elif plan.overlap == "tp" and plan.tp == 1:
-        folds["overlap"] = "none", "nothing to overlap at tp=1"
+        equivalences["overlap"] = "none", "nothing to overlap at tp=1"
     trains = configuration.workload.mode != "prefill"
     if not trains:
-        folds |= _without_training(plan, folds)
+        equivalences |= _without_training(plan, equivalences)
 
-    for fold in CAPABILITIES[configuration.engine].folds:
-        now = replace(plan, **{axis: to for axis, (to, _) in folds.items()})
-        met = all(getattr(now, axis) in values for axis, values in fold.setting.items())
-        if met and (replicated or not fold.needs_replicas) and (trains or not fold.needs_training):
-            folds[fold.axis] = fold.to, fold.why
+    for equivalence in CAPABILITIES[configuration.engine].equivalences:
+        now = replace(plan, **{axis: to for axis, (to, _) in equivalences.items()})
+        met = all(getattr(now, axis) in values for axis, values in equivalence.setting.items())
+        if met and (replicated or not equivalence.needs_replicas) and (trains or not equivalence.needs_training):
+            equivalences[equivalence.axis] = equivalence.to, equivalence.why
 
-    if not folds:
+    if not equivalences:
         return plan, ()
     texts = tuple(
-        f"{axis}={_text(getattr(plan, axis))} acts as {_text(to)}: {why}" for axis, (to, why) in folds.items()
+        f"{axis}={_text(getattr(plan, axis))} acts as {_text(to)}: {why}" for axis, (to, why) in equivalences.items()
     )
-    return replace(plan, **{axis: to for axis, (to, _) in folds.items()}), texts
+    return replace(plan, **{axis: to for axis, (to, _) in equivalences.items()}), texts
 
 
-def _without_training(plan: Plan, folds: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+def _without_training(plan: Plan, equivalences: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
     """What does nothing where nothing is trained, given what does nothing anyway."""
-    sharding, _ = folds.get("sharding", (plan.sharding, ""))
-    overlap, _ = folds.get("overlap", (plan.overlap, ""))
+    sharding, _ = equivalences.get("sharding", (plan.sharding, ""))
+    overlap, _ = equivalences.get("overlap", (plan.overlap, ""))
     found: dict[str, tuple[Any, str]] = {}
     if plan.recompute != "none":
         found["recompute"] = "none", "mode=prefill has no backward pass"
@@ -366,7 +366,7 @@ def _has_replicas(model: ModelSpec, plan: Plan, world_size: int) -> bool:
     """Whether some weight is held by more than one rank, so that gradients are reduced and state can be shared.
 
     Context parallel ranks hold the same weights as data parallel ones do; experts have replicas of their own. A world
-    that the degrees do not divide has none of this to ask about and counts as replicated: nothing is folded there.
+    that the degrees do not divide has none of this to ask about and counts as replicated: nothing is equivalent there.
     """
     if world_size % (plan.tp * plan.pp * plan.cp):
         return True

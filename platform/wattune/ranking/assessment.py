@@ -1,8 +1,8 @@
 """One trial, judged: its figures as intervals, its distance to every bound, and what the constraints say of it.
 
-A figure is an interval: of the trial's repeats, or of a single run by the scatter of the study's anchor, or by that of
-its own steps (`wattune.intervals`). A bound is kept only if every repeat keeps it; how likely the true value keeps it
-stands beside.
+A figure is an interval: of the trial's repeats, or of a single run by the scatter of the study's reference, or by that
+of its own steps (`wattune.intervals`). A bound is kept only if every repeat keeps it; how likely the true value keeps
+it stands beside.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from wattune.intervals import Anchor, Interval, anchor, interval
+from wattune.intervals import Interval, Reference, interval, reference
 from wattune.objective import Constraint, Objective
 from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -45,34 +45,34 @@ class Verdict(StrEnum):
 
 
 class Spreads:
-    """What the anchor's repeats say of every metric of one study, worked out when first asked for."""
+    """What the reference trial's repeats say of every metric of one study, worked out when first asked for."""
 
     def __init__(self, results: Results) -> None:
-        """Finds the anchor's runs, on every set of nodes by themselves.
+        """Finds the reference trial's runs, on every set of nodes by themselves.
 
         Args:
             results: Of one study.
         """
-        anchors = {result.trial_id for _, result in results if result.tags.get("anchor") == "true"}
+        references = {result.trial_id for _, result in results if result.tags.get("reference") == "true"}
         self._runs: dict[str, list[TrialResult]] = {}
         for _, result in results:
             counts = result.status is TrialStatus.COMPLETED and result.tags.get("soak") != "true"
-            if result.trial_id in anchors and counts:
+            if result.trial_id in references and counts:
                 self._runs.setdefault(_nodes(result), []).append(result)
-        self._known: dict[tuple[str, str], Anchor | None] = {}
+        self._known: dict[tuple[str, str], Reference | None] = {}
 
-    def anchor(self, nodes: str, metric: str) -> Anchor | None:
-        """The anchor of a metric on a set of nodes, None where fewer than two runs measured it."""
+    def reference(self, nodes: str, metric: str) -> Reference | None:
+        """The reference trial of a metric on a set of nodes, None where fewer than two runs measured it."""
         key = nodes, metric
         if key not in self._known:
             runs = [result for result in self._runs.get(nodes, ()) if metric in result.metrics]
             runs.sort(key=lambda run: (run.start_wall_ns, run.repeat))
-            self._known[key] = anchor([run.metrics[metric] for run in runs], [_at_s(run) for run in runs])
+            self._known[key] = reference([run.metrics[metric] for run in runs], [_at_s(run) for run in runs])
         return self._known[key]
 
-    def anchors(self, metric: str) -> dict[str, Anchor]:
-        """The anchors of a metric by the nodes they ran on."""
-        found = {nodes: self.anchor(nodes, metric) for nodes in sorted(self._runs)}
+    def references(self, metric: str) -> dict[str, Reference]:
+        """The reference trials of a metric by the nodes they ran on."""
+        found = {nodes: self.reference(nodes, metric) for nodes in sorted(self._runs)}
         return {nodes: one for nodes, one in found.items() if one is not None}
 
     def interval(self, counted: Sequence[TrialResult], metric: str, *, corrected: bool = True) -> Interval | None:
@@ -84,21 +84,21 @@ class Spreads:
         Args:
             counted: The repeats that completed.
             metric: What of them.
-            corrected: Whether what the anchor drifted by in the meantime is taken out.
+            corrected: Whether what the reference trial drifted by in the meantime is taken out.
         """
         if not counted or any(metric not in result.metrics for result in counted):
             return None
         counted = [result for result in counted if result.tags.get("soak") != "true"] or counted
         values = [result.metrics[metric] for result in counted]
-        own = self.anchor(_nodes(counted[0]), metric)
+        own = self.reference(_nodes(counted[0]), metric)
         if corrected:
-            drifts = [self.anchor(_nodes(result), metric) for result in counted]
+            drifts = [self.reference(_nodes(result), metric) for result in counted]
             pairs = zip(values, drifts, counted, strict=True)
             values = [drift.corrected(value, _at_s(run)) if drift else value for value, drift, run in pairs]
         of_steps = counted[0].metrics.get(_UNCERTAINTIES.get(metric, "")) if len(counted) == 1 else None
         if len(values) == 1 and own is None and of_steps is None:  # as `interval` has it, ten times as fast
             return Interval(value=values[0], low=values[0], high=values[0], method="none", num_runs=1)
-        return interval(values, anchor=own, steps_frac=of_steps)
+        return interval(values, reference=own, steps_frac=of_steps)
 
 
 def _nodes(result: TrialResult) -> str:
@@ -139,7 +139,7 @@ class RankedTrial:
     rank: int | None
     """1 plus the number of feasible trials whose interval lies wholly above its own; None unless feasible."""
     objective: Interval | None
-    """The objective's metric, the anchor's drift taken out; None where a repeat did not measure it."""
+    """The objective's metric, the reference trial's drift taken out; None where a repeat did not measure it."""
     margins: tuple[Margin, ...]
     """One per constraint that could be checked, in the constraints' order."""
     missing: tuple[str, ...]
@@ -173,7 +173,7 @@ class RankedTrial:
 
     @property
     def counted(self) -> tuple[TrialResult, ...]:
-        """The repeats that completed: those intervals and margins are over, the anchor's included."""
+        """The repeats that completed: those intervals and margins are over, the reference trial's included."""
         return completed(self.repeats)
 
     @property
@@ -262,7 +262,7 @@ def _margin(constraint: Constraint, repeats: Sequence[TrialResult], spreads: Spr
     )
 
 
-def judge(
+def assess_trial(
     study: str,
     spec: TrialSpec,
     repeats: tuple[TrialResult, ...],

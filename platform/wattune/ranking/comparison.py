@@ -36,7 +36,7 @@ class Side:
     spec: TrialSpec
     result: TrialResult
     breakdown: Breakdown | None
-    """Where its mean step goes, None where it left no marks."""
+    """Where its mean step goes, None where it left no spans."""
     tokens_per_s: Interval | None
     """With what its study knows of scatter."""
     simulated: bool
@@ -113,7 +113,7 @@ class Comparison:
     differences: Mapping[str, tuple[Any, Any]]
     """Fields of the specifications that differ, by path."""
     time: Waterfall | None
-    """None where a side left no marks."""
+    """None where a side left no spans."""
     energy: Waterfall | None
     """None where a side has no usable power."""
     warnings: tuple[str, ...]
@@ -156,7 +156,7 @@ class Comparison:
 def compare(a: Side, b: Side) -> Comparison:
     """Two trials part by part.
 
-    Where the marks of only one side can be divided, both are compared undivided: parts of the one against a whole of
+    Where the spans of only one side can be divided, both are compared undivided: parts of the one against a whole of
     the other would call everything a change.
     """
     differences = _differences(a.spec, b.spec)
@@ -172,7 +172,7 @@ def compare(a: Side, b: Side) -> Comparison:
             sides = [_undivided(parts) for parts in sides]
             which = "A" if vague[0] else "B"
             warnings.append(
-                f"marks of {which} cannot tell communication inside forward and backward: steps are compared undivided"
+                f"spans of {which} cannot tell communication inside forward and backward: steps are compared undivided"
             )
         grouped = [any(name.startswith(_BY_GROUP) for name in parts) for parts in sides]
         if any(grouped) and not all(grouped):
@@ -195,7 +195,7 @@ def compare(a: Side, b: Side) -> Comparison:
             warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
     else:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
-        warnings.append(f"{missing} left no marks of measured steps: there is no waterfall")
+        warnings.append(f"{missing} left no spans of measured steps: there is no waterfall")
     return Comparison(a=a, b=b, differences=differences, time=time, energy=energy, warnings=tuple(warnings))
 
 

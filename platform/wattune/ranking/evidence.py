@@ -35,7 +35,7 @@ class Evidence:
     power_w: Mapping[str, tuple[Floats, Floats]]
     """By node: seconds, and the sum of its devices in watts, in means of 100 ms."""
     steps: tuple[Floats, Floats]
-    """Start and length of every measured step in seconds; empty without marks."""
+    """Start and length of every measured step in seconds; empty without spans."""
     excursions: pa.Table
     """As in `wattune.analysis.detail.Detail`."""
     slots: pa.Table
@@ -56,11 +56,11 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
     Raises:
         TelemetryError: A table in it cannot be read, or is of another schema.
     """
-    marks, tables, manifests = folder.marks(), folder.stored(), folder.manifests()
-    problems = schema_problems(tables, marks)
+    spans, tables, manifests = folder.spans(), folder.stored(), folder.manifests()
+    problems = schema_problems(tables, spans)
     if problems:
         raise TelemetryError(f"{folder.path}: {'; '.join(problems.values())}")
-    examined = examine(folder.spec(), marks, tables, manifests, kernels=folder.kernels())
+    examined = examine(folder.spec(), spans, tables, manifests, kernels=folder.kernels())
     if examined is None:
         return None
     found = detail_of(examined)

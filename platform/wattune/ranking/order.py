@@ -14,7 +14,7 @@ from typing import Any, Final
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.objective import Constraint, Objective
-from wattune.ranking.assessment import RankedTrial, Results, Spreads, Verdict, completed, finite, judge
+from wattune.ranking.assessment import RankedTrial, Results, Spreads, Verdict, assess_trial, completed, finite
 from wattune.schema import METRICS
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
@@ -47,7 +47,7 @@ class Ranking:
     studies: tuple[str, ...] = ()
     """The studies ranked together; empty for one."""
     drifts: tuple[str, ...] = ()
-    """What the anchor says of drift in the objective, in words."""
+    """What the reference trial says of drift in the objective, in words."""
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Repeats that ended and that nothing can be said of, the study's name in front where there are several."""
 
@@ -134,7 +134,7 @@ class Ranking:
         if single and len(compared) > 1:
             found.append(
                 f"nothing tells how {metric} scatters in {len(single)} of {len(compared)} trials: no repeats, no "
-                "anchor; differences smaller than the machine's own from run to run decide nothing"
+                "reference; differences smaller than the machine's own from run to run decide nothing"
             )
         return (*found, *self.drifts)
 
@@ -199,7 +199,7 @@ def rank(
                 continue
             ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
             name = study if several else ""
-            row = judge(name, specs[trial_id], ordered, spreads, objective, constraints)
+            row = assess_trial(name, specs[trial_id], ordered, spreads, objective, constraints)
             judged[row.verdict].append(row)
         drifts += _drifts(study if several else "", spreads, objective.metric)
 
@@ -290,14 +290,14 @@ def _model_size(model: ModelSpec) -> str:
 
 
 def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
-    """What the anchors say of drift, a line for each set of nodes that drifts."""
+    """What the reference trials say of drift, a line for each set of nodes that drifts."""
     lines = []
-    for nodes, found in spreads.anchors(metric).items():
+    for nodes, found in spreads.references(metric).items():
         if found.drifts and found.drift_frac is not None:
             place = " of ".join(filter(None, (f"on {nodes}" if nodes else "", f"study {study}" if study else "")))
             lines.append(
-                f"{metric} of the anchor drifted by {100 * found.drift_frac:+.1f} % in {found.span_s / S_PER_H:.1f} h "
-                f"over {found.num_runs} runs {place}".rstrip()
+                f"{metric} of the reference trial drifted by {100 * found.drift_frac:+.1f} % "
+                f"in {found.span_s / S_PER_H:.1f} h over {found.num_runs} runs {place}".rstrip()
                 + ": taken out of the objective, not of the bounds"
             )
     return lines

@@ -31,7 +31,7 @@ class Measured:
     """What a trial's or recording's folder holds."""
 
     tables: Mapping[str, pa.Table]
-    marks: pa.Table | None = None
+    spans: pa.Table | None = None
     manifests: Mapping[str, Mapping[str, Any]]
     window: tuple[int, int] | None = None
     """Of a recorded command, in nanoseconds of its node's wall clock; None where nothing says."""
@@ -51,11 +51,11 @@ class Measured:
 
     def summary(self) -> Summary:
         """Metrics and verdict, all devices together; what a trial's specification adds is not in it."""
-        return summarize(None, self.marks, self.tables, self.manifests, window=self.window)
+        return summarize(None, self.spans, self.tables, self.manifests, window=self.window)
 
     def energy_j(self) -> float | None:
         """Energy of all devices over the window; None unless every power sensor covers it."""
-        aligned = align(self.tables, self.marks, self.manifests, window=self.window)
+        aligned = align(self.tables, self.spans, self.manifests, window=self.window)
         traces = None if aligned is None else powers(aligned)
         if aligned is None or traces is None or not traces.usable:
             return None
@@ -74,7 +74,7 @@ class Measured:
         manifest = self.manifests[device[0]]
         return Measured(
             tables={tier: own(table) for tier, table in self.tables.items()},
-            marks=None if self.marks is None else own(self.marks),
+            spans=None if self.spans is None else own(self.spans),
             manifests={device[0]: {**manifest, "devices": {device[1]: manifest["devices"][device[1]]}}},
             window=self.window,
         )
@@ -104,7 +104,7 @@ def load(path: Path) -> Measured:
         tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
         manifests = {facts["node"]: with_calibrations(folder.storage, manifest)}
     window = command_window(facts, tables, manifests)
-    return Measured(tables=tables, marks=folder.marks(), manifests=manifests, window=window, facts=facts)
+    return Measured(tables=tables, spans=folder.spans(), manifests=manifests, window=window, facts=facts)
 
 
 def look(sampler_folder: Path, start_mono_ns: int) -> Measured:

@@ -150,7 +150,7 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
     figure.update_yaxes(autorange="reversed", automargin=True)
     caption = (
         "The parts of a mean step add up to it. Throttle is what lost clock adds to compute at most; bubble what an "
-        "ideal pipeline schedule idles; straggler is waiting for a slower rank; undivided is what marks cannot tell "
+        "ideal pipeline schedule idles; straggler is waiting for a slower rank; undivided is what spans cannot tell "
         "apart (communication inside forward and backward)."
     )
     return Chart(
@@ -205,7 +205,7 @@ def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Cha
 
 
 def waterfall(comparison: Comparison) -> Chart | None:
-    """How the mean step of A becomes that of B, in time and energy. None without marks on both sides."""
+    """How the mean step of A becomes that of B, in time and energy. None without spans on both sides."""
     drawn = [(fall, name) for fall, name in ((comparison.time, "time"), (comparison.energy, "energy")) if fall]
     if not drawn:
         return None

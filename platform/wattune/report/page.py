@@ -28,8 +28,8 @@ MAX_ROWS: Final = 50
 
 _BASES: Final = {
     "repeats": "its repeats",
-    "pooled": "repeats and anchor",
-    "anchor": "the anchor",
+    "pooled": "repeats and reference trial",
+    "reference": "the reference trial",
     "steps": "its steps",
 }
 """What an interval rests on; nothing is said where nothing is known."""
@@ -89,7 +89,7 @@ def render_report(
         study_name: The study's name.
         document: The search space, every default spelled out.
         ranking: Every trial, judged.
-        candidates: Rows of `candidates.parquet`: `status` (kept, rejected, folded), `rule`, `reason`.
+        candidates: Rows of `candidates.parquet`: `status` (kept, rejected, equivalent), `rule`, `reason`.
         evidence: Of the trials that are shown closely, by trial id.
         comparison: The best feasible trial against the best of those that break a bound.
         problems: Evidence that could not be read, in words.
@@ -331,7 +331,9 @@ def _quality(row: RankedTrial) -> Html:
 def _counts(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
     statuses = Counter(row["status"] for row in candidates)
     figures = [(str(verdict), len(getattr(ranking, verdict)), "trials") for verdict in Verdict]
-    figures += [(status, statuses[status], "combinations") for status in ("kept", "rejected", "folded") if candidates]
+    figures += [
+        (status, statuses[status], "combinations") for status in ("kept", "rejected", "equivalent") if candidates
+    ]
     item = "<li><strong>{}</strong><span>{}</span><small>{}</small></li>"
     return fill('<ul class="counts">{}</ul>\n', join(fill(item, f"{n:,}", name, of) for name, n, of in figures))
 
@@ -421,7 +423,7 @@ def _failures(ranking: Ranking) -> Html:
 
 def _rejections(candidates: Sequence[Mapping[str, Any]]) -> Html:
     rejected = [row for row in candidates if row["status"] == "rejected"]
-    num_folded = sum(row["status"] == "folded" for row in candidates)
+    num_equivalent = sum(row["status"] == "equivalent" for row in candidates)
     examples = {row["rule"]: row["reason"] for row in reversed(rejected)}
     counts = Counter(row["rule"] for row in rejected).most_common()
     parts = []
@@ -430,11 +432,14 @@ def _rejections(candidates: Sequence[Mapping[str, Any]]) -> Html:
         parts.append(
             table("Combinations that cannot run.", ["rule", "combinations", "for example"], rows, ["combinations"])
         )
-    if num_folded:
+    if num_equivalent:
         parts.append(
-            fill('<p class="note">{} more do the same work as one that is kept: not run twice.</p>', f"{num_folded:,}")
+            fill(
+                '<p class="note">{} more do the same work as one that is kept: not run twice.</p>',
+                f"{num_equivalent:,}",
+            )
         )
-    return section("Rejected and folded", *parts) if parts else Html()
+    return section("Rejected and equivalent", *parts) if parts else Html()
 
 
 def _method(ranking: Ranking, document: Mapping[str, Any]) -> Html:

@@ -21,7 +21,7 @@ from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.storage.study import check_study_name
 from wattune.trial import (
-    FIRST_ANCHOR_REPEAT,
+    FIRST_REFERENCE_REPEAT,
     LORA_TARGETS,
     TOKEN_DTYPES,
     Lora,
@@ -283,12 +283,12 @@ class MeasureEntry(_Entry):
     min_steps: Count = _MEASURE.min_steps
     min_seconds: Annotated[float, Field(ge=0)] = _MEASURE.min_seconds
     profile_steps: CountOrZero | None = _MEASURE.profile_steps
-    repeats: Annotated[int, Field(ge=1, le=FIRST_ANCHOR_REPEAT - 2)] = _MEASURE.repeats
+    repeats: Annotated[int, Field(ge=1, le=FIRST_REFERENCE_REPEAT - 2)] = _MEASURE.repeats
     soak_finalists: CountOrZero = _MEASURE.soak_finalists
     soak_seconds: Positive = _MEASURE.soak_seconds
     timeout_s: Positive = _MEASURE.timeout_s
     stall_s: Positive = _MEASURE.stall_s
-    anchor_every: CountOrZero = _MEASURE.anchor_every
+    reference_every: CountOrZero = _MEASURE.reference_every
     cooldown_temp_c: Positive | None = _MEASURE.cooldown_temp_c
     cooldown_max_s: Positive = _MEASURE.cooldown_max_s
 
@@ -322,7 +322,7 @@ class SearchEntry(_Entry):
     num_trials: Count | None = None
     seed: CountOrZero = 0
     order: Annotated[str, _one_of(ORDERS)] = "shuffled"
-    anchor: Annotated[str, _named_by(check_trial_id)] | None = None
+    reference: Annotated[str, _named_by(check_trial_id)] | None = None
 
 
 class SpaceFile(_Entry):

@@ -1,4 +1,4 @@
-"""From a space to candidates: every combination is kept, rejected by a named rule, or folded into its equal."""
+"""From a space to candidates: every combination is kept, rejected by a named rule, or equivalent to a kept one."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class Equivalent:
     """A combination that does the same work as one that is kept."""
 
     config: Config
@@ -59,7 +59,7 @@ class Candidates:
 
     kept: tuple[Kept, ...]
     rejected: tuple[Rejected, ...]
-    folded: tuple[Folded, ...]
+    equivalent: tuple[Equivalent, ...]
 
     @property
     def specs(self) -> list[TrialSpec]:
@@ -90,7 +90,7 @@ class Candidates:
         return {
             "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label} for k in self.kept],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
-            "folded": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.folded],
+            "equivalent": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.equivalent],
         }
 
     def rows(self) -> list[dict[str, str]]:
@@ -103,8 +103,14 @@ class Candidates:
                 for r in self.rejected
             ),
             *(
-                {**empty, "status": "folded", "trial_id": f.into, "reason": f.reason, "config": json.dumps(f.config)}
-                for f in self.folded
+                {
+                    **empty,
+                    "status": "equivalent",
+                    "trial_id": f.into,
+                    "reason": f.reason,
+                    "config": json.dumps(f.config),
+                }
+                for f in self.equivalent
             ),
         ]
 
@@ -120,24 +126,27 @@ def prune(study: StudySpec) -> Candidates:
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
     for written, config in _combinations(study):
-        plan, folds = effective(written)
-        spec = replace(written, plan=plan) if folds else written
+        plan, equivalences = effective(written)
+        spec = replace(written, plan=plan) if equivalences else written
         violation = next(violations(spec), None)
         if violation:
             rejected.append(Rejected(config=config, rule=violation.rule, reason=violation.reason))
         elif spec not in kept:
-            kept[spec] = Kept(spec=spec, config=config), folds
-        elif folds:
-            same.append((spec, config, folds))
+            kept[spec] = Kept(spec=spec, config=config), equivalences
+        elif equivalences:
+            same.append((spec, config, equivalences))
         else:
-            earlier, earlier_folds = kept[spec]
-            same.append((spec, earlier.config, earlier_folds))
-            kept[spec] = Kept(spec=spec, config=config), folds
+            earlier, earlier_equivalences = kept[spec]
+            same.append((spec, earlier.config, earlier_equivalences))
+            kept[spec] = Kept(spec=spec, config=config), equivalences
     ids = {spec: spec.trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
     return Candidates(
         kept=tuple(candidate for candidate, _ in kept.values()),
         rejected=tuple(rejected),
-        folded=tuple(Folded(config=config, into=ids[spec], reason="; ".join(folds)) for spec, config, folds in same),
+        equivalent=tuple(
+            Equivalent(config=config, into=ids[spec], reason="; ".join(equivalences))
+            for spec, config, equivalences in same
+        ),
     )
 
 

@@ -32,7 +32,7 @@ class Search:
     seed: int
     order: str
     """`shuffled`: drawn by the seed, in blocks of trials the same workers can run; `listed`: as the strategy has it."""
-    anchor: str | None
+    reference: str | None
     """Id of the trial that is measured again and again; None is the first that completes."""
 
 

@@ -1,8 +1,8 @@
-"""What each simulated device was doing when: marks say which phase, the plan says what a phase's time goes to.
+"""What each simulated device was doing when: spans say which phase, the plan says what a phase's time goes to.
 
 Wall time says nothing here: a tiny model on CPUs may stand in for a large one on GPUs. Inside a phase the split comes
-from a roofline of the specification's shapes on the simulated device, waiting comes from the marks. Where a rank has
-only `step` marks (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
+from a roofline of the specification's shapes on the simulated device, waiting comes from the spans. Where a rank has
+only `step` spans (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -245,15 +245,15 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
     return (gradients + gathered - hidden) * parameters * (group - 1) / group
 
 
-def node_activities(spec: TrialSpec, marks: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:
-    """What every device in the marks did, by node, devices in order of their names.
+def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:
+    """What every device in the spans did, by node, devices in order of their names.
 
     Raises:
         TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.
     """
     work = [stage_work(spec, stage, roofline) for stage in range(spec.plan.pp)]
-    text = {name: marks[name].cast(pa.string()) for name in ("node", "device", "phase")}
-    plain = marks.select(["rank", "start_mono_ns", "end_mono_ns"])
+    text = {name: spans[name].cast(pa.string()) for name in ("node", "device", "phase")}
+    plain = spans.select(["rank", "start_mono_ns", "end_mono_ns"])
     for name, column in text.items():
         plain = plain.append_column(name, column)
     nodes: dict[str, list[DeviceActivity]] = {}
@@ -264,7 +264,7 @@ def node_activities(spec: TrialSpec, marks: pa.Table, roofline: Roofline = ROOFL
             ranks = pc.unique(rows["rank"]).to_pylist()
             if len(ranks) > 1:
                 raise TelemetryError(
-                    f"ranks {sorted(ranks)} have marks on {name} of {node}, one rank a device is allowed; "
+                    f"ranks {sorted(ranks)} have spans on {name} of {node}, one rank a device is allowed; "
                     "name a device for each rank"
                 )
             stage = coordinates(ranks[0], spec.plan, spec.cluster.world_size).pp
@@ -305,7 +305,7 @@ def phase_shares(work: StageWork) -> dict[str, Array]:
 def planned_phases(
     spec: TrialSpec, work: Sequence[StageWork], stage: int, start_ns: Times, end_ns: Times
 ) -> Iterable[Part]:
-    """Phases of steps that have no marks inside, laid out by the plan and stretched to each step's time.
+    """Phases of steps that have no spans inside, laid out by the plan and stretched to each step's time.
 
     1F1B: every stage waits (p - 1) slots of the slowest stage's micro-batch in all (over v chunks a stage); stage s
     waits s forwards before its first and as many backwards after its last, the rest between its first forwards and

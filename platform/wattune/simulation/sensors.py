@@ -1,4 +1,4 @@
-"""Simulated sensors: the tables a node's GPUs would have given, computed after a trial from its marks and its plan.
+"""Simulated sensors: the tables a node's GPUs would have given, computed after a trial from its spans and its plan.
 
 Stands in where there is no GPU to read. `activity` says what each device was doing, `device_model` turns that into
 power, clock and temperature, and here the sensors of an H200 (periods, jitter, whole degrees, held values) read them.
@@ -29,10 +29,10 @@ from wattune.units import NS_PER_S, ns_to_s, s_to_ns
 BACKEND: Final = "simulated"
 
 LEAD_S: Final = 2.0
-"""How long before the first mark the tables begin."""
+"""How long before the first span the tables begin."""
 
 TAIL_S: Final = 1.0
-"""How long after the last mark they end."""
+"""How long after the last span they end."""
 
 RATE_HZ: Final[dict[str, float]] = {"fast": 20.0, "counter": 5.0, "slow": 1.0}
 """Reads a second of every device, the sampler's defaults; the ring is drained with `slow`."""
@@ -80,17 +80,17 @@ class Node:
     """Whether products run on tensor cores."""
 
 
-def simulate(spec: TrialSpec, marks: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
-    """Telemetry of every node and device that has marks, a pure function of its arguments.
+def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
+    """Telemetry of every node and device that has spans, a pure function of its arguments.
 
     Args:
         spec: What ran; `cluster.sensed_device` is what is simulated.
-        marks: Marks of all ranks (`wattune.schema.MARKS`), warm-up steps included; order of rows does not matter.
+        spans: Spans of all ranks (`wattune.schema.SPANS`), warm-up steps included; order of rows does not matter.
         seed: Seed of noise and jitter.
 
     Returns:
         By node, tables by tier (`ring`, `fast`, `counter`, `slow`) and the manifest. They run from `LEAD_S` before the
-        node's first mark to `TAIL_S` after its last.
+        node's first span to `TAIL_S` after its last.
 
     Raises:
         TelemetryError: The sensed device has no power limit or peaks in the catalog, or two ranks share a device.
@@ -98,8 +98,8 @@ def simulate(spec: TrialSpec, marks: pa.Table, *, seed: int) -> dict[str, tuple[
     device = spec.cluster.sensed_device
     model = device_model(device)
     result = {}
-    for name, activities in node_activities(spec, marks).items():
-        rows = marks.filter(pc.equal(marks["node"].cast(pa.string()), name))
+    for name, activities in node_activities(spec, spans).items():
+        rows = spans.filter(pc.equal(spans["node"].cast(pa.string()), name))
         offsets_ns = np.sort(pc.subtract(rows["start_wall_ns"], rows["start_mono_ns"]).to_numpy())
         node = Node(
             name=name,

@@ -1,4 +1,4 @@
-"""What was measured, as files: marks and telemetry of a trial or a recording, and a recording's own folder."""
+"""What was measured, as files: spans and telemetry of a trial or a recording, and a recording's own folder."""
 
 import json
 from collections.abc import Mapping
@@ -39,23 +39,23 @@ def _is_window(window: Any) -> bool:
 
 
 class MeasuredFolder:
-    """Marks and telemetry of one trial or recording, as files."""
+    """Spans and telemetry of one trial or recording, as files."""
 
     def __init__(self, path: Path) -> None:
         """Names a folder; nothing is read or made."""
         self.path = path
 
-    def write_marks(self, marks: pa.Table) -> None:
-        """Writes the marks of all ranks."""
-        write_table(self.path / "marks.parquet", marks)
+    def write_spans(self, spans: pa.Table) -> None:
+        """Writes the spans of all ranks."""
+        write_table(self.path / "spans.parquet", spans)
 
-    def marks(self) -> pa.Table | None:
-        """The marks of all ranks, None where there are none.
+    def spans(self) -> pa.Table | None:
+        """The spans of all ranks, None where there are none.
 
         Raises:
             TelemetryError: The file is there and is not a Parquet table.
         """
-        return self._table("marks")
+        return self._table("spans")
 
     def write_kernels(self, kernels: pa.Table) -> None:
         """Writes what ran on all ranks' devices in the profiled steps."""

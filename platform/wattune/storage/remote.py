@@ -155,7 +155,7 @@ class RemoteStorage:
         Args:
             name: The study's name.
             storage: The local folder studies are kept in.
-            whole: Marks and telemetry too, not only what a ranking needs.
+            whole: Spans and telemetry too, not only what a ranking needs.
 
         Raises:
             PlanError: There is no such study, neither there nor here.

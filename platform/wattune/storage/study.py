@@ -2,11 +2,11 @@
 
 ```
 <storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
-  trials/<trial_id>-<repeat>/spec.json result.json marks.parquet [kernels.parquet]
+  trials/<trial_id>-<repeat>/spec.json result.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    where ranks ran; where their threads were when they hung
   trials/<trial_id>-<repeat>/attempts/<n>/result.json ...     what interrupted attempts left
-<storage>/recordings/<name>/manifest.json telemetry/<node>/... [marks.parquet]
+<storage>/recordings/<name>/manifest.json telemetry/<node>/... [spans.parquet]
 <storage>/calibration/<device_uuid>.json
 ```
 
@@ -333,7 +333,7 @@ class StudyFolder:
         """One table of all trials, for queries beyond one trial: pyarrow and duckdb read only what they are asked for.
 
         Args:
-            tier: A key of `wattune.schema.TELEMETRY`, or `marks`.
+            tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
 
         Returns:
             The rows of every trial's and node's file with two columns in front: `trial`, the trial folder's name, and
@@ -346,10 +346,10 @@ class StudyFolder:
         import pyarrow.dataset as ds
         from pyarrow.fs import LocalFileSystem
 
-        if tier not in (*TELEMETRY, "marks"):
-            raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "marks"))}')
+        if tier not in (*TELEMETRY, "spans"):
+            raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "spans"))}')
         trials = self.path / "trials"
-        inside = "marks.parquet" if tier == "marks" else f"telemetry/*/{tier}.parquet"
+        inside = "spans.parquet" if tier == "spans" else f"telemetry/*/{tier}.parquet"
         schemas = {path: pq.read_schema(path) for path in sorted(trials.glob(f"*/{inside}"))}
         if not schemas:
             raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
@@ -365,7 +365,7 @@ class StudyFolder:
         return ds.FileSystemDataset(fragments, whole, parquet, disk)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes every combination of the space: kept, rejected by a rule, or folded into another."""
+        """Writes every combination of the space: kept, rejected by a rule, or equivalent to another."""
         write_table(self.path / "candidates.parquet", pa.Table.from_pylist(list(rows)))
 
     def candidates(self) -> list[dict[str, Any]]:

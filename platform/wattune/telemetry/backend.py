@@ -22,7 +22,7 @@ class DeviceInfo:
     """What is known of a device before it is read; None where there is no such thing or it cannot be asked."""
 
     device: str
-    """The name telemetry rows and marks carry, unique on its node, such as `gpu0` or `host`."""
+    """The name telemetry rows and spans carry, unique on its node, such as `gpu0` or `host`."""
     name: str
     """The product's name, as its driver gives it."""
     uuid: str | None = None
@@ -90,11 +90,11 @@ class Backend(Protocol):
 
 
 OTHER_PROCESSES: Final = "other_processes"
-"""What `Witness.facts` calls the processes on a device that are not the sampler."""
+"""What `FactsProvider.facts` calls the processes on a device that are not the sampler."""
 
 
 @runtime_checkable
-class Witness(Protocol):
+class FactsProvider(Protocol):
     """A backend that also knows what no column holds; a backend need not be one.
 
     It is asked when a recording begins and when it ends, never between, so these calls may block.

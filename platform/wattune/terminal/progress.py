@@ -20,7 +20,7 @@ from wattune.orchestrate.events import Event, Placement, Preview, TrialEvent, Tr
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
-from wattune.trial import FIRST_ANCHOR_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_quantity
 
 ASK_EVERY_S: Final = 1.0
@@ -95,7 +95,7 @@ class Tally:
         else:
             self._ended(event, now_s)
         if isinstance(event, TrialEvent) and event.num_left is not None:
-            # Repeats of what failed are never run, and with them anchors: it becomes fewer than were announced.
+            # Repeats of what failed are never run, and with them references: it becomes fewer than were announced.
             self.total = self.done + len(self.running) + event.num_left
 
     def _ended(self, event: TrialEvent, now_s: float) -> None:
@@ -280,7 +280,7 @@ class StudyProgress:
         return [self._trial_line(event)]
 
     def _preview_lines(self, preview: Preview) -> list[Text]:
-        extra = [f"{preview.num_anchors} anchor(s)"] if preview.num_anchors else []
+        extra = [f"{preview.num_references} reference trial(s)"] if preview.num_references else []
         extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
         extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
         among = f", {', '.join(extra)} among them" if extra else ""
@@ -367,8 +367,8 @@ class StudyProgress:
 
 def described(event: TrialEvent) -> str:
     """A trial in short, with what sets this repeat apart."""
-    if event.role == "anchor" or event.repeat >= FIRST_ANCHOR_REPEAT:
-        apart = " anchor"
+    if event.role == "reference" or event.repeat >= FIRST_REFERENCE_REPEAT:
+        apart = " reference trial"
     elif event.role == "finalist":
         apart = " finalist"
     else:

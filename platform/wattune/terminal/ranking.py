@@ -22,8 +22,8 @@ _STYLES: Final = {
 
 METHODS: Final = {
     "repeats": "of the repeats",
-    "pooled": "of repeats and the anchor's scatter",
-    "anchor": "one run, the anchor's scatter",
+    "pooled": "of repeats and the reference trial's scatter",
+    "reference": "one run, the reference trial's scatter",
     "steps": "one run, its own steps",
     "none": "one run, scatter unknown",
 }

@@ -50,12 +50,14 @@ def print_candidates(console: Console, candidates: Candidates, *, most: int = 20
         console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
     if candidates.rejected:
         print_rejections(console, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
-    if candidates.folded:
-        reasons = Counter(one.reason for one in candidates.folded)
-        folded = make_table(f"{len(candidates.folded)} folded into an equal one", "count", "why", right=["count"])
+    if candidates.equivalent:
+        reasons = Counter(one.reason for one in candidates.equivalent)
+        equivalent = make_table(
+            f"{len(candidates.equivalent)} equivalent to a kept one", "count", "why", right=["count"]
+        )
         for reason, count in reasons.most_common(most):
-            folded.add_row(str(count), reason)
-        console.print(folded)
+            equivalent.add_row(str(count), reason)
+        console.print(equivalent)
 
 
 def print_rejections(console: Console, rejected: Sequence[Mapping[str, Any]]) -> None:

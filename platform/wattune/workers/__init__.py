@@ -1,1 +1,1 @@
-"""What trains: engines, the measuring loop, and the marks of when each rank was in which phase."""
+"""What trains: engines, the measuring loop, and the spans of when each rank was in which phase."""

@@ -5,7 +5,7 @@
     python -m wattune.workers.calibration_load m.parquet --node n0 --name gpu0 --device cuda:0 --copies 10
 
 A process of its own, so that no other thread of Python delays an edge. It says `ready` on standard output once warm,
-and leaves a table of `wattune.schema.MARKS` behind. Every stretch of work is one `step`: in a wave the time from the
+and leaves a table of `wattune.schema.SPANS` behind. Every stretch of work is one `step`: in a wave the time from the
 first product queued to the last one finished, the device idle in between; when steady, a fixed number of products or
 copies.
 """
@@ -25,7 +25,7 @@ import torch
 from wattune.clock import ClockAnchor
 from wattune.storage.files import write_table
 from wattune.units import ns_to_s, s_to_ns
-from wattune.workers.phases import Mark, marks_table
+from wattune.workers.phases import Span, spans_table
 
 REST_S: Final = 2.0
 """Idle time before the first, between two, and after the last wave: longer than the delay and window of any sensor
@@ -146,7 +146,7 @@ class HostCopies(Work):
             torch.cuda.current_stream().wait_stream(stream)
 
 
-def square_wave(work: Work, period_s: float, num_periods: int) -> list[Mark]:
+def square_wave(work: Work, period_s: float, num_periods: int) -> list[Span]:
     """Works the first half of each period and rests the second, on absolute deadlines, so that no error adds up.
 
     Args:
@@ -155,21 +155,21 @@ def square_wave(work: Work, period_s: float, num_periods: int) -> list[Mark]:
         num_periods: How many.
 
     Returns:
-        One mark a period: when it really worked, which may be some milliseconds longer than half of it.
+        One span a period: when it really worked, which may be some milliseconds longer than half of it.
     """
-    period_ns, marks = s_to_ns(period_s), []
+    period_ns, spans = s_to_ns(period_s), []
     first_ns = time.monotonic_ns()
     for index in range(num_periods):
         due_ns = first_ns + index * period_ns
         _sleep_until(due_ns)
         start_ns = time.monotonic_ns()
         work.run_until(due_ns + round(DUTY_FRAC * period_ns))
-        marks.append(Mark("step", start_ns, time.monotonic_ns()))
+        spans.append(Span("step", start_ns, time.monotonic_ns()))
     _sleep_until(first_ns + num_periods * period_ns)
-    return marks
+    return spans
 
 
-def steady(work: Work, duration_s: float) -> list[Mark]:
+def steady(work: Work, duration_s: float) -> list[Span]:
     """Works without pause in steps of a fixed number of pieces, about `STEP_S` long.
 
     Args:
@@ -179,11 +179,11 @@ def steady(work: Work, duration_s: float) -> list[Mark]:
     start_ns = time.monotonic_ns()
     count = work.run_until(start_ns + s_to_ns(10 * STEP_S))
     per_step = max(1, round(count * STEP_S / ns_to_s(time.monotonic_ns() - start_ns)))
-    deadline_ns, marks = time.monotonic_ns() + s_to_ns(duration_s), []
+    deadline_ns, spans = time.monotonic_ns() + s_to_ns(duration_s), []
     while (now_ns := time.monotonic_ns()) < deadline_ns:
         work.run(per_step)
-        marks.append(Mark("step", now_ns, time.monotonic_ns()))
-    return marks
+        spans.append(Span("step", now_ns, time.monotonic_ns()))
+    return spans
 
 
 def _sleep_until(deadline_ns: int) -> None:
@@ -195,15 +195,15 @@ def _stop(_number: int, _frame: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the loads named on the command line, waves in their order, and writes their marks.
+    """Runs the loads named on the command line, waves in their order, and writes their spans.
 
     Returns:
-        The exit code: 0 when all was run, 143 when stopped by SIGTERM, which leaves no marks.
+        The exit code: 0 when all was run, 143 when stopped by SIGTERM, which leaves no spans.
     """
     parser = argparse.ArgumentParser(prog="python -m wattune.workers.calibration_load")
-    parser.add_argument("marks", type=Path, help="the Parquet file to write")
-    parser.add_argument("--node", required=True, help="this node's name in every mark")
-    parser.add_argument("--name", required=True, help="the device's name in every mark, as telemetry has it")
+    parser.add_argument("spans", type=Path, help="the Parquet file to write")
+    parser.add_argument("--node", required=True, help="this node's name in every span")
+    parser.add_argument("--name", required=True, help="the device's name in every span, as telemetry has it")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:<index>")
     load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument("--wave", action="append", nargs=2, type=float, metavar=("PERIOD_S", "PERIODS"))
@@ -220,15 +220,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work.run_until(time.monotonic_ns() + s_to_ns(WARM_S))
     print("ready", flush=True)  # noqa: T201 - whoever started this waits for it
     if given.wave is None:
-        marks = steady(work, given.steady if given.copies is None else given.copies)
+        spans = steady(work, given.steady if given.copies is None else given.copies)
     else:
-        marks = []
+        spans = []
         time.sleep(REST_S)
         for period_s, num_periods in given.wave:
-            marks += square_wave(work, period_s, int(num_periods))
+            spans += square_wave(work, period_s, int(num_periods))
             time.sleep(REST_S)
-    steps = [(number, [mark]) for number, mark in enumerate(marks)]
-    write_table(given.marks, marks_table(steps, node=given.node, device=given.name, rank=0, anchor=anchor))
+    steps = [(number, [span]) for number, span in enumerate(spans)]
+    write_table(given.spans, spans_table(steps, node=given.node, device=given.name, rank=0, anchor=anchor))
     return 0
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wattune.trial import TrialSpec
-from wattune.workers.phases import Mark
+from wattune.workers.phases import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,10 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMarks:
+class StepSpans:
     """What one optimizer step gave on one rank."""
 
-    marks: tuple[Mark, ...]
+    spans: tuple[Span, ...]
     """`step` once, and the phases inside it."""
     loss: float
     """Mean loss over the global batch; the same number on every rank."""
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """Runs one optimizer step over one global batch."""
         ...
 
@@ -81,7 +81,7 @@ class Running(Protocol):
         """See `Engine.facts`."""
         ...
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """See `Engine.step`."""
         ...
 
@@ -91,7 +91,7 @@ class Answering:
 
     _running: Running | None = None
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """Runs one optimizer step over one global batch; waits for the device once, at its end."""
         assert self._running is not None, "build comes first"
         return self._running.step()

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import DeviceMemory, device_memory
-from wattune.workers.engine import Engine, Ranks, StepMarks
-from wattune.workers.phases import Mark, failed_phase, marks_table
+from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
 
 STABLE_FRAC: Final = 0.05
@@ -84,8 +84,8 @@ class RankOutcome:
     rank: int
     status: TrialStatus
     reason: str = ""
-    marks: pa.Table | None = None
-    """Marks of all steps; warm-up steps are negative, measured ones count from 0."""
+    spans: pa.Table | None = None
+    """Spans of all steps; warm-up steps are negative, measured ones count from 0."""
     losses: tuple[float, ...] = ()
     """Mean loss of each measured step."""
     num_warmup_steps: int = 0
@@ -134,7 +134,7 @@ def measure_trial(
         progress: Called between the parts of the trial.
 
     Returns:
-        The outcome. Out of memory and a loss that is not finite are outcomes; the marks so far are kept. Whatever goes
+        The outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. Whatever goes
         wrong in the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait
         in a collective for this one: whoever runs the group frees them.
 
@@ -143,7 +143,7 @@ def measure_trial(
     """
     report = progress if progress is not None else _silent
     anchor = ClockAnchor.now()
-    steps: list[tuple[int, StepMarks]] = []
+    steps: list[tuple[int, StepSpans]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
     status, reason = TrialStatus.COMPLETED, ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
@@ -182,7 +182,7 @@ def measure_trial(
         rank=ranks.rank,
         status=status,
         reason=reason,
-        marks=marks_table(_numbered(steps), node=node, device=device, rank=ranks.rank, anchor=anchor),
+        spans=spans_table(_numbered(steps), node=node, device=device, rank=ranks.rank, anchor=anchor),
         losses=tuple(result.loss for step, result in steps if step >= 0),
         num_warmup_steps=num_warmup_steps,
         steady=steady,
@@ -262,19 +262,19 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _checked(result: StepMarks) -> StepMarks:
+def _checked(result: StepSpans) -> StepSpans:
     if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
         raise _NonFiniteLossError(f"loss {result.loss}, gradient norm {result.grad_norm}")
     return result
 
 
-def _step_time_s(result: StepMarks) -> float:
-    (step,) = (mark for mark in result.marks if mark.phase == "step")
+def _step_time_s(result: StepSpans) -> float:
+    (step,) = (span for span in result.spans if span.phase == "step")
     return (step.end_mono_ns - step.start_mono_ns) / 1e9
 
 
 def _warm_up(
-    engine: Engine, measure: Measure, steps: list[tuple[int, StepMarks]], report: Progress
+    engine: Engine, measure: Measure, steps: list[tuple[int, StepSpans]], report: Progress
 ) -> tuple[int, bool]:
     """Runs whole rounds of warm-up steps until step time is stable on every rank, or the rounds run out."""
     round_steps = max(measure.warmup_steps, 1)
@@ -304,7 +304,7 @@ def is_stable(times_s: Sequence[float]) -> bool:
     return abs(second - first) <= STABLE_FRAC * second
 
 
-def _missing_steps(results: Sequence[StepMarks], num_measured: int, measure: Measure) -> int:
+def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Measure) -> int:
     """Steps still to measure for the least number and the least seconds, by the median of the latest steps.
 
     Args:
@@ -320,10 +320,10 @@ def _missing_steps(results: Sequence[StepMarks], num_measured: int, measure: Mea
     return max(measure.min_steps - num_measured, math.ceil(missing_s / recent_s))
 
 
-def _numbered(steps: Sequence[tuple[int, StepMarks]]) -> list[tuple[int, tuple[Mark, ...]]]:
-    """Steps with their marks; warm-up steps renumbered so that the last one is -1 and time runs upward."""
+def _numbered(steps: Sequence[tuple[int, StepSpans]]) -> list[tuple[int, tuple[Span, ...]]]:
+    """Steps with their spans; warm-up steps renumbered so that the last one is -1 and time runs upward."""
     num_warmup = sum(step < 0 for step, _ in steps)
-    return [(index - num_warmup, result.marks) for index, (_, result) in enumerate(steps)]
+    return [(index - num_warmup, result.spans) for index, (_, result) in enumerate(steps)]
 
 
 def _collective_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Marks: when a rank was in which phase of a step, on the node's monotonic clock with wall time beside it."""
+"""Spans: when a rank was in which phase of a step, on the node's monotonic clock with wall time beside it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.clock import ClockAnchor
-from wattune.schema import MARKS, PHASES
+from wattune.schema import PHASES, SPANS
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Span:
     """One interval of one phase on one rank."""
 
     phase: str
@@ -44,37 +44,37 @@ def failed_phase(error: BaseException) -> str | None:
 
 
 class PhaseRecorder:
-    """Collects the marks of one step on the host clock."""
+    """Collects the spans of one step on the host clock."""
 
     def __init__(self) -> None:
         """Starts empty."""
-        self.marks: list[Mark] = []
+        self.spans: list[Span] = []
 
     @contextmanager
     def phase(self, name: str, *, micro_batch: int | None = None, chunk: int | None = None) -> Iterator[None]:
-        """Marks the enclosed work as a phase, also when it raises."""
+        """Spans the enclosed work as a phase, also when it raises."""
         assert name in PHASES, name
         start_ns = time.monotonic_ns()
         try:
             with noting(name):
                 yield
         finally:
-            self.marks.append(Mark(name, start_ns, time.monotonic_ns(), micro_batch, chunk))
+            self.spans.append(Span(name, start_ns, time.monotonic_ns(), micro_batch, chunk))
 
-    def take(self) -> tuple[Mark, ...]:
-        """The marks so far, in order of start; the recorder is then empty."""
-        marks = tuple(sorted(self.marks, key=lambda mark: (mark.start_mono_ns, -mark.end_mono_ns)))
-        self.marks = []
-        return marks
+    def take(self) -> tuple[Span, ...]:
+        """The spans so far, in order of start; the recorder is then empty."""
+        spans = tuple(sorted(self.spans, key=lambda span: (span.start_mono_ns, -span.end_mono_ns)))
+        self.spans = []
+        return spans
 
 
-def marks_table(
-    steps: Sequence[tuple[int, Sequence[Mark]]], *, node: str, device: str, rank: int, anchor: ClockAnchor
+def spans_table(
+    steps: Sequence[tuple[int, Sequence[Span]]], *, node: str, device: str, rank: int, anchor: ClockAnchor
 ) -> pa.Table:
-    """One rank's marks as a table of `wattune.schema.MARKS`.
+    """One rank's spans as a table of `wattune.schema.SPANS`.
 
     Args:
-        steps: Step number and its marks.
+        steps: Step number and its spans.
         node: The rank's node, by the name telemetry uses.
         device: The rank's device on that node, by the name telemetry uses.
         rank: Global rank.
@@ -86,15 +86,15 @@ def marks_table(
             "device": device,
             "rank": rank,
             "step": step,
-            "micro_batch": mark.micro_batch,
-            "chunk": mark.chunk,
-            "phase": mark.phase,
-            "start_mono_ns": mark.start_mono_ns,
-            "end_mono_ns": mark.end_mono_ns,
-            "start_wall_ns": anchor.to_wall_ns(mark.start_mono_ns),
-            "end_wall_ns": anchor.to_wall_ns(mark.end_mono_ns),
+            "micro_batch": span.micro_batch,
+            "chunk": span.chunk,
+            "phase": span.phase,
+            "start_mono_ns": span.start_mono_ns,
+            "end_mono_ns": span.end_mono_ns,
+            "start_wall_ns": anchor.to_wall_ns(span.start_mono_ns),
+            "end_wall_ns": anchor.to_wall_ns(span.end_mono_ns),
         }
-        for step, marks in steps
-        for mark in marks
+        for step, spans in steps
+        for span in spans
     ]
-    return pa.Table.from_pylist(rows, schema=MARKS)
+    return pa.Table.from_pylist(rows, schema=SPANS)

@@ -18,7 +18,7 @@ import torch
 
 from wattune.clock import ClockAnchor
 from wattune.schema import KERNELS
-from wattune.workers.engine import StepMarks
+from wattune.workers.engine import StepSpans
 
 LONGEST_NAME: Final = 200
 """Characters kept of a name: C++ templates spell out their arguments for thousands."""
@@ -46,7 +46,7 @@ class Interval:
 
 
 def profiled_steps(
-    step: Callable[[], StepMarks], num_steps: int, *, on_gpu: bool
+    step: Callable[[], StepSpans], num_steps: int, *, on_gpu: bool
 ) -> tuple[list[tuple[int, int]], Callable[[], dict[str, Any]]]:
     """Runs steps under the profiler.
 
@@ -65,7 +65,7 @@ def profiled_steps(
     spans = []
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(num_steps):
-            (whole,) = (mark for mark in step().marks if mark.phase == "step")
+            (whole,) = (span for span in step().spans if span.phase == "step")
             spans.append((anchor.to_wall_ns(whole.start_mono_ns), anchor.to_wall_ns(whole.end_mono_ns)))
 
     def trace() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from wattune.schema import PHASES
-from wattune.workers.phases import Mark, PhaseRecorder, noting
+from wattune.workers.phases import PhaseRecorder, Span, noting
 
 
 class HostRecorder(PhaseRecorder):
@@ -22,7 +22,7 @@ class HostRecorder(PhaseRecorder):
 
     @contextmanager
     def phase(self, name: str, *, micro_batch: int | None = None, chunk: int | None = None) -> Iterator[None]:
-        """Marks the enclosed work, and looks at the resident set when it ends."""
+        """Spans the enclosed work, and looks at the resident set when it ends."""
         with super().phase(name, micro_batch=micro_batch, chunk=chunk):
             yield
         self.memory_peak_bytes()
@@ -51,7 +51,7 @@ class CudaRecorder(PhaseRecorder):
 
     @contextmanager
     def phase(self, name: str, *, micro_batch: int | None = None, chunk: int | None = None) -> Iterator[None]:
-        """Marks the enclosed work from the moment the stream reaches it until the stream has done it."""
+        """Spans the enclosed work from the moment the stream reaches it until the stream has done it."""
         assert name in PHASES, name
         start, end = _event(), _event()
         if name == "step":
@@ -66,11 +66,11 @@ class CudaRecorder(PhaseRecorder):
             end.record()
             self._spans.append((name, start, end, micro_batch, chunk))
 
-    def take(self) -> tuple[Mark, ...]:
-        """Waits for the device, then gives the marks so far in order of start; the recorder is then empty."""
+    def take(self) -> tuple[Span, ...]:
+        """Waits for the device, then gives the spans so far in order of start; the recorder is then empty."""
         torch.cuda.synchronize(self._device)
         for name, start, end, micro_batch, chunk in self._spans:
-            self.marks.append(Mark(name, self._mono_ns(start), self._mono_ns(end), micro_batch, chunk))
+            self.spans.append(Span(name, self._mono_ns(start), self._mono_ns(end), micro_batch, chunk))
         self._spans = []
         return super().take()
 
@@ -95,20 +95,20 @@ def recorder_for(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else HostRecorder()
 
 
-def with_idle(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-    """Adds a `wait` mark wherever a pipeline stage did nothing between the start of the step and its optimizer.
+def with_idle(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Adds a `wait` span wherever a pipeline stage did nothing between the start of the step and its optimizer.
 
     Args:
-        marks: One step's marks in order of start: `step`, then phases that do not overlap.
+        spans: One step's spans in order of start: `step`, then phases that do not overlap.
 
     Returns:
-        All marks in order of start. Between its actions a stage only waits for its neighbours.
+        All spans in order of start. Between its actions a stage only waits for its neighbours.
     """
-    step, *phases = marks
+    step, *phases = spans
     result, now_ns = [step], step.start_mono_ns
-    for mark in phases:
-        if mark.start_mono_ns > now_ns and mark.phase != "optimizer":
-            result.append(Mark("wait", now_ns, mark.start_mono_ns))
-        result.append(mark)
-        now_ns = max(now_ns, mark.end_mono_ns)
+    for span in phases:
+        if span.start_mono_ns > now_ns and span.phase != "optimizer":
+            result.append(Span("wait", now_ns, span.start_mono_ns))
+        result.append(span)
+        now_ns = max(now_ns, span.end_mono_ns)
     return tuple(result)

@@ -13,8 +13,8 @@ from typing import Final
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s, s_to_ns
-from wattune.workers.engine import Engine, Ranks, StepMarks
-from wattune.workers.phases import Mark
+from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.phases import Span
 
 STALL_STEPS: Final = 10
 """A trial hangs when it waits for a step longer than so many of its recent steps took, and than `measure.stall_s`."""
@@ -25,7 +25,7 @@ FIRST_STEP_STALLS: Final = 10
 _RECENT_STEPS: Final = 20
 
 SHOWN_S: Final = 4.0
-"""How far back the marks go that a running trial can show: its last step, and every other that ended since then."""
+"""How far back the spans go that a running trial can show: its last step, and every other that ended since then."""
 
 
 class TrialStoppedError(EngineError):
@@ -45,7 +45,7 @@ class WatchedEngine:
         """
         self._engine, self._on_failure = engine, on_failure
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
-        self._shown: deque[tuple[int, int, StepMarks]] = deque()
+        self._shown: deque[tuple[int, int, StepSpans]] = deque()
         self._waiting_since_ns: int | None = None
         self._stop_reason: str | None = None
         self.num_steps = 0
@@ -58,7 +58,7 @@ class WatchedEngine:
             self._engine.build(spec, ranks, seed=seed)
         self._waiting_since_ns = time.monotonic_ns()
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """See `Engine.step`.
 
         Raises:
@@ -105,9 +105,9 @@ class WatchedEngine:
         """Has the next step raise; may be called from any thread."""
         self._stop_reason = reason
 
-    def recent_marks(self) -> list[tuple[int, tuple[Mark, ...]]]:
-        """The steps of the last `SHOWN_S` with their marks, counted from the first; may be called from any thread."""
-        return [(number, result.marks) for _, number, result in list(self._shown)]
+    def recent_spans(self) -> list[tuple[int, tuple[Span, ...]]]:
+        """The steps of the last `SHOWN_S` with their spans, counted from the first; may be called from any thread."""
+        return [(number, result.spans) for _, number, result in list(self._shown)]
 
     def stall(self, stall_s: float) -> str | None:
         """Why the trial counts as hung, None while it does not; may be called from any thread.

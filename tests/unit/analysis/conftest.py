@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wattune.schema import MARKS, TELEMETRY
+from wattune.schema import SPANS, TELEMETRY
 
 NS = 1_000_000_000
 Wave = Callable[[np.ndarray], np.ndarray]
@@ -67,8 +67,8 @@ class Bench:
             "ring", {device: {"time_s": time_s, "power_w": wave(time_s)} for device, wave in waves.items()}
         )
 
-    def marks(self, rows: Sequence[tuple[tuple[str, str], int, int, str, float, float]]) -> pa.Table:
-        """Marks from device, rank, step, phase, start and end in seconds."""
+    def spans(self, rows: Sequence[tuple[tuple[str, str], int, int, str, float, float]]) -> pa.Table:
+        """Spans from device, rank, step, phase, start and end in seconds."""
         return pa.Table.from_pylist(
             [
                 {
@@ -84,12 +84,12 @@ class Bench:
                 }
                 for (node, device), rank, step, phase, start_s, end_s in rows
             ],
-            schema=MARKS,
+            schema=SPANS,
         )
 
     def steps(self, devices: Sequence[tuple[str, str]], *, num_steps: int = 20, step_s: float = 1.0) -> pa.Table:
         """Equal steps back to back from time 0, one rank a device."""
-        return self.marks(
+        return self.spans(
             [
                 (device, rank, step, "step", step * step_s, (step + 1) * step_s)
                 for rank, device in enumerate(devices)

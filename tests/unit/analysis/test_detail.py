@@ -41,7 +41,7 @@ def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
         rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
         at_s += length_s
     ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
-    found = summarize(None, bench.marks(rows), {"ring": ring}, {})
+    found = summarize(None, bench.spans(rows), {"ring": ring}, {})
     assert found.tags["steady_from_step"] == "4"
     assert found.tags["window_s"] == "20.000"
     assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
@@ -54,7 +54,7 @@ def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
     for number, length_s in enumerate(lengths_s):
         rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
         at_s += length_s
-    found = summarize(None, bench.marks(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
+    found = summarize(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
     assert {"no_steady_state"} <= set(found.quality_reasons)
     assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
 
@@ -98,8 +98,8 @@ def whole(bench):
     return bench.steps([GPU, TWIN]), tables
 
 
-def detail(marks, tables, manifests) -> Detail:
-    examined = examine(None, marks, tables, manifests)
+def detail(spans, tables, manifests) -> Detail:
+    examined = examine(None, spans, tables, manifests)
     assert examined is not None
     return detail_of(examined)
 
@@ -119,8 +119,8 @@ def test_slots_and_their_temperatures_over_time(bench):
 
 
 def test_excursions_are_listed_as_they_are_counted(bench):
-    marks, tables = whole(bench)
-    found, metrics = detail(marks, tables, MANIFESTS), summarize(None, marks, tables, MANIFESTS).metrics
+    spans, tables = whole(bench)
+    found, metrics = detail(spans, tables, MANIFESTS), summarize(None, spans, tables, MANIFESTS).metrics
     assert found.excursions.num_rows == metrics["excursion_count"] == 5
     assert set(found.excursions["device"].to_pylist()) == {"gpu0"}
     starts_s, ends_s = (found.excursions[name].to_numpy() for name in ("start_s", "end_s"))
@@ -131,19 +131,19 @@ def test_excursions_are_listed_as_they_are_counted(bench):
 
 
 def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
-    marks, tables = whole(bench)
-    one = detail(marks, tables, MANIFESTS).excursions
+    spans, tables = whole(bench)
+    one = detail(spans, tables, MANIFESTS).excursions
     monkeypatch.setattr("wattune.analysis.signals.energy_grid._BLOCK", 64)
     monkeypatch.setattr("wattune.analysis.signals.series._BLOCK", 7)
-    many = detail(marks, tables, MANIFESTS)
+    many = detail(spans, tables, MANIFESTS)
     assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
     assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())
     assert many.excursions.num_rows == one.num_rows
 
 
 def test_json_has_the_first_rows_of_long_tables_and_says_how_many_there_are(bench):
-    marks = bench.steps([GPU], num_steps=MOST_LISTED + 5, step_s=0.01)
-    found = detail(marks, {"ring": bench.ring({GPU: constant(100)})}, {}).to_json()
+    spans = bench.steps([GPU], num_steps=MOST_LISTED + 5, step_s=0.01)
+    found = detail(spans, {"ring": bench.ring({GPU: constant(100)})}, {}).to_json()
     assert len(found["steps"]) == MOST_LISTED
     assert found["num_rows"]["steps"] == MOST_LISTED + 5
     json.dumps(found, allow_nan=False)
@@ -154,10 +154,10 @@ def test_without_a_window_nothing_is_examined(bench):
 
 
 def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
-    marks, tables = whole(bench)
-    before = summarize(None, marks, tables, MANIFESTS).metrics
+    spans, tables = whole(bench)
+    before = summarize(None, spans, tables, MANIFESTS).metrics
     monkeypatch.setattr("wattune.analysis.signals.align.Kept", lambda: Kept(most_bytes=1))
-    assert summarize(None, marks, tables, MANIFESTS).metrics == before
+    assert summarize(None, spans, tables, MANIFESTS).metrics == before
     monkeypatch.setattr(readings, "_LARGE_SHARE", 2)
     kept, made = Kept(most_bytes=100), []
     for number in (1, 2, 1, 3, 1):

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE, THRESHOLDS, VERDICTS, Facts, judge
+from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE, THRESHOLDS, VERDICTS, Facts, assess_quality
 from wattune.schema import METRICS
 
 GOOD = Facts(
@@ -22,7 +22,7 @@ GOOD = Facts(
 
 
 def test_good_facts_are_publishable_without_a_reason():
-    verdict = judge(GOOD)
+    verdict = assess_quality(GOOD)
     assert (verdict.quality, verdict.reasons, verdict.groups) == (PUBLISHABLE, (), {})
 
 
@@ -54,25 +54,27 @@ def test_good_facts_are_publishable_without_a_reason():
     ],
 )
 def test_each_fact_has_its_bounds(change, quality, reason):
-    verdict = judge(replace(GOOD, **change))
+    verdict = assess_quality(replace(GOOD, **change))
     assert verdict.quality == quality
     assert verdict.reasons == (() if reason is None else (reason,))
 
 
 def test_groups_are_judged_apart_from_the_whole():
-    verdict = judge(replace(GOOD, temperature_rise_c_per_min=6.0, thermal_window_s=15.0, unexplained_frac=0.2))
+    verdict = assess_quality(replace(GOOD, temperature_rise_c_per_min=6.0, thermal_window_s=15.0, unexplained_frac=0.2))
     assert verdict.quality == PUBLISHABLE
-    assert verdict.groups == {"thermal": INDICATIVE, "where": INDICATIVE}
+    assert verdict.groups == {"thermal": INDICATIVE, "step_breakdown": INDICATIVE}
     assert verdict.reasons == ("short_for_thermal", "warming", "step_unexplained")
-    assert judge(replace(GOOD, temperature_rise_c_per_min=6.0, simulated=True)).groups == {}
+    assert assess_quality(replace(GOOD, temperature_rise_c_per_min=6.0, simulated=True)).groups == {}
 
 
 def test_the_whole_is_the_worst_of_its_parts():
     bad = {"num_steps": 5, "largest_gap_s": 9.0, "simulated": True, "energy_error_frac": 0.01}
-    alone = {name: VERDICTS.index(judge(replace(GOOD, **{name: value})).quality) for name, value in bad.items()}
+    alone = {
+        name: VERDICTS.index(assess_quality(replace(GOOD, **{name: value})).quality) for name, value in bad.items()
+    }
     for size in range(1, len(bad) + 1):
         for names in itertools.combinations(bad, size):
-            quality = judge(replace(GOOD, **{name: bad[name] for name in names})).quality
+            quality = assess_quality(replace(GOOD, **{name: bad[name] for name in names})).quality
             assert VERDICTS.index(quality) == min(alone[name] for name in names)
 
 

@@ -45,7 +45,7 @@ def joules(index, time_s):
 
 
 def trial(bench, devices=DEVICES):
-    """Marks and all device tiers of a trial of 20 steps of 1 s."""
+    """Spans and all device tiers of a trial of 20 steps of 1 s."""
     fast_s, slow_s = np.arange(-1.0, 21.0, 0.05), np.arange(-0.6, 21.0, 1.0)
     fast, slow, counter = {}, {}, {}
     for index, device in enumerate(devices):
@@ -95,16 +95,16 @@ def test_a_whole_trial(bench):
 
 
 def test_whether_the_limit_was_read_or_only_announced_is_said(bench):
-    marks, tables = trial(bench)
+    spans, tables = trial(bench)
     tables["slow"] = tables["slow"].drop_columns("power_limit_w")
-    assert "excursion_count" not in summarize(SPEC, marks, tables, {}).metrics
-    assert "excursion_limit" not in summarize(SPEC, marks, tables, {}).tags
-    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    assert "excursion_count" not in summarize(SPEC, spans, tables, {}).metrics
+    assert "excursion_limit" not in summarize(SPEC, spans, tables, {}).tags
+    summary = summarize(SPEC, spans, tables, MANIFESTS)
     assert summary.metrics["device_power_limit_w"] == 700.0
     assert summary.tags["excursion_limit"] == "manifest"
 
 
-def test_a_recording_without_marks_is_held_to_its_commands_window(bench):
+def test_a_recording_without_spans_is_held_to_its_commands_window(bench):
     _, tables = trial(bench)
     window = int(bench.wall_ns("n0", 5.0)), int(bench.wall_ns("n0", 15.0))
     summary = summarize(None, None, tables, MANIFESTS, window=window)
@@ -115,9 +115,9 @@ def test_a_recording_without_marks_is_held_to_its_commands_window(bench):
 
 
 def test_simulated_data_is_never_better_than_indicative(bench):
-    marks, tables = trial(bench)
+    spans, tables = trial(bench)
     tables["ring"] = tables["ring"].cast(table_schema("ring", backend="simulated", simulated=True))
-    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    summary = summarize(SPEC, spans, tables, MANIFESTS)
     assert (summary.quality, summary.quality_reasons[0]) == (INDICATIVE, "simulated")
     assert summary.tags["simulated"] == "true"
 
@@ -152,9 +152,9 @@ def test_what_samplers_saw_is_judged(bench, facts, reasons):
 
 @pytest.mark.parametrize(("uncertain_s", "reasons"), [(0.001, ()), (0.3, ("clock_uncertain",))])
 def test_a_clock_that_is_not_known_well_enough_is_a_reason_where_nodes_are_added_up(bench, uncertain_s, reasons):
-    marks, tables = trial(bench)
+    spans, tables = trial(bench)
     known = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_uncertainty_ns": round(uncertain_s * 1e9)}}
-    assert summarize(SPEC, marks, tables, known).quality_reasons == (*reasons, "short_for_thermal")
+    assert summarize(SPEC, spans, tables, known).quality_reasons == (*reasons, "short_for_thermal")
     window = int(bench.wall_ns("n1", 5.0)), int(bench.wall_ns("n1", 15.0))
     alone = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n1")) for tier, table in tables.items()}
     assert "clock_uncertain" not in summarize(None, None, alone, {"n1": known["n1"]}, window=window).quality_reasons
@@ -177,16 +177,16 @@ def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):
 @settings(max_examples=10, deadline=None)
 @given(st.permutations(range(4)), st.randoms(use_true_random=False))
 def test_permuting_devices_and_rows_changes_nothing(make_bench, order, random):
-    marks, tables = trial(make_bench())
+    spans, tables = trial(make_bench())
     names = {("n0", "gpu0"): 0, ("n0", "gpu1"): 1, ("n1", "gpu0"): 2, ("n1", "gpu1"): 3}
-    before = summarize(SPEC, marks, tables, MANIFESTS)
-    rows = list(range(marks.num_rows))
+    before = summarize(SPEC, spans, tables, MANIFESTS)
+    rows = list(range(spans.num_rows))
     random.shuffle(rows)
     parts = [_of_device(tables["ring"], *device) for device, index in sorted(names.items(), key=lambda x: order[x[1]])]
     mixed = {
         tier: table.take(np.random.default_rng(order[0]).permutation(table.num_rows)) for tier, table in tables.items()
     }
-    after = summarize(SPEC, marks.take(rows), {**mixed, "ring": pa.concat_tables(parts)}, MANIFESTS)
+    after = summarize(SPEC, spans.take(rows), {**mixed, "ring": pa.concat_tables(parts)}, MANIFESTS)
     assert after.metrics == pytest.approx(dict(before.metrics), rel=1e-9)
     assert after.quality_reasons == before.quality_reasons
 
@@ -197,44 +197,44 @@ def test_exchanging_the_devices_of_a_node_changes_nothing(bench):
     assert summarize(SPEC, *trial(bench, twins), MANIFESTS).metrics == pytest.approx(dict(before), rel=1e-9)
 
 
-def test_without_marks_and_window_the_verdict_is_clear(bench):
+def test_without_spans_and_window_the_verdict_is_clear(bench):
     _, tables = trial(bench)
-    for marks in (None, bench.marks([])):
-        summary = summarize(SPEC, marks, tables, MANIFESTS)
+    for spans in (None, bench.spans([])):
+        summary = summarize(SPEC, spans, tables, MANIFESTS)
         assert (summary.metrics, summary.quality, summary.quality_reasons) == ({}, INVALID, ("no_window",))
 
 
 def test_host_telemetry_alone_is_indicative_with_its_reason(bench):
     time_s = np.arange(-1.0, 21.0)
     host = bench.tier("host", {("n0", "host"): {"time_s": time_s, "cpu_busy_frac": np.full(len(time_s), 0.9)}})
-    marks = bench.steps([("n0", "cpu0"), ("n0", "cpu1")])
-    summary = summarize(None, marks, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}})
+    spans = bench.steps([("n0", "cpu0"), ("n0", "cpu1")])
+    summary = summarize(None, spans, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}})
     assert (summary.quality, summary.quality_reasons) == (INDICATIVE, ("no_device_power",))
     assert summary.metrics.keys() == {"step_time_s", "step_time_p95_s", "step_time_uncertainty_frac"}
 
 
 def test_a_missing_node_leaves_no_figure_that_needs_it(bench):
-    marks, tables = trial(bench)
+    spans, tables = trial(bench)
     kept = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n0")) for tier, table in tables.items()}
-    summary = summarize(SPEC, marks, kept, MANIFESTS)
+    summary = summarize(SPEC, spans, kept, MANIFESTS)
     assert summary.quality == INVALID
     assert {"device_missing", "low_coverage"} <= set(summary.quality_reasons)
     assert summary.metrics["sample_coverage_frac"] == 0.0
     groups = {METRICS[name].group for name in summary.metrics}
-    assert groups == {"speed", "trust"}
+    assert groups == {"speed", "measurement_quality"}
 
 
-def test_a_rank_without_marks_is_invalid(bench):
-    marks, tables = trial(bench)
-    summary = summarize(SPEC, marks.filter(pc.less(marks["rank"], 3)), tables, MANIFESTS)
+def test_a_rank_without_spans_is_invalid(bench):
+    spans, tables = trial(bench)
+    summary = summarize(SPEC, spans.filter(pc.less(spans["rank"], 3)), tables, MANIFESTS)
     assert (summary.quality, "rank_missing" in summary.quality_reasons) == (INVALID, True)
 
 
 @pytest.mark.parametrize("tier", ["ring", "fast", "slow", "counter"])
 @pytest.mark.parametrize("damage", ["absent", "empty", "nulls", "nan", "one_row"])
 def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damage):
-    marks, tables = trial(bench)
-    whole = summarize(SPEC, marks, tables, MANIFESTS).metrics
+    spans, tables = trial(bench)
+    whole = summarize(SPEC, spans, tables, MANIFESTS).metrics
     keys = {"node", "device", "mono_ns", "wall_ns", "sensor_ns"}
     table = tables.pop(tier)
     if damage in ("empty", "one_row"):
@@ -245,7 +245,7 @@ def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damag
                 value = float("nan") if damage == "nan" and pa.types.is_floating(field.type) else None
                 table = table.set_column(index, field, pa.array([value] * table.num_rows, field.type))
         tables[tier] = table
-    summary = summarize(SPEC, marks, tables, MANIFESTS)
+    summary = summarize(SPEC, spans, tables, MANIFESTS)
     assert all(math.isfinite(value) for value in summary.metrics.values())
     lost_with = {
         "ring": {"device_power_mean_w", "energy_per_step_j", "excursion_count"},
@@ -268,8 +268,8 @@ def test_nothing_at_all_is_no_error():
 
 
 def test_series_for_plots(bench):
-    marks, tables = trial(bench)
-    aligned = align(tables, marks, MANIFESTS)
+    spans, tables = trial(bench)
+    aligned = align(tables, spans, MANIFESTS)
     time_s, power_w = power_series(aligned)[DEVICES[0]]
     assert (time_s[0], time_s[-1]) == (0.0, pytest.approx(20.0))
     assert power_w == pytest.approx(watts(0)(time_s), abs=1.0)

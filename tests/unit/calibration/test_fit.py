@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from wattune.calibration.fit import Fit, fit, fit_link, fit_overhead, waves_of
 from wattune.catalog.hardware import device
 from wattune.errors import TelemetryError
-from wattune.schema import MARKS, TELEMETRY
+from wattune.schema import SPANS, TELEMETRY
 from wattune.simulation.activity import DeviceActivity, Part
 from wattune.simulation.device_model import KINDS, device_model
 from wattune.simulation.sensors import Node, simulate_node
@@ -40,18 +40,18 @@ def edges_s() -> tuple[np.ndarray, np.ndarray]:
     return np.array(start_s), np.array(start_s) + np.array(halves)
 
 
-def marks() -> pa.Table:
-    return marks_of(*edges_s())
+def spans() -> pa.Table:
+    return spans_of(*edges_s())
 
 
-def marks_of(start_s: np.ndarray, end_s: np.ndarray) -> pa.Table:
+def spans_of(start_s: np.ndarray, end_s: np.ndarray) -> pa.Table:
     rows = [
         {"node": "n", "device": "gpu0", "rank": 0, "step": step, "phase": "step"}
         | {f"{edge}_mono_ns": MONO_0_NS + round(at_s * NS) for edge, at_s in (("start", first), ("end", last))}
         | {f"{edge}_wall_ns": MONO_0_NS + WALL_AHEAD_NS for edge in ("start", "end")}
         for step, (first, last) in enumerate(zip(start_s, end_s, strict=True))
     ]
-    return pa.Table.from_pylist(rows, schema=MARKS)
+    return pa.Table.from_pylist(rows, schema=SPANS)
 
 
 def energy_j(at_s: np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ def tables(
 
 @pytest.fixture(scope="module")
 def ideal() -> Fit:
-    return fit(tables(), "gpu0", marks(), PLAN)
+    return fit(tables(), "gpu0", spans(), PLAN)
 
 
 def test_periods_are_recovered_within_five_percent(ideal: Fit) -> None:
@@ -144,7 +144,7 @@ def test_the_finest_window_is_two_periods_or_the_sensors_own_window(ideal: Fit) 
 def test_any_ring_is_recovered(delay_s: float, window_s: float, gain: float) -> None:
     recorded = tables(ring_delay_s=delay_s, ring_window_s=window_s, gain=gain, average_window_s=None)
     del recorded["fast"]
-    seen = fit(recorded, "gpu0", marks(), PLAN).signals["ring"]
+    seen = fit(recorded, "gpu0", spans(), PLAN).signals["ring"]
     assert seen.delay_s == pytest.approx(delay_s, abs=0.005)
     assert seen.window_s == pytest.approx(window_s, abs=0.01)
     assert seen.gain_frac == pytest.approx(gain, rel=0.005)
@@ -152,8 +152,8 @@ def test_any_ring_is_recovered(delay_s: float, window_s: float, gain: float) -> 
 
 
 def test_a_late_average_is_told_from_a_long_one() -> None:
-    late = fit({"slow": tables(average_delay_s=0.3)["slow"]}, "gpu0", marks(), PLAN).signals["average"]
-    long = fit({"slow": tables(average_window_s=1.3)["slow"]}, "gpu0", marks(), PLAN).signals["average"]
+    late = fit({"slow": tables(average_delay_s=0.3)["slow"]}, "gpu0", spans(), PLAN).signals["average"]
+    long = fit({"slow": tables(average_window_s=1.3)["slow"]}, "gpu0", spans(), PLAN).signals["average"]
     assert (late.delay_s, late.window_s) == pytest.approx((0.3, 1.0), abs=0.06)
     assert (long.delay_s, long.window_s) == pytest.approx((0.0, 1.3), abs=0.06)
 
@@ -177,19 +177,19 @@ def test_energy_agrees_with_the_counter(ideal: Fit) -> None:
 
 
 def test_without_a_counter_there_is_no_gain() -> None:
-    seen = fit({"ring": tables()["ring"]}, "gpu0", marks(), PLAN)
+    seen = fit({"ring": tables()["ring"]}, "gpu0", spans(), PLAN)
     assert seen.signals["ring"].gain_frac is None
     assert all(wave.mean_w is None and wave.energy_error_frac is None for wave in seen.waves)
 
 
 def test_a_wrong_device_is_an_error() -> None:
     with pytest.raises(TelemetryError, match="gpu1"):
-        fit(tables(), "gpu1", marks(), PLAN)
+        fit(tables(), "gpu1", spans(), PLAN)
 
 
-def test_marks_of_another_load_are_refused() -> None:
-    with pytest.raises(TelemetryError, match="38 marks"):
-        waves_of(marks(), [(0.5, 3)])
+def test_spans_of_another_load_are_refused() -> None:
+    with pytest.raises(TelemetryError, match="38 spans"):
+        waves_of(spans(), [(0.5, 3)])
 
 
 def test_simulated_sensors_are_found_as_they_are_made() -> None:
@@ -208,7 +208,7 @@ def test_simulated_sensors_are_found_as_they_are_made() -> None:
         last_ns=MONO_0_NS + round((end_s[-1] + 3.0) * NS),
         seed=0,
     )
-    seen = fit(simulated, "gpu0", marks(), PLAN)
+    seen = fit(simulated, "gpu0", spans(), PLAN)
     ring, instant = seen.signals["ring"], seen.signals["instant"]
     assert ring.sensor_period_s == pytest.approx(0.02, rel=0.05)
     assert (ring.delay_s, ring.window_s) == pytest.approx((0.0, 0.02), abs=0.01)
@@ -222,7 +222,7 @@ def test_a_recorded_h200_is_found_as_the_notes_say() -> None:
     recorded = {
         tier: pq.read_table(GOLDEN / "telemetry" / "node0" / f"{tier}.parquet") for tier in ("ring", "fast", "slow")
     }
-    whole = pq.read_table(GOLDEN / "marks.parquet")
+    whole = pq.read_table(GOLDEN / "spans.parquet")
     own = whole.filter(pc.equal(whole["device"].cast(pa.string()), "gpu0"))
     seen = fit(recorded, "gpu0", own, [(0.5, own.num_rows)])
     ring, instant = seen.signals["ring"], seen.signals["instant"]
@@ -281,7 +281,7 @@ def link(tx_per_s: float, rx_per_s: float, *, reset_at_s: float = 99.0, hz: floa
 
 
 def test_a_link_carries_what_its_busier_direction_did_while_the_load_ran() -> None:
-    load = marks_of(np.arange(1.0, 6.0), np.arange(2.0, 7.0))
+    load = spans_of(np.arange(1.0, 6.0), np.arange(2.0, 7.0))
     columns = ("pcie_tx_bytes", "pcie_rx_bytes")
     assert fit_link(link(54e9, 50e9), "gpu0", columns, load) == pytest.approx(54e9, rel=1e-6)
     assert fit_link(link(54e9, 50e9), "gpu1", columns, load) is None, "another device's counter"

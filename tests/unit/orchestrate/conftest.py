@@ -11,8 +11,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
-from wattune.orchestrate.scheduling.controller import Ledger
-from wattune.orchestrate.scheduling.trial_queue import StudyRun, Ticket
+from wattune.orchestrate.scheduling.controller import StudyController
+from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
 from wattune.plan.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
@@ -58,7 +58,7 @@ class World:
         finalists: Sequence[TrialSpec] = (),
         order: str = "listed",
         **more: Any,
-    ) -> Ledger:
+    ) -> StudyController:
         run = StudyRun(
             measure=measure or Measure(),
             num_trials=len(specs) if num_trials is None else num_trials,
@@ -71,7 +71,7 @@ class World:
             **more,
         )
         chosen = strategy or make_strategy("grid", specs, seed=0)
-        ledger = Ledger(self.study, chosen, run, listener or self.heard.append)
+        ledger = StudyController(self.study, chosen, run, listener or self.heard.append)
         ledger.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
         ledger.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
@@ -102,14 +102,16 @@ class World:
             )
         )
 
-    def run(self, ledger: Ledger, ticket: Ticket, tune_id: str, status: TrialStatus = TrialStatus.COMPLETED) -> None:
+    def run(
+        self, ledger: StudyController, ticket: RunningTrial, tune_id: str, status: TrialStatus = TrialStatus.COMPLETED
+    ) -> None:
         """Ends a trial as told."""
         self.write(ticket.turn.spec, ticket.turn.repeat, status, tags=dict(ticket.tags))
         ledger.finish(tune_id, error=False)
 
-    def drain(self, ledger: Ledger) -> list[Ticket]:
+    def drain(self, ledger: StudyController) -> list[RunningTrial]:
         """Runs all that is proposed, one after another."""
-        tickets: list[Ticket] = []
+        tickets: list[RunningTrial] = []
         while (ticket := ledger.next(f"t{len(tickets)}")) is not None:
             tickets.append(ticket)
             self.run(ledger, ticket, f"t{len(tickets) - 1}")

@@ -14,7 +14,7 @@ from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, simulated_p
 from wattune.plan.axes import Plan
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec, Workload
-from wattune.workers.phases import Mark, marks_table
+from wattune.workers.phases import Span, spans_table
 
 S = 1_000_000_000
 ANCHOR = ClockAnchor(mono_ns=50 * S, wall_ns=1_700_000_000 * S)
@@ -27,41 +27,41 @@ SPEC = TrialSpec(
 )
 
 
-def marks(rank: int, *, first: int = 0, steps: int = 80, step_s: float = 0.1, node: str = "n0") -> pa.Table:
+def spans(rank: int, *, first: int = 0, steps: int = 80, step_s: float = 0.1, node: str = "n0") -> pa.Table:
     """What a rank shows that runs forward and backward without a pause, as its worker makes it."""
     step_ns = int(step_s * S)
     listed = []
     for step in range(first, first + steps):
         start_ns = ANCHOR.mono_ns + step * step_ns
         half_ns, end_ns = start_ns + step_ns // 3, start_ns + step_ns
-        parts = (Mark("step", start_ns, end_ns), Mark("forward", start_ns, half_ns), Mark("backward", half_ns, end_ns))
+        parts = (Span("step", start_ns, end_ns), Span("forward", start_ns, half_ns), Span("backward", half_ns, end_ns))
         listed.append((step, parts))
-    return marks_table(listed, node=node, device=f"cpu{rank % 2}", rank=rank, anchor=ANCHOR)
+    return spans_table(listed, node=node, device=f"cpu{rank % 2}", rank=rank, anchor=ANCHOR)
 
 
 def test_a_part_of_a_trial_draws_what_the_whole_does() -> None:
-    whole = {rank: marks(rank) for rank in range(2)}
+    whole = {rank: spans(rank) for rank in range(2)}
     found = simulate(SPEC, pa.concat_tables(whole.values()), seed=0)
     tables, manifest = found["n0"]
     window = (ANCHOR.wall_ns, ANCHOR.wall_ns + 8 * S)
     whole_w = summarize(None, None, tables, {"n0": manifest}, window=window).metrics["node_device_power_peak_1s_w"]
-    part_w = simulated_power_w(SPEC, {rank: marks(rank, first=40, steps=30) for rank in range(2)}, seed=0)
+    part_w = simulated_power_w(SPEC, {rank: spans(rank, first=40, steps=30) for rank in range(2)}, seed=0)
     assert part_w == {"n0": pytest.approx(whole_w, rel=0.01)}
     assert 1000 < whole_w < 1400, "two H200s that compute without a pause"
 
 
 def test_power_is_told_only_where_every_rank_has_shown_the_same_second() -> None:
     assert simulated_power_w(SPEC, {}, seed=0) == {}
-    assert simulated_power_w(SPEC, {0: marks(0)}, seed=0) == {}, "the other one's power would count as none"
-    apart = {0: marks(0, steps=20), 1: marks(1, first=30, steps=20)}
+    assert simulated_power_w(SPEC, {0: spans(0)}, seed=0) == {}, "the other one's power would count as none"
+    apart = {0: spans(0, steps=20), 1: spans(1, first=30, steps=20)}
     assert simulated_power_w(SPEC, apart, seed=0) == {}
-    short = {rank: marks(rank, steps=5) for rank in range(2)}
+    short = {rank: spans(rank, steps=5) for rank in range(2)}
     assert simulated_power_w(SPEC, short, seed=0) == {}, "half a second has no mean over one"
 
 
 def test_every_node_is_told_of() -> None:
     spec = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=2))
-    shown = {rank: marks(rank, node=f"n{rank // 2}") for rank in range(4)}
+    shown = {rank: spans(rank, node=f"n{rank // 2}") for rank in range(4)}
     power_w = simulated_power_w(spec, shown, seed=0)
     assert power_w.keys() == {"n0", "n1"} and min(power_w.values()) > 1000
     assert all(pc.count(table["rank"]).as_py() for table in shown.values())

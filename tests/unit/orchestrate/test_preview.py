@@ -31,17 +31,19 @@ def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> N
 
 def test_the_preview_says_what_a_budget_of_trials_lets_this_call_do(world, make_specs) -> None:
     small, large = make_specs(6), make_specs(6, ClusterSpec(device="cpu", devices_per_node=2))
-    measure = Measure(min_seconds=10, anchor_every=5)
+    measure = Measure(min_seconds=10, reference_every=5)
     ledger = world.ledger([*small, *large], measure=measure, budget=Budget(max_trials=8))
     preview, placement = world.heard[:2]
-    assert (preview.num_turns, preview.num_now, preview.num_anchors) == (14, 8, 2)
+    assert (preview.num_turns, preview.num_now, preview.num_references) == (14, 8, 2)
     assert preview.device_s == 7 * 10 + 7 * 20, "all of it is still told"
-    assert preview.device_now_s == placement.device_s == 7 * 10 + 20, "the first eight in line, an anchor among them"
+    assert preview.device_now_s == placement.device_s == 7 * 10 + 20, (
+        "the first eight in line, a reference trial among them"
+    )
     assert placement.wall_s == 80 and not placement.cut_short
     assert len(world.drain(ledger)) == 8
     told = [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
     assert told == [7, 6, 5, 4, 3, 2, 1, 0]
-    assert ledger.num_left == 5, "without anchors"
+    assert ledger.num_left == 5, "without references"
 
 
 def test_a_budget_of_hours_bounds_what_is_announced(world, make_specs, new_node) -> None:

@@ -14,7 +14,7 @@ from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.lanes.worker import device_name, failed
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
-from wattune.orchestrate.trial_result import against_limits, judge
+from wattune.orchestrate.trial_result import against_limits, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
@@ -42,7 +42,7 @@ def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: An
 def judged(tmp_path: Path, *outcomes: RankOutcome, cause: RankOutcome | None = None, failure: str = "") -> Any:
     asked = request(tmp_path)
     answer = Answer(outcomes=outcomes, cause=cause, failure=failure)
-    result = judge(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags=asked.tags, start_wall_ns=0)
+    result = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags=asked.tags, start_wall_ns=0)
     assert result.trial_id == SPEC.trial_id and result.tags["a"] == "b"
     return result.status, result.reason
 
@@ -71,8 +71,8 @@ def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: P
     elsewhere = replace(first, end_mono_ns=10**15)  # of a node that has been up for longer
     asked = request(tmp_path)
     for answer in (Answer(outcomes=(freed, elsewhere), cause=elsewhere), Answer(outcomes=(freed, first))):
-        found = judge(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
-        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no marks here
+        found = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
+        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no spans here
         assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
     assert judged(tmp_path, first, cause=first) == (TrialStatus.CRASHED, "rank 0 ended without a word")
 
@@ -84,7 +84,7 @@ def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
 def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None:
     asked = request(tmp_path)
     answer = Answer(outcomes=(outcome(0),), failure="the study was stopped", interrupted=True)
-    found = judge(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
+    found = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
     assert (found.status, found.reason) == (TrialStatus.INTERRUPTED, "the study was stopped")
 
 
@@ -111,7 +111,7 @@ def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Pa
     asked: list[str] = []
 
     class Lanes:
-        def marks(self, name: str) -> dict[int, Any]:
+        def spans(self, name: str) -> dict[int, Any]:
             asked.append(name)
             return {}
 
@@ -132,7 +132,7 @@ def test_a_cause_is_one_line_of_the_innermost_error() -> None:
 
 
 def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp_path: Path) -> None:
-    """The ledger marks a trial, then its workers and sensors are taken away: what fails then is to be run again."""
+    """The ledger spans a trial, then its workers and sensors are taken away: what fails then is to be run again."""
     folder = TrialFolder(request(tmp_path).folder)
     folder.write_spec(SPEC)
     ended = TrialResult(

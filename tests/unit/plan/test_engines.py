@@ -183,7 +183,7 @@ def test_what_a_setting_really_does_in_deepspeed(axes, as_run, why):
         (spec(rank_order=tuple(range(8))), Plan(), "the order of the topology"),
     ],
 )
-def test_a_setting_that_does_nothing_folds(written, as_run, why):
+def test_a_setting_that_does_nothing_is_neutral(written, as_run, why):
     plan, reasons = effective(written)
     assert plan == as_run
     assert len(reasons) == 1 and why in reasons[0]

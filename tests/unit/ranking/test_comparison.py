@@ -106,7 +106,7 @@ def test_a_whole_is_not_held_against_parts():
         "undivided": (pytest.approx(0.21), pytest.approx(0.24)),
         "other": (0.0, 0.01),
     }
-    assert any(text.startswith("marks of B cannot tell") for text in found.warnings)
+    assert any(text.startswith("spans of B cannot tell") for text in found.warnings)
 
 
 def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
@@ -126,8 +126,16 @@ def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
     ("a", "b", "says"),
     [
         (known(110.0), known(100.0), "A trains 10.0 % more tokens a second; nothing tells how far single runs differ"),
-        (known(100, 4, "anchor"), known(107, 4, "anchor"), "B trains 7.0 % more tokens a second, but the intervals"),
-        (known(100, 2, "anchor"), known(107, 2, "anchor"), "B trains 7.0 % more tokens a second; the intervals do not"),
+        (
+            known(100, 4, "reference"),
+            known(107, 4, "reference"),
+            "B trains 7.0 % more tokens a second, but the intervals",
+        ),
+        (
+            known(100, 2, "reference"),
+            known(107, 2, "reference"),
+            "B trains 7.0 % more tokens a second; the intervals do not",
+        ),
         (None, known(107), "tokens_per_s was not measured on both sides"),
     ],
 )
@@ -138,7 +146,7 @@ def test_the_conclusion_claims_no_more_than_was_measured(a, b, says):
 def test_unlike_sides_are_said():
     found = compare(side(None), side(FAST, replace(SPEC, model=model("llama3_70b")), simulated=True))
     said = " ".join(found.warnings)
-    for text in ("A left no marks", "telemetry of B is SIMULATED", "models differ (llama3_8b, llama3_70b)"):
+    for text in ("A left no spans", "telemetry of B is SIMULATED", "models differ (llama3_8b, llama3_70b)"):
         assert text in said
     assert (found.time, found.energy) == (None, None)
     assert isinstance(found, Comparison)

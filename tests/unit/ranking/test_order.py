@@ -120,13 +120,15 @@ def test_repeats_are_an_interval_and_the_worst_one_decides():
     assert [result.repeat for result in row.repeats] == [0, 1]
 
 
-def anchored(values: Sequence[float], *, number: int = 90, start_s: float = 0.0, every_s: float = 600.0) -> list[Pair]:
-    """The anchor trial again and again, one run every ten minutes."""
+def reference_runs(
+    values: Sequence[float], *, number: int = 90, start_s: float = 0.0, every_s: float = 600.0
+) -> list[Pair]:
+    """The reference trial trial again and again, one run every ten minutes."""
     pairs = []
     for count, value in enumerate(values):
         spec, result = speed(number, value, repeat=1000 + count)
         start_ns = round((1_790_000_000 + start_s + count * every_s) * 1e9)
-        pairs.append((spec, replace(result, tags={"anchor": "true", "nodes": "n0"}, start_wall_ns=start_ns)))
+        pairs.append((spec, replace(result, tags={"reference": "true", "nodes": "n0"}, start_wall_ns=start_ns)))
     return pairs
 
 
@@ -136,15 +138,17 @@ def on_n0(pair: Pair, at_s: float = 0.0) -> Pair:
 
 
 def test_overlapping_intervals_share_a_rank():
-    # The anchor's runs scatter by 1 % (standard deviation), so a single run is known to ± 3.2 % (t, 3 degrees).
-    anchor = anchored([99.0, 101.0, 99.0 + 2 * 0.134, 101.0 - 2 * 0.134])
+    # The reference trial's runs scatter by 1 % (standard deviation), so a single run is known to ± 3.2 % (t, 3
+    # degrees).
+    reference = reference_runs([99.0, 101.0, 99.0 + 2 * 0.134, 101.0 - 2 * 0.134])
     singles = [on_n0(speed(n, value)) for n, value in ((1, 200.0), (2, 205.0), (3, 211.0), (4, 300.0))]
-    ranking = rank([*anchor, *singles], FASTEST, [])
-    # 3 overlaps 2 and 2 overlaps 1, as 211 / 1.032 > 200 * 1.032 does not hold; 4 is above all, the anchor below.
+    ranking = rank([*reference, *singles], FASTEST, [])
+    # 3 overlaps 2 and 2 overlaps 1, as 211 / 1.032 > 200 * 1.032 does not hold; 4 is above all, the reference trial
+    # below.
     assert [(row.rank, number) for row, number in zip(ranking.feasible, numbers(ranking.feasible), strict=True)] == [
         (1, 4), (2, 3), (2, 2), (2, 1), (5, 90),
     ]  # fmt: skip
-    assert {row.objective.method for row in ranking.feasible} == {"anchor", "pooled"}
+    assert {row.objective.method for row in ranking.feasible} == {"reference", "pooled"}
 
 
 def test_a_single_run_without_an_anchor_is_known_as_far_as_its_steps_tell():
@@ -156,23 +160,23 @@ def test_a_single_run_without_an_anchor_is_known_as_far_as_its_steps_tell():
 
 def test_drift_of_the_anchor_is_taken_out_of_the_objective_and_said():
     # 10 % slower over the study; the two trials are equal but for when they ran.
-    anchor = anchored([110.0, 107.5, 105.0, 102.5, 100.0])
+    reference = reference_runs([110.0, 107.5, 105.0, 102.5, 100.0])
     early, late = on_n0(speed(1, 220.0), at_s=0.0), on_n0(speed(2, 200.0), at_s=2400.0)
-    ranking = rank([*anchor, early, late], FASTEST, [POWER])
+    ranking = rank([*reference, early, late], FASTEST, [POWER])
     values = {row.spec.plan.micro_batch_size: row.objective.value for row in ranking.feasible}
     assert values[1] == pytest.approx(values[2], rel=1e-9)
     assert any("drifted by -9.5 % in 0.7 h over 5 runs on n0" in warning for warning in ranking.warnings)
     # Nothing is taken out where the trial ran on other nodes: their machine may not have drifted.
     spec, elsewhere = early
-    apart = rank([*anchor, (spec, replace(elsewhere, tags={"nodes": "n1"}))], FASTEST, [])
+    apart = rank([*reference, (spec, replace(elsewhere, tags={"nodes": "n1"}))], FASTEST, [])
     assert apart.feasible[0].objective.value == 220.0
 
 
 def test_how_likely_a_bound_holds_follows_from_the_anchors_scatter():
-    anchor = anchored([100.0] * 4)
-    for (_, result), power_w in zip(anchor, (1980.0, 2020.0, 1990.0, 2010.0), strict=True):
+    reference = reference_runs([100.0] * 4)
+    for (_, result), power_w in zip(reference, (1980.0, 2020.0, 1990.0, 2010.0), strict=True):
         result.metrics["node_device_power_peak_1s_w"] = power_w
-    pairs = [*anchor, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
+    pairs = [*reference, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
     ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2790.0))], FASTEST, [POWER])
     likely = {row.spec.plan.micro_batch_size: row.margins[0].holds_probability for row in ranking.trials}
     assert likely[2] == pytest.approx(0.5)
@@ -311,7 +315,7 @@ def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
 
 def test_several_studies_stand_in_one_ranking_and_are_never_merged():
     up, out = speed(1, 100.0), speed(1, 120.0)
-    ranking = rank({"scale_up": [up, *anchored([100.0, 101.0])], "scale_out": [out]}, FASTEST, [POWER])
+    ranking = rank({"scale_up": [up, *reference_runs([100.0, 101.0])], "scale_out": [out]}, FASTEST, [POWER])
     assert [(row.study, row.objective.value) for row in ranking.feasible][:1] == [("scale_out", 120.0)]
     assert len(ranking.trials) == 3
     assert ranking.studies == ("scale_up", "scale_out")

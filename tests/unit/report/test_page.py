@@ -195,7 +195,7 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
         {"status": "kept", "rule": "", "reason": ""},
         *({"status": "rejected", "rule": "kv_heads", "reason": f"{text} {n}"} for n in range(3)),
         {"status": "rejected", "rule": "layers", "reason": text},
-        {"status": "folded", "rule": "", "reason": text},
+        {"status": "equivalent", "rule": "", "reason": text},
     ]
     shown = (ranking.feasible[0], ranking.infeasible[0])
     place = "vm" if text.startswith("rank 3") else text

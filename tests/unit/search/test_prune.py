@@ -53,7 +53,7 @@ SPACE = st.fixed_dictionaries(
 @given(space=SPACE, model=st.sampled_from(["mixtral_8x7b", "llama3_8b"]))
 def test_every_combination_is_in_exactly_one_list(space, model):
     candidates = prune(study(space, model=model))
-    listed = [dict(c.config) for c in (*candidates.kept, *candidates.rejected, *candidates.folded)]
+    listed = [dict(c.config) for c in (*candidates.kept, *candidates.rejected, *candidates.equivalent)]
     everything = [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*space.values())]
 
     assert sorted(map(json.dumps, listed)) == sorted(map(json.dumps, everything))
@@ -63,8 +63,8 @@ def test_every_combination_is_in_exactly_one_list(space, model):
     assert len(set(ids)) == len(ids)
     for kept in candidates.kept:
         assert list(violations(kept.spec)) == []
-    for folded in candidates.folded:
-        assert folded.into in ids and "acts as" in folded.reason
+    for equivalent in candidates.equivalent:
+        assert equivalent.into in ids and "acts as" in equivalent.reason
     for rejected in candidates.rejected:
         assert rejected.rule in {rule.__name__ for rule in RULES} and ";" in rejected.reason
 
@@ -78,8 +78,8 @@ def test_the_combination_that_is_written_as_it_runs_is_the_one_kept():
         )
     )
     assert [kept.config for kept in candidates.kept] == [{"overlap": "none", "tp": 4, "sharding": "none"}]
-    assert len(candidates.folded) == 5
-    by_config = {json.dumps(folded.config): folded.reason for folded in candidates.folded}
+    assert len(candidates.equivalent) == 5
+    by_config = {json.dumps(equivalent.config): equivalent.reason for equivalent in candidates.equivalent}
     assert by_config['{"overlap": "none", "tp": 4, "sharding": "zero1"}'] == (
         "sharding=zero1 acts as none: no replicas to share it with at dp=1"
     )
@@ -122,18 +122,18 @@ def test_json_and_rows_hold_every_combination(tmp_path):
     assert {key: len(rows) for key, rows in data.items()} == {
         "kept": len(candidates.kept),
         "rejected": len(candidates.rejected),
-        "folded": len(candidates.folded),
+        "equivalent": len(candidates.equivalent),
     }
     assert data["kept"][0].keys() >= {"trial_id", "config"}
     assert data["rejected"][0].keys() == {"config", "rule", "reason"}
-    assert data["folded"][0].keys() == {"config", "into", "reason"}
+    assert data["equivalent"][0].keys() == {"config", "into", "reason"}
 
     folder = StudyFolder.create(tmp_path, spec.name, spec.document)
     folder.write_candidates(candidates.rows())
     rows = folder.candidates()
     assert len(rows) == spec.num_combinations
     assert [row["trial_id"] for row in rows if row["status"] == "kept"] == [k["trial_id"] for k in data["kept"]]
-    assert json.loads(rows[-1]["config"]) == data["folded"][-1]["config"]
+    assert json.loads(rows[-1]["config"]) == data["equivalent"][-1]["config"]
 
 
 def test_the_smoke_study_shows_every_outcome():
@@ -141,7 +141,7 @@ def test_the_smoke_study_shows_every_outcome():
     plans = {(k.spec.model.is_moe, k.spec.plan.label) for k in candidates.kept}
     assert 8 <= len(candidates.kept) <= 12
     assert len(plans) >= 5 and {moe for moe, _ in plans} == {True, False}
-    assert candidates.rejected and candidates.folded
+    assert candidates.rejected and candidates.equivalent
     candidates.require_kept()
 
 

@@ -176,10 +176,10 @@ WRONG = [
     ("search.strategy", "tpe", "search.strategy: strategy tpe is not built yet; built: grid, random"),
     ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
     ("search.order", "random", 'search.order: unknown value "random"; use one of: listed, shuffled'),
-    ("search.anchor", "tp2", 'search.anchor: "tp2" is no trial id: 12 hexadecimal digits'),
+    ("search.reference", "tp2", 'search.reference: "tp2" is no trial id: 12 hexadecimal digits'),
     ("isolation", "cold", 'isolation: unknown value "cold"; use one of: fresh, warm'),
     ("measure.repeats", 999, "measure.repeats: got 999, allowed: at most 998"),
-    ("measure.anchor_every", -1, "measure.anchor_every: got -1, allowed: at least 0"),
+    ("measure.reference_every", -1, "measure.reference_every: got -1, allowed: at least 0"),
     ("measure.cooldown_temp_c", 0, "measure.cooldown_temp_c: got 0, allowed: more than 0"),
     ("workload.mode", "lora", 'workload.lora: missing; mode: lora needs it, such as "lora: {rank: 16'),
     ("workload.lora", {"rank": 8}, "workload.lora: does nothing with mode: pretrain; leave it out"),
@@ -402,8 +402,8 @@ PLACES = [
     *("cluster", "cluster.device", "cluster.num_nodes", "workload", "workload.seq_len"),
     *("space", "space.tp", "space.layout", "space.rank_order", "space.overlap"),
     *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
-    *("search", "search.seed", "search.strategy", "search.order", "search.anchor", "isolation"),
-    *("measure.repeats", "measure.anchor_every", "measure.cooldown_temp_c"),
+    *("search", "search.seed", "search.strategy", "search.order", "search.reference", "isolation"),
+    *("measure.repeats", "measure.reference_every", "measure.cooldown_temp_c"),
 ]
 
 

@@ -13,7 +13,7 @@ from wattune.catalog.models import MODELS
 from wattune.cost.flops import forward_flop_per_token
 from wattune.errors import TelemetryError
 from wattune.plan.axes import Plan
-from wattune.schema import MARKS, table_schema
+from wattune.schema import SPANS, table_schema
 from wattune.simulation.activity import (
     ROOFLINE,
     DeviceActivity,
@@ -45,8 +45,8 @@ def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, sensed="h200_sxm", m
     )
 
 
-def make_marks(phases, *, steps=20, devices=4, nodes=1):
-    """Marks of equal steps; `phases` are names and seconds in order, None for time without a mark."""
+def make_spans(phases, *, steps=20, devices=4, nodes=1):
+    """Spans of equal steps; `phases` are names and seconds in order, None for time without a span."""
     rows = []
     length_ns = sum(round(seconds * S) for _, seconds in phases)
     for rank in range(devices * nodes):
@@ -75,7 +75,7 @@ def make_marks(phases, *, steps=20, devices=4, nodes=1):
                 if phase:
                     rows.append(row(phase, step, at_ns, end_ns))
                 at_ns = end_ns
-    return pa.Table.from_pylist(rows, schema=MARKS)
+    return pa.Table.from_pylist(rows, schema=SPANS)
 
 
 BUSY = [("forward", 0.1), ("backward", 0.2), ("optimizer", 0.01)]
@@ -90,18 +90,18 @@ def ring_of(tables, name="cpu0"):
     return (rows["sensor_ns"].to_numpy() - WALL_NS) / S, rows["power_w"].to_numpy().astype(float)
 
 
-def mean_w(spec, marks, name="cpu0"):
-    tables, _ = simulate(spec, marks, seed=0)["node0"]
+def mean_w(spec, spans, name="cpu0"):
+    tables, _ = simulate(spec, spans, seed=0)["node0"]
     at_s, power_w = ring_of(tables, name)
-    load_s = (pc.max(marks["end_wall_ns"]).as_py() - WALL_NS) / S
+    load_s = (pc.max(spans["end_wall_ns"]).as_py() - WALL_NS) / S
     return np.interp(np.arange(0.5, load_s, 0.01), at_s, power_w).mean()
 
 
 @pytest.fixture(scope="module")
 def busy():
-    marks = make_marks(BUSY, steps=40)
-    tables, manifest = simulate(make_spec(micro_batch_size=4), marks, seed=3)["node0"]
-    return marks, tables, manifest
+    spans = make_spans(BUSY, steps=40)
+    tables, manifest = simulate(make_spec(micro_batch_size=4), spans, seed=3)["node0"]
+    return spans, tables, manifest
 
 
 def test_tables_have_the_schemas_and_say_they_are_simulated(busy):
@@ -134,8 +134,8 @@ def test_what_is_not_modelled_is_null(busy):
 
 
 def test_coverage_runs_from_before_the_first_to_after_the_last_mark(busy):
-    marks, tables, _ = busy
-    end_s = (pc.max(marks["end_wall_ns"]).as_py() - WALL_NS) / S
+    spans, tables, _ = busy
+    end_s = (pc.max(spans["end_wall_ns"]).as_py() - WALL_NS) / S
     at_s, _ = ring_of(tables)
     assert at_s[0] == pytest.approx(-LEAD_S, abs=0.05)
     assert at_s[-1] == pytest.approx(end_s + TAIL_S, abs=0.05)
@@ -212,8 +212,8 @@ def test_a_device_that_never_works_stays_at_idle_power_and_temperature():
 
 
 def test_same_arguments_give_the_same_tables_and_another_seed_gives_others():
-    marks = make_marks(BUSY, steps=5)
-    first, again, other = (simulate(make_spec(), marks, seed=seed)["node0"] for seed in (1, 1, 2))
+    spans = make_spans(BUSY, steps=5)
+    first, again, other = (simulate(make_spec(), spans, seed=seed)["node0"] for seed in (1, 1, 2))
     assert first[1] == again[1]
     for tier in TIERS:
         assert first[0][tier].equals(again[0][tier])
@@ -223,16 +223,16 @@ def test_same_arguments_give_the_same_tables_and_another_seed_gives_others():
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(range(16)), ranks=st.permutations(range(4)))
 def test_order_of_rows_and_numbering_of_equal_ranks_do_not_matter(order, ranks):
-    marks = make_marks([("forward", 0.1), ("wait", 0.05), ("backward", 0.2)], steps=1)
-    renumbered = pa.array(np.asarray(ranks, np.int32)[marks["rank"].to_numpy()])
-    permuted = marks.set_column(marks.column_names.index("rank"), MARKS.field("rank"), renumbered).take(list(order))
-    tables, _ = simulate(make_spec(), marks, seed=0)["node0"]
+    spans = make_spans([("forward", 0.1), ("wait", 0.05), ("backward", 0.2)], steps=1)
+    renumbered = pa.array(np.asarray(ranks, np.int32)[spans["rank"].to_numpy()])
+    permuted = spans.set_column(spans.column_names.index("rank"), SPANS.field("rank"), renumbered).take(list(order))
+    tables, _ = simulate(make_spec(), spans, seed=0)["node0"]
     for tier, table in simulate(make_spec(), permuted, seed=0)["node0"][0].items():
         assert table.equals(tables[tier])
 
 
 def test_every_node_gets_tables_on_its_own_clock():
-    result = simulate(make_spec(nodes=2), make_marks(BUSY, steps=5, nodes=2), seed=0)
+    result = simulate(make_spec(nodes=2), make_spans(BUSY, steps=5, nodes=2), seed=0)
     assert sorted(result) == ["node0", "node1"]
     for index, (tables, manifest) in enumerate(result.values()):
         assert manifest["node"] == f"node{index}"
@@ -244,21 +244,21 @@ def test_every_node_gets_tables_on_its_own_clock():
 
 
 def test_large_micro_batches_of_a_dense_data_parallel_plan_run_at_the_cap():
-    assert mean_w(make_spec(micro_batch_size=4, overlap="grad_param", sharding="zero1"), make_marks(BUSY)) > 0.95 * 700
+    assert mean_w(make_spec(micro_batch_size=4, overlap="grad_param", sharding="zero1"), make_spans(BUSY)) > 0.95 * 700
 
 
 def test_waiting_draws_little_above_ready_and_unmarked_time_a_little_more():
     ready_w = H200.power.ready_power_w
     waiting_w, unmarked_w, busy_w = (
-        mean_w(make_spec(), make_marks([("forward", 1e-3), (phase, 0.299)])) for phase in ("wait", None, "backward")
+        mean_w(make_spec(), make_spans([("forward", 1e-3), (phase, 0.299)])) for phase in ("wait", None, "backward")
     )
     assert ready_w < waiting_w < unmarked_w < ready_w + 150 < busy_w
 
 
 def test_pipeline_bubbles_and_tensor_parallel_communication_draw_less():
-    dense_w = mean_w(make_spec(micro_batch_size=4), make_marks(BUSY))
-    assert mean_w(make_spec(pp=4), make_marks([*BUSY, ("wait", 0.1)])) < dense_w - 50
-    assert mean_w(make_spec(tp=8, devices=8), make_marks(BUSY, devices=8)) < dense_w - 30
+    dense_w = mean_w(make_spec(micro_batch_size=4), make_spans(BUSY))
+    assert mean_w(make_spec(pp=4), make_spans([*BUSY, ("wait", 0.1)])) < dense_w - 50
+    assert mean_w(make_spec(tp=8, devices=8), make_spans(BUSY, devices=8)) < dense_w - 30
 
 
 def intensity(spec, phase="backward", stage=0):
@@ -390,25 +390,25 @@ def test_slots_come_from_names_where_they_can():
 
 
 def test_fp32_products_leave_tensor_activity_null():
-    tables, _ = simulate(make_spec(dtype="fp32"), make_marks(BUSY, steps=5), seed=0)["node0"]
+    tables, _ = simulate(make_spec(dtype="fp32"), make_spans(BUSY, steps=5), seed=0)["node0"]
     assert tables["counter"]["tensor_active_frac"].null_count == tables["counter"].num_rows
     assert tables["counter"]["sm_active_frac"].null_count == 0
 
 
 def test_a_device_without_peaks_cannot_be_simulated():
     with pytest.raises(TelemetryError, match="simulate_sensors_of"):
-        simulate(make_spec(sensed=None), make_marks(BUSY, steps=1), seed=0)
+        simulate(make_spec(sensed=None), make_spans(BUSY, steps=1), seed=0)
     with pytest.raises(TelemetryError, match="h200_sxm"):
         device_model(device("cpu"))
 
 
 def test_two_ranks_on_one_device_are_refused():
-    marks = make_marks(BUSY, steps=1)
-    one = pa.array(["cpu0"] * marks.num_rows).dictionary_encode()
+    spans = make_spans(BUSY, steps=1)
+    one = pa.array(["cpu0"] * spans.num_rows).dictionary_encode()
     with pytest.raises(TelemetryError, match="one rank a device"):
-        node_activities(make_spec(), marks.set_column(1, MARKS.field("device"), one))
+        node_activities(make_spec(), spans.set_column(1, SPANS.field("device"), one))
 
 
 def test_a_minute_of_eight_devices_takes_less_than_a_second():
-    marks = make_marks(BUSY, steps=round(60 / 0.31), devices=8)
-    assert least_cpu_s(lambda: simulate(make_spec(devices=8), marks, seed=0)) < 1.0
+    spans = make_spans(BUSY, steps=round(60 / 0.31), devices=8)
+    assert least_cpu_s(lambda: simulate(make_spec(devices=8), spans, seed=0)) < 1.0

@@ -288,7 +288,7 @@ def ring(node):
 
 def test_telemetry_of_all_nodes_is_one_table_a_tier(study):
     folder = study.trial(SPEC.trial_id, 0)
-    assert folder.telemetry() == {} and folder.marks() is None and folder.manifests() == {}
+    assert folder.telemetry() == {} and folder.spans() is None and folder.manifests() == {}
     for node in ("b", "a"):
         folder.write_telemetry(node, {"ring": ring(node)}, {"closed": True, "node": node})
     tables = folder.telemetry()
@@ -363,6 +363,6 @@ def test_a_table_that_no_trial_has_is_said(study):
         study.dataset("ring")
     with pytest.raises(TelemetryError, match='"rings" is no table of a trial; did you mean "ring"'):
         study.dataset("rings")
-    marks = pa.Table.from_pylist([{"rank": 0}], schema=table_schema("marks", backend="torch", simulated=False))
-    study.trial("aaaa", 0).write_marks(marks)
-    assert study.dataset("marks").to_table(columns=["trial", "rank"]).to_pylist() == [{"trial": "aaaa-0", "rank": 0}]
+    spans = pa.Table.from_pylist([{"rank": 0}], schema=table_schema("spans", backend="torch", simulated=False))
+    study.trial("aaaa", 0).write_spans(spans)
+    assert study.dataset("spans").to_table(columns=["trial", "rank"]).to_pylist() == [{"trial": "aaaa-0", "rank": 0}]

@@ -63,7 +63,7 @@ def ended(
 
 def preview(num_turns: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
     load_s = {CLUSTER: 1800.0}
-    facts = {"num_anchors": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
+    facts = {"num_references": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
     facts |= {"num_now": num_turns, "load_now_s": load_s, "most_s": math.inf}
     return Preview(num_turns=num_turns, done=Counter(done or {}), **(facts | more))
 
@@ -130,7 +130,7 @@ def plain(*events: Any) -> list[str]:
 
 def test_plain_lines_say_what_will_happen_and_what_did() -> None:
     lines = plain(
-        preview(4, {TrialStatus.COMPLETED: 1}, num_again=1, num_anchors=1),
+        preview(4, {TrialStatus.COMPLETED: 1}, num_again=1, num_references=1),
         ended(1, 100, kind="skipped"),
         placement(wall_s=125),
         started(2),
@@ -139,7 +139,7 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
         ended(4, status=TrialStatus.CRASHED),
     )
     assert lines[0] == (
-        "4 trial(s) to run, 1 anchor(s), 1 interrupted before among them: at least 1 device-hours "
+        "4 trial(s) to run, 1 reference trial(s), 1 interrupted before among them: at least 1 device-hours "
         "(measured steps alone; build and warm-up on top)"
     )
     assert lines[1] == "1 skipped, done before: 1 completed"
@@ -218,7 +218,7 @@ def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
 
 
 def test_an_anchor_of_an_earlier_call_is_called_one() -> None:
-    assert "mbs1 anchor " in plain(preview(1), ended(1, 100, kind="skipped", repeat=1000))[-1]
+    assert "mbs1 reference trial " in plain(preview(1), ended(1, 100, kind="skipped", repeat=1000))[-1]
 
 
 def rendered(progress: StudyProgress) -> str:
@@ -239,14 +239,14 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
         ended(1, 100),
         started(2),
         ended(2, status=TrialStatus.OUT_OF_MEMORY),
-        started(4, progress=lambda: told, role="anchor"),
+        started(4, progress=lambda: told, role="reference"),
     ):
         progress(event)
     now_s[0] = 30
     next(iter(progress._tally.running.values())).progress = told
     text = rendered(progress)
     assert "2/6 trials" in text and "30 s elapsed" in text
-    assert "mbs4 anchor" in text and "measure 12/20" in text and "n0" in text
+    assert "mbs4 reference trial" in text and "measure 12/20" in text and "n0" in text
     assert "1 out_of_memory" in text
     assert "best" in text and "tokens_per_s 100" in text
     assert "node_device_power_peak_1s_w <= 1000" in text and "100 W within" in text

@@ -23,7 +23,7 @@ from wattune.errors import TrackingError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
-from wattune.schema import MARKS
+from wattune.schema import SPANS
 from wattune.storage.study import TrialFolder
 from wattune.tracking.reader import read_study
 from wattune.tracking.run import mean_per_second
@@ -65,7 +65,7 @@ def result_of(spec: TrialSpec, status: TrialStatus = TrialStatus.COMPLETED, repe
 def folder_of(path: Path, spec: TrialSpec, result: TrialResult) -> Path:
     folder = TrialFolder(path / f"{result.trial_id}-{result.repeat}")
     folder.write_spec(spec)
-    folder.write_marks(MARKS.empty_table())
+    folder.write_spans(SPANS.empty_table())
     folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
     folder.write_result(result)
     (folder.path / ".spec.json.17").write_text("left by a crash")
@@ -120,7 +120,7 @@ def test_a_trial_is_a_child_run_with_its_parameters_metrics_tags_and_files(track
     assert tags.items() <= run.data.tags.items()
     assert "reason" not in run.data.tags
     files = {entry.path for entry in client.list_artifacts(run.info.run_id)}
-    assert files == {"spec.json", "result.json", "marks.parquet", "telemetry"}
+    assert files == {"spec.json", "result.json", "spans.parquet", "telemetry"}
     files = {entry.path for entry in client.list_artifacts(run.info.run_id, "telemetry/node0")}
     assert files == {"telemetry/node0/slow.parquet", "telemetry/node0/manifest.json"}
     assert (

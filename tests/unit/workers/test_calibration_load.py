@@ -1,4 +1,4 @@
-"""Loads keep the times they mark, and leave marks any recording can be read with."""
+"""Loads keep the times they span, and leave spans any recording can be read with."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from wattune.schema import MARKS
+from wattune.schema import SPANS
 from wattune.units import ns_to_s, s_to_ns
 from wattune.workers import calibration_load
 from wattune.workers.calibration_load import HostCopies, MatrixProducts, Work, square_wave, steady
@@ -57,22 +57,22 @@ class Pieces(Work):
 
 def test_a_wave_works_the_first_half_of_each_period(clock: Clock) -> None:
     first_ns = clock.now_ns
-    marks = square_wave(Pieces(clock), 0.4, 4)
-    assert [mark.phase for mark in marks] == ["step"] * 4
-    for index, mark in enumerate(marks):
+    spans = square_wave(Pieces(clock), 0.4, 4)
+    assert [span.phase for span in spans] == ["step"] * 4
+    for index, span in enumerate(spans):
         start_s = 0.4 * index + (LATE_S if index else 0)  # no lateness adds up
-        assert ns_to_s(mark.start_mono_ns - first_ns) == pytest.approx(start_s)
-        assert 0.4 * index + 0.2 <= ns_to_s(mark.end_mono_ns - first_ns) < 0.4 * index + 0.2 + PIECE_S
+        assert ns_to_s(span.start_mono_ns - first_ns) == pytest.approx(start_s)
+        assert 0.4 * index + 0.2 <= ns_to_s(span.end_mono_ns - first_ns) < 0.4 * index + 0.2 + PIECE_S
     assert ns_to_s(clock.now_ns - first_ns) == pytest.approx(4 * 0.4 + LATE_S), "the last one rests too"
 
 
 def test_steady_steps_follow_each_other(clock: Clock) -> None:
     first_ns = clock.now_ns
-    marks = steady(Pieces(clock), 0.5)
-    assert all(before.end_mono_ns == after.start_mono_ns for before, after in pairwise(marks))
-    assert {mark.end_mono_ns - mark.start_mono_ns for mark in marks} == {s_to_ns(4 * PIECE_S)}, "some 30 ms each"
-    assert 0.5 <= ns_to_s(marks[-1].end_mono_ns - marks[0].start_mono_ns) < 0.5 + 4 * PIECE_S
-    assert clock.now_ns == marks[-1].end_mono_ns and marks[0].start_mono_ns - first_ns < s_to_ns(0.31)
+    spans = steady(Pieces(clock), 0.5)
+    assert all(before.end_mono_ns == after.start_mono_ns for before, after in pairwise(spans))
+    assert {span.end_mono_ns - span.start_mono_ns for span in spans} == {s_to_ns(4 * PIECE_S)}, "some 30 ms each"
+    assert 0.5 <= ns_to_s(spans[-1].end_mono_ns - spans[0].start_mono_ns) < 0.5 + 4 * PIECE_S
+    assert clock.now_ns == spans[-1].end_mono_ns and spans[0].start_mono_ns - first_ns < s_to_ns(0.31)
 
 
 def test_copies_go_both_ways_until_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +82,8 @@ def test_copies_go_both_ways_until_they_are_done(monkeypatch: pytest.MonkeyPatch
         source.fill_(number)
     copies.run(1)
     assert [int(target.unique()) for target, _ in copies._pairs] == [1, 2]
-    marks = steady(copies, 0.3)
-    assert ns_to_s(marks[-1].end_mono_ns - marks[0].start_mono_ns) >= 0.3
+    spans = steady(copies, 0.3)
+    assert ns_to_s(spans[-1].end_mono_ns - spans[0].start_mono_ns) >= 0.3
 
 
 def test_events_are_of_the_device_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,41 +103,41 @@ def test_work_until_a_time_gone_by_is_one_product() -> None:
     assert MatrixProducts("cpu").run_until(0) == 1
 
 
-def command(marks: Path, *options: str) -> list[str]:
-    base = [sys.executable, "-m", "wattune.workers.calibration_load", str(marks), "--node", "n0", "--name", "gpu3"]
+def command(spans: Path, *options: str) -> list[str]:
+    base = [sys.executable, "-m", "wattune.workers.calibration_load", str(spans), "--node", "n0", "--name", "gpu3"]
     return [*base, *options]
 
 
-def test_the_process_says_ready_and_leaves_marks(tmp_path: Path) -> None:
-    path = tmp_path / "marks.parquet"
+def test_the_process_says_ready_and_leaves_spans(tmp_path: Path) -> None:
+    path = tmp_path / "spans.parquet"
     done = subprocess.run(command(path, "--steady", "0.3"), capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
-    marks = pq.read_table(path)
-    assert marks.schema.remove_metadata().equals(MARKS.remove_metadata())
-    assert marks["step"].to_pylist() == list(range(marks.num_rows))
-    assert set(marks["device"].to_pylist()) == {"gpu3"}
-    assert marks["start_wall_ns"][0].as_py() - marks["start_mono_ns"][0].as_py() == pytest.approx(
+    spans = pq.read_table(path)
+    assert spans.schema.remove_metadata().equals(SPANS.remove_metadata())
+    assert spans["step"].to_pylist() == list(range(spans.num_rows))
+    assert set(spans["device"].to_pylist()) == {"gpu3"}
+    assert spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py() == pytest.approx(
         time.time_ns() - time.monotonic_ns(), abs=1e9
     )
-    assert marks["end_mono_ns"][-1].as_py() - marks["start_mono_ns"][0].as_py() >= s_to_ns(0.3)
+    assert spans["end_mono_ns"][-1].as_py() - spans["start_mono_ns"][0].as_py() >= s_to_ns(0.3)
 
 
 def test_waves_are_kept_apart(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration_load, "MatrixProducts", lambda _device: Pieces(clock))
     for place, name in ((signal, "signal"), (torch, "set_num_threads")):  # this process keeps its own
         monkeypatch.setattr(place, name, lambda *_: None)
-    path, begun_ns = tmp_path / "marks.parquet", clock.now_ns
+    path, begun_ns = tmp_path / "spans.parquet", clock.now_ns
     waves = ["--wave", "0.2", "3", "--wave", "0.4", "2"]
     assert calibration_load.main([str(path), "--node", "n0", "--name", "gpu3", *waves]) == 0
-    marks = pq.read_table(path)
-    start_ns, end_ns = (marks[f"{edge}_mono_ns"].to_pylist() for edge in ("start", "end"))
+    spans = pq.read_table(path)
+    start_ns, end_ns = (spans[f"{edge}_mono_ns"].to_pylist() for edge in ("start", "end"))
     assert [ns_to_s(one - start_ns[0]) for one in start_ns] == pytest.approx([0.0, 0.2, 0.4, 2.6, 3.0], abs=0.02)
     assert start_ns[0] - begun_ns >= s_to_ns(calibration_load.WARM_S + calibration_load.REST_S)
     assert clock.now_ns - end_ns[-1] >= s_to_ns(calibration_load.REST_S)
 
 
-def test_terminated_it_ends_at_once_without_marks(tmp_path: Path) -> None:
-    path = tmp_path / "marks.parquet"
+def test_terminated_it_ends_at_once_without_spans(tmp_path: Path) -> None:
+    path = tmp_path / "spans.parquet"
     with subprocess.Popen(command(path, "--steady", "50"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

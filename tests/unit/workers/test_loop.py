@@ -16,9 +16,9 @@ from wattune.plan.axes import Plan
 from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import loop
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
-from wattune.workers.phases import Mark, PhaseRecorder
+from wattune.workers.phases import PhaseRecorder, Span
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -41,12 +41,12 @@ class ScriptedEngine:
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         assert (spec, ranks, seed) == (SPEC, RANKS, 7)
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         loss = self._loss(self.num_steps)
         start_ns = self._now_ns
         self._now_ns += round(self._step_time_s(self.num_steps) * 1e9)
         self.num_steps += 1
-        return StepMarks(marks=(Mark("step", start_ns, self._now_ns),), loss=loss, grad_norm=1.0)
+        return StepSpans(spans=(Span("step", start_ns, self._now_ns),), loss=loss, grad_norm=1.0)
 
     def memory_peak_bytes(self) -> int:
         return 123
@@ -70,8 +70,8 @@ def run(engine: ScriptedEngine, **measure: float) -> RankOutcome:
 
 
 def numbers(outcome: RankOutcome) -> list[int]:
-    assert outcome.marks is not None
-    steps: list[int] = outcome.marks["step"].to_pylist()
+    assert outcome.spans is not None
+    steps: list[int] = outcome.spans["step"].to_pylist()
     return steps
 
 
@@ -165,11 +165,11 @@ def test_out_of_memory_while_building_says_so() -> None:
 
 def test_steps_are_profiled_after_the_measured_ones_and_not_among_them() -> None:
     class Working(ScriptedEngine):
-        def step(self) -> StepMarks:
+        def step(self) -> StepSpans:
             start_ns = time.monotonic_ns()
             torch.ones(64, 64) @ torch.ones(64, 64)
             self.num_steps += 1
-            return StepMarks(marks=(Mark("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
+            return StepSpans(spans=(Span("step", start_ns, time.monotonic_ns()),), loss=1.0, grad_norm=1.0)
 
     engine = Working(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=2)

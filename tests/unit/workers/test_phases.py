@@ -1,20 +1,20 @@
-"""Marks: their order, their clocks, their table."""
+"""Spans: their order, their clocks, their table."""
 
 import pytest
 
 from wattune.clock import ClockAnchor
-from wattune.schema import MARKS
-from wattune.workers.phases import Mark, PhaseRecorder, marks_table
+from wattune.schema import SPANS
+from wattune.workers.phases import PhaseRecorder, Span, spans_table
 
 
-def test_marks_come_in_order_of_start_outer_first() -> None:
+def test_spans_come_in_order_of_start_outer_first() -> None:
     recorder = PhaseRecorder()
     with recorder.phase("step"):
         with recorder.phase("forward", micro_batch=0):
             pass
         with recorder.phase("backward", micro_batch=0):
             pass
-    assert [mark.phase for mark in recorder.take()] == ["step", "forward", "backward"]
+    assert [span.phase for span in recorder.take()] == ["step", "forward", "backward"]
     assert recorder.take() == ()
 
 
@@ -22,14 +22,14 @@ def test_a_phase_that_raises_is_marked() -> None:
     recorder = PhaseRecorder()
     with pytest.raises(ValueError), recorder.phase("step"):
         raise ValueError
-    assert [mark.phase for mark in recorder.take()] == ["step"]
+    assert [span.phase for span in recorder.take()] == ["step"]
 
 
 def test_the_table_has_the_schema_and_both_clocks() -> None:
     anchor = ClockAnchor(mono_ns=1_000, wall_ns=5_000)
-    steps = [(-1, [Mark("step", 1_000, 1_010)]), (0, [Mark("forward", 1_020, 1_030, micro_batch=2, chunk=1)])]
-    table = marks_table(steps, node="n0", device="gpu1", rank=3, anchor=anchor)
-    assert table.schema.equals(MARKS)
+    steps = [(-1, [Span("step", 1_000, 1_010)]), (0, [Span("forward", 1_020, 1_030, micro_batch=2, chunk=1)])]
+    table = spans_table(steps, node="n0", device="gpu1", rank=3, anchor=anchor)
+    assert table.schema.equals(SPANS)
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [-1, 0]
     assert (rows[0]["micro_batch"], rows[1]["micro_batch"], rows[1]["chunk"]) == (None, 2, 1)

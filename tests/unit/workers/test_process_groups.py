@@ -20,7 +20,7 @@ from wattune.engines.torch.engine import TorchEngine
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import process_groups
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
 
@@ -146,7 +146,7 @@ class _FailsInProfile(TorchEngine):
     def progress(self, part: str, _done: int, _total: int) -> None:
         self.part = part
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         self.num_profiled += self.part == "profile"
         if self.num_profiled == 2 and self._rank == 1:
             torch.zeros(1 << 50)

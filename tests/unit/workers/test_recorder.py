@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.workers.phases import Mark
+from wattune.workers.phases import Span
 from wattune.workers.recorder import HostRecorder, with_idle
 
 
@@ -11,14 +11,14 @@ from wattune.workers.recorder import HostRecorder, with_idle
 def test_idle_fills_every_gap_before_the_optimizer_and_nothing_else(lengths: list[tuple[int, int]]) -> None:
     phases, now = [], 100
     for gap, length in lengths:
-        phases.append(Mark("forward", now + gap, now + gap + length))
+        phases.append(Span("forward", now + gap, now + gap + length))
         now += gap + length
-    optimizer = Mark("optimizer", now + 3, now + 5)
-    step = Mark("step", 100, now + 9)
+    optimizer = Span("optimizer", now + 3, now + 5)
+    step = Span("step", 100, now + 9)
     filled = with_idle((step, *phases, optimizer))
-    waits = [mark for mark in filled if mark.phase == "wait"]
-    assert [mark for mark in filled if mark.phase != "wait"] == [step, *phases, optimizer]
-    assert [mark.end_mono_ns - mark.start_mono_ns for mark in waits] == [gap for gap, _ in lengths if gap]
+    waits = [span for span in filled if span.phase == "wait"]
+    assert [span for span in filled if span.phase != "wait"] == [step, *phases, optimizer]
+    assert [span.end_mono_ns - span.start_mono_ns for span in waits] == [gap for gap, _ in lengths if gap]
     for before, after in pairwise(filled[1:-1]):
         assert before.end_mono_ns == after.start_mono_ns
 
@@ -33,4 +33,4 @@ def test_memory_peak_never_falls() -> None:
     del ballast
     assert high_bytes >= start_bytes + 48 * 2**20
     assert recorder.memory_peak_bytes() >= high_bytes
-    assert [mark.phase for mark in recorder.take()] == ["forward"]
+    assert [span.phase for span in recorder.take()] == ["forward"]

@@ -7,11 +7,11 @@ import pytest
 
 from wattune.errors import EngineError
 from wattune.workers import watchdog
-from wattune.workers.engine import StepMarks
-from wattune.workers.phases import Mark
+from wattune.workers.engine import StepSpans
+from wattune.workers.phases import Span
 from wattune.workers.watchdog import TrialStoppedError, WatchedEngine
 
-MARKS = StepMarks(marks=(Mark("step", 0, 1),), loss=1.0, grad_norm=1.0)
+SPANS = StepSpans(spans=(Span("step", 0, 1),), loss=1.0, grad_norm=1.0)
 
 
 class Engine:
@@ -23,12 +23,12 @@ class Engine:
     def build(self, *_: Any, seed: int) -> None:
         self.log.append(f"build {seed}")
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         step = self.steps.pop(0)
         if isinstance(step, Exception):
             raise step
         time.sleep(step)
-        return MARKS
+        return SPANS
 
     def memory_peak_bytes(self) -> int:
         return 5
@@ -48,19 +48,19 @@ def watched(*steps: float | Exception) -> tuple[WatchedEngine, Engine, list[Base
 def test_the_steps_of_the_last_seconds_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, _ = watched(*[0.0] * 5, 0.3)
     engine.build(None, None, seed=0)  # type: ignore[arg-type]
-    assert engine.recent_marks() == []
+    assert engine.recent_spans() == []
     for _ in range(5):
         engine.step()
-    assert engine.recent_marks() == [(number, MARKS.marks) for number in range(5)]
+    assert engine.recent_spans() == [(number, SPANS.spans) for number in range(5)]
     monkeypatch.setattr(watchdog, "SHOWN_S", 0.2)
     engine.step()
-    assert engine.recent_marks() == [(5, MARKS.marks)], "the others ended before the one that is not over yet"
+    assert engine.recent_spans() == [(5, SPANS.spans)], "the others ended before the one that is not over yet"
 
 
 def test_it_is_the_engine_in_everything_else() -> None:
     engine, inner, heard = watched(0, 0)
     engine.build(None, None, seed=3)  # type: ignore[arg-type]
-    assert engine.step() is MARKS and engine.step() is MARKS and engine.num_steps == 2
+    assert engine.step() is SPANS and engine.step() is SPANS and engine.num_steps == 2
     assert engine.memory_peak_bytes() == 5 and engine.facts() == {"compiler": "none"} and not heard
     before: list[str] = []
     engine.before_close = lambda: before.extend(inner.log)
@@ -91,10 +91,10 @@ def test_a_hang_is_told_by_how_long_steps_take(monkeypatch: pytest.MonkeyPatch) 
     engine, inner, _ = watched()
 
     def step(seconds: float) -> None:
-        def take() -> StepMarks:
+        def take() -> StepSpans:
             nonlocal now_ns
             now_ns += round(seconds * 1e9)
-            return MARKS
+            return SPANS
 
         inner.step = take  # type: ignore[method-assign]
         engine.step()

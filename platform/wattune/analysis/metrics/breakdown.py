@@ -72,7 +72,7 @@ def breakdown(
       ranks.
     - `throttle`: what lost clock added to compute: compute times the device's `throttle_loss_frac`. That is all of it
       where compute follows the clock; work that memory bounds loses less, so it is an upper bound.
-    - `undivided`: time in steps whose marks cannot be divided.
+    - `undivided`: time in steps whose spans cannot be divided.
     - `other`: time of a step in no phase, and of the window in no step.
 
     Energy of a rank's compute is the integral over its forward, backward and optimizer, divided between `compute` and
@@ -80,7 +80,7 @@ def breakdown(
 
     Args:
         aligned: The trial.
-        division: Its steps by their marks, None where these cannot tell.
+        division: Its steps by their spans, None where these cannot tell.
         phases: Its `wattune.analysis.metrics.phases.phase_table`.
         throttles: Its devices' throttling; without it there is no `throttle`.
         profiled: Share of rank-time in steps by part, from a profiled pass: any names, taken instead of `division`.
@@ -96,7 +96,7 @@ def breakdown(
     if profiled is not None:
         parts = _by_share(aligned, phases, profiled, float(losses.mean()))
     elif division is not None:
-        parts = _by_marks(aligned, division, phases, losses)
+        parts = _by_spans(aligned, division, phases, losses)
     else:
         parts = _by_share(aligned, phases, {UNDIVIDED: 1.0}, 0.0)
     step_s = aligned.duration_s / len(steps.number)
@@ -109,8 +109,8 @@ def breakdown(
     )
 
 
-def _by_marks(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[Part]:
-    """Everything but `other`, from marks."""
+def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[Part]:
+    """Everything but `other`, from spans."""
     assert aligned.steps is not None
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
     compute_s = division.compute_s.sum(axis=0)

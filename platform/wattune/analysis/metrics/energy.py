@@ -97,7 +97,7 @@ class Powers:
     num_sensors: int
     """Sensors there should be."""
     num_outside: int = 0
-    """Sensors that were read, and not once in the window: clocks or marks are wrong."""
+    """Sensors that were read, and not once in the window: clocks or spans are wrong."""
 
     @property
     def usable(self) -> bool:

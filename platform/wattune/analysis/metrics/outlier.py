@@ -56,7 +56,7 @@ def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
     """Columns of the ranks that do like work: those of one pipeline stage, whose layers are the same.
 
     Returns:
-        Groups of two ranks or more; none without marks and a specification, which say who does what, and none on
+        Groups of two ranks or more; none without spans and a specification, which say who does what, and none on
         processors.
     """
     if aligned.steps is None or spec is None or len(aligned.steps.rank) != spec.cluster.world_size:
@@ -74,7 +74,7 @@ def outliers(
 ) -> tuple[Outlier, ...]:
     """How every device stands to its peers, the furthest first.
 
-    Compared are the median compute time of a step (where marks tell compute from waiting), the mean SM clock, and the
+    Compared are the median compute time of a step (where spans tell compute from waiting), the mean SM clock, and the
     mean power. Temperatures are not: behind its neighbours a device is up to 27 % hotter by design of the chassis
     (arXiv 2509.10371), and what that costs is what a study wants to see; if it costs clock, the clock shows it.
 
@@ -82,7 +82,7 @@ def outliers(
         aligned: The trial.
         powers: Its power traces.
         spec: What ran; without it nobody says who has peers.
-        division: Its steps by their marks.
+        division: Its steps by their spans.
     """
     groups = peer_groups(aligned, spec)
     if not groups or aligned.steps is None:

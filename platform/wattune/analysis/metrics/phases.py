@@ -51,15 +51,15 @@ class Segments:
         return result
 
 
-def segments(aligned: Aligned, marks: pa.Table) -> dict[Device, Segments]:
+def segments(aligned: Aligned, spans: pa.Table) -> dict[Device, Segments]:
     """Every rank's way through the window, by the device it drives; empty without measured steps."""
     steps = aligned.steps
     if steps is None:
         return {}
-    phase, names = codes(marks, "phase")
+    phase, names = codes(spans, "phase")
     part_of = np.array([PARTS.index(name) if name in PARTS else PARTS.index(OTHER) for name in names], np.int64)
-    rank, number = integers(marks, "rank"), integers(marks, "step")
-    start_ns, end_ns = integers(marks, "start_mono_ns"), integers(marks, "end_mono_ns")
+    rank, number = integers(spans, "rank"), integers(spans, "step")
+    start_ns, end_ns = integers(spans, "start_mono_ns"), integers(spans, "end_mono_ns")
     measured = np.isin(number, steps.number)
     found = {}
     for column, (of_rank, device) in enumerate(zip(steps.rank, steps.device, strict=True)):

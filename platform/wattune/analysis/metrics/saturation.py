@@ -55,7 +55,7 @@ class Saturation:
     what: str
     """`nvlink`, `pcie`, `nic`, `hbm` or `tensor`."""
     within: str
-    """Which time was looked at: `communication` or `compute` where marks tell, else `steps`, else `window`."""
+    """Which time was looked at: `communication` or `compute` where spans tell, else `steps`, else `window`."""
     achieved_frac: float
     """Mean over that time and all devices, over the peak."""
     above_frac: float
@@ -121,8 +121,8 @@ def saturation(
     Args:
         aligned: The trial.
         peaks: Its `link_peaks`.
-        ways: Its ranks' `wattune.analysis.metrics.phases.segments`; empty for a recording without marks.
-        divided: Whether marks tell communication from compute, see `wattune.analysis.metrics.step_time.divide`.
+        ways: Its ranks' `wattune.analysis.metrics.phases.segments`; empty for a recording without spans.
+        divided: Whether spans tell communication from compute, see `wattune.analysis.metrics.step_time.divide`.
     """
     found = []
     for what, columns in _LINKS.items():

@@ -1,4 +1,4 @@
-"""Where a step's time goes, from marks alone and only where marks can tell."""
+"""Where a step's time goes, from spans alone and only where spans can tell."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -35,11 +35,11 @@ class Division:
     other_s: Floats
 
 
-def divide(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int) -> Division | None:
-    """Where the time of the measured steps went, by their marks.
+def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int) -> Division | None:
+    """Where the time of the measured steps went, by their spans.
 
     Marked compute is the time in `forward`, `backward` or `optimizer` and not in `wait`; marked wait is the time in
-    `wait`. Marks of one rank may nest and overlap, no moment is counted twice.
+    `wait`. Spans of one rank may nest and overlap, no moment is counted twice.
 
     - compute: marked compute.
     - bubble: marked wait, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and
@@ -50,19 +50,19 @@ def divide(marks: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     - other: time in no phase.
 
     Args:
-        marks: Marks of all ranks.
+        spans: Spans of all ranks.
         steps: The measured steps.
         plan: How the model was laid out.
         num_micro_batches: Micro-batches a replica runs per step.
 
     Returns:
-        The division, None where marks cannot tell: the communication of tensor, context and expert parallelism and of
+        The division, None where spans cannot tell: the communication of tensor, context and expert parallelism and of
         `zero2` and `zero3` hides inside `forward` and `backward`, so none of them may be in the plan; every rank must
         have marked forward or backward in every step, and of several ranks one must have marked a wait.
     """
     if plan.tp > 1 or plan.cp > 1 or plan.ep > 1 or plan.sharding in GATHERS_INSIDE:
         return None
-    phases = PhaseMarks.of(marks, steps)
+    phases = PhaseSpans.of(spans, steps)
     wait_s = phases.time_s(WAIT)
     model_s = phases.time_s(*MODEL, WAIT) - wait_s
     busy_s = phases.time_s(*MODEL, OPTIMIZER, WAIT) - wait_s
@@ -104,7 +104,7 @@ def decompose_metrics(division: Division | None) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseMarks:
+class PhaseSpans:
     """The phases inside measured steps, ordered so that each rank's intervals follow each other by start."""
 
     names: list[str]
@@ -118,10 +118,10 @@ class PhaseMarks:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, marks: pa.Table, steps: Steps) -> "PhaseMarks":
-        """The marks of the measured steps, cut to the rank's own step."""
-        phase, names = codes(marks, "phase")
-        number, rank = integers(marks, "step"), integers(marks, "rank")
+    def of(cls, spans: pa.Table, steps: Steps) -> "PhaseSpans":
+        """The spans of the measured steps, cut to the rank's own step."""
+        phase, names = codes(spans, "phase")
+        number, rank = integers(spans, "step"), integers(spans, "rank")
         inside = np.array([name != "step" for name in names], bool)[phase]
         rows = np.flatnonzero(inside & np.isin(number, steps.number) & np.isin(rank, steps.rank))
         column = np.searchsorted(steps.rank, rank[rows])
@@ -129,7 +129,7 @@ class PhaseMarks:
         own_axis_ns = column * (int(steps.end_ns.max()) - int(steps.start_ns.min()) + 1)
         bounds_ns = steps.start_ns[where], steps.end_ns[where]
         start_ns, end_ns = (
-            np.clip(integers(marks, f"{edge}_mono_ns")[rows] + steps.anchor_ns[column], *bounds_ns) + own_axis_ns
+            np.clip(integers(spans, f"{edge}_mono_ns")[rows] + steps.anchor_ns[column], *bounds_ns) + own_axis_ns
             for edge in ("start", "end")
         )
         order = np.argsort(start_ns, kind="stable")

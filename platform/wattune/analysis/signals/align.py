@@ -58,9 +58,9 @@ class Aligned:
     duration_s: float
     """The window's length."""
     steps: Steps | None
-    """None for a recording without marks."""
+    """None for a recording without spans."""
     devices: tuple[Device, ...]
-    """Whose readings count: the devices the marks name, else all that were recorded or announced."""
+    """Whose readings count: the devices the spans name, else all that were recorded or announced."""
     tiers: Mapping[str, Mapping[Device, Readings]]
     kept: Kept = field(repr=False, compare=False)
     """Where what is read or made of it is kept for a while."""
@@ -84,31 +84,31 @@ class Aligned:
 
 def align(
     tables: Tables,
-    marks: pa.Table | None,
+    spans: pa.Table | None,
     manifests: Mapping[str, Mapping[str, Any]],
     *,
     measured_steps: Sequence[int] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Aligned | None:
-    """Puts telemetry and marks on one axis and finds the window and the devices that count.
+    """Puts telemetry and spans on one axis and finds the window and the devices that count.
 
-    The window runs from the earliest start to the latest end of the measured steps over all ranks; without marks it is
+    The window runs from the earliest start to the latest end of the measured steps over all ranks; without spans it is
     the one given.
 
     Args:
         tables: Telemetry by tier, all nodes together (`wattune.schema.TELEMETRY`), read as it is needed.
-        marks: Marks of all ranks (`wattune.schema.MARKS`), None where there are none.
+        spans: Spans of all ranks (`wattune.schema.SPANS`), None where there are none.
         manifests: What each node's sampler knew, by node.
         measured_steps: The steps to count; None counts every step from 0 on, as warm-up steps are negative.
         window: Start and end of a recorded command in common time (the reference node's wall clock), nanoseconds.
 
     Returns:
-        The aligned data, None where neither marks nor `window` give a window of positive length.
+        The aligned data, None where neither spans nor `window` give a window of positive length.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
-    marks = None if marks is None else with_values(marks, _MARK_KEYS)
-    anchors_ns = clock_anchors_ns(sources, marks, manifests)
-    steps = None if marks is None else find_steps(marks, anchors_ns, measured_steps)
+    spans = None if spans is None else with_values(spans, _MARK_KEYS)
+    anchors_ns = clock_anchors_ns(sources, spans, manifests)
+    steps = None if spans is None else find_steps(spans, anchors_ns, measured_steps)
     if steps is not None:
         window = int(steps.start_ns.min()), int(steps.end_ns.max())
     if window is None or window[1] <= window[0]:
@@ -136,7 +136,7 @@ def align(
 
 
 def clock_anchors_ns(
-    tables: Tables, marks: pa.Table | None, manifests: Mapping[str, Mapping[str, Any]]
+    tables: Tables, spans: pa.Table | None, manifests: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
     """What turns a node's monotonic readings into common time by addition, for every node that wrote a row."""
     anchors_ns: dict[str, int] = {}
@@ -147,9 +147,9 @@ def clock_anchors_ns(
                 clocks = [with_values(part, _CLOCKS) for part in source.parts(device, _CLOCKS)]
                 each_ns = [integers(part, "wall_ns") - integers(part, "mono_ns") for part in clocks]
                 _add_anchor(anchors_ns, device[0], np.concatenate(each_ns) if each_ns else np.empty(0, np.int64))
-    if marks is not None:
-        code, nodes = codes(marks, "node")
-        difference = integers(marks, "start_wall_ns") - integers(marks, "start_mono_ns")
+    if spans is not None:
+        code, nodes = codes(spans, "node")
+        difference = integers(spans, "start_wall_ns") - integers(spans, "start_mono_ns")
         for index, node in enumerate(nodes):
             if node not in anchors_ns:
                 _add_anchor(anchors_ns, node, difference[code == index])

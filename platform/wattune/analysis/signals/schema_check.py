@@ -5,7 +5,7 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.analysis.signals.readings import Tables
-from wattune.schema import MARKS, SCHEMA_VERSION, TELEMETRY
+from wattune.schema import SCHEMA_VERSION, SPANS, TELEMETRY
 
 WRONG_VERSION: Final = "schema_version"
 """A table says that it was written in another version of the schema: its columns may mean something else."""
@@ -17,18 +17,18 @@ _NEEDED: Final = ("node", "device", "mono_ns", "wall_ns")
 _NEEDED_OF_MARKS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
 
 
-def schema_problems(tables: Tables, marks: pa.Table | None) -> dict[str, str]:
+def schema_problems(tables: Tables, spans: pa.Table | None) -> dict[str, str]:
     """What makes tables unusable, in words, by `schema_version` and `schema_columns`; empty where nothing does."""
     problems: dict[str, list[str]] = {}
     schemas = {tier: table.schema for tier, table in tables.items() if tier in TELEMETRY}
-    if marks is not None:
-        schemas["marks"] = marks.schema
+    if spans is not None:
+        schemas["spans"] = spans.schema
     for name, schema in schemas.items():
         version = (schema.metadata or {}).get(b"wattune.schema_version", SCHEMA_VERSION.encode()).decode()
         if version != SCHEMA_VERSION:
             problems.setdefault(WRONG_VERSION, []).append(f"{name} is of version {version}, not {SCHEMA_VERSION}")
-        expected = MARKS if name == "marks" else TELEMETRY[name]
-        needed = _NEEDED_OF_MARKS if name == "marks" else (*_NEEDED, *(("sensor_ns",) if name == "ring" else ()))
+        expected = SPANS if name == "spans" else TELEMETRY[name]
+        needed = _NEEDED_OF_MARKS if name == "spans" else (*_NEEDED, *(("sensor_ns",) if name == "ring" else ()))
         wrong = [f"{name} has no {column}" for column in needed if column not in schema.names]
         wrong += [
             f"{name}.{field.name} is {schema.field(field.name).type}"

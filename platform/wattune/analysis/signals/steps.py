@@ -1,4 +1,4 @@
-"""Measured steps of all ranks, from their marks."""
+"""Measured steps of all ranks, from their spans."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ class Steps:
         return result
 
 
-def find_steps(marks: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:
+def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:
     """The measured steps that every rank has marked; None where there is none.
 
     Args:
-        marks: Marks of all ranks.
+        spans: Spans of all ranks.
         anchors_ns: Per node, from `clock_anchors_ns`.
         measured: The steps to count, None for all from 0 on.
     """
-    phase, phase_names = codes(marks, "phase")
-    step = integers(marks, "step")
+    phase, phase_names = codes(spans, "phase")
+    step = integers(spans, "step")
     wanted = step >= 0 if measured is None else np.isin(step, np.array(measured, np.int64))
-    rows = marks.filter(pa.array(wanted & np.array([name == "step" for name in phase_names], bool)[phase]))
+    rows = spans.filter(pa.array(wanted & np.array([name == "step" for name in phase_names], bool)[phase]))
     if not rows.num_rows:
         return None
     rank, rank_index = np.unique(integers(rows, "rank"), return_inverse=True)

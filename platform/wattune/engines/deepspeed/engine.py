@@ -20,7 +20,7 @@ from wattune.engines.model.tokens import Batches
 from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -86,18 +86,18 @@ class _Running:
         self._step = 0
         self._next = self._batches.at(0)
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """See `DeepSpeedEngine.step`."""
         batches = self._micro_batches()
         with self.recorder.phase("step"):
             loss, norm = self._prompt(batches) if self._spec.workload.mode == "prefill" else self._train(batches)
         self._step += 1
         self._next = self._batches.at(self._step)
-        marks = self.recorder.take()
+        spans = self.recorder.take()
         if self._pipeline is not None:
-            marks = with_idle(marks)
+            spans = with_idle(spans)
         # DeepSpeed writes -1 for a norm that is not finite.
-        return StepMarks(marks=marks, loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
+        return StepSpans(spans=spans, loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
 
     def _micro_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         tokens, targets = (whole.chunk(self._num_micro_batches) for whole in self._next)

@@ -25,7 +25,7 @@ from wattune.engines.libraries import check_libraries
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.megatron.context import Session, fuse_updates
 from wattune.engines.megatron.layers import chunk, finish
-from wattune.engines.megatron.timers import Marks
+from wattune.engines.megatron.timers import PhaseTimers
 from wattune.engines.megatron.weights import initialise
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Rotation
@@ -33,7 +33,7 @@ from wattune.engines.model.tokens import Batches
 from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -107,7 +107,7 @@ class _Running:
                     use_gloo_process_groups=False,
                 )
                 fuse_updates(self._optimizer)
-        self._marks = self._hook(self._config)
+        self._spans = self._hook(self._config)
         self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._run = get_forward_backward_func()
         self._step = 0
@@ -115,16 +115,16 @@ class _Running:
         # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
         dist.all_reduce(torch.zeros(1, device=device), group=parallel_state.get_pipeline_model_parallel_group())
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """See `MegatronEngine.step`."""
-        with self._marks.step():
+        with self._spans.step():
             loss, grad_norm = self._train() if self._trains else self._prompt()
         self._step += 1
         self._next = self._batches.at(self._step)
-        marks = self.recorder.take()
+        spans = self.recorder.take()
         if self._spec.plan.pp > 1:
-            marks = with_idle(marks)
-        return StepMarks(marks=marks, loss=loss.item(), grad_norm=float(grad_norm))
+            spans = with_idle(spans)
+        return StepSpans(spans=spans, loss=loss.item(), grad_norm=float(grad_norm))
 
     def close(self) -> None:
         """Waits for weights still under way, and takes the model apart.
@@ -202,19 +202,19 @@ class _Running:
             for index, part in enumerate(parts)
         ]
 
-    def _hook(self, config: TransformerConfig) -> Marks:
+    def _hook(self, config: TransformerConfig) -> PhaseTimers:
         """Puts what Megatron calls on its way through a step into its configuration."""
         plan = self._spec.plan
         table = [(batch, 0) for batch in range(self._micro_batches)]
         if plan.vpp > 1:
             table = get_schedule_table(self._micro_batches, plan.vpp, config.microbatch_group_size_per_vp_stage)
-        marks = Marks(self.recorder, table, plan.vpp)
-        config.timers = marks
+        spans = PhaseTimers(self.recorder, table, plan.vpp)
+        config.timers = spans
         config.finalize_model_grads_func = partial(_finalize, self._after_micro_batches)
         if megatron_config.data_parallel(self._spec)["overlap_grad_reduce"]:
             waits = [part.no_sync for part in self._chunks]
             config.no_sync_func = waits if len(waits) > 1 else waits[0]
-        return marks
+        return spans
 
     def _after_micro_batches(self) -> AbstractContextManager[None]:
         if self._world_size > 1:

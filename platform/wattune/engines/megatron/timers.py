@@ -1,4 +1,4 @@
-"""Phases out of Megatron's schedules: what they call to time themselves marks a recorder instead.
+"""Phases out of Megatron's schedules: what they call to time themselves spans a recorder instead.
 
 `config.timers` is Megatron's own hook (`core/pipeline_parallel/schedules.py`): it is started and stopped around the
 forward and the backward pass of each micro-batch and chunk, and around much else that is no phase.
@@ -17,7 +17,7 @@ Slot = tuple[int, int | None]
 """Micro-batch and chunk; no chunk without interleaving."""
 
 
-class Marks:
+class PhaseTimers:
     """Stands where Megatron has its timers; waits for no device."""
 
     def __init__(self, recorder: Recorder, schedule: list[tuple[int, int]], num_chunks: int) -> None:
@@ -40,7 +40,7 @@ class Marks:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Marks the enclosed work as a step, whose passes are counted from the first."""
+        """Spans the enclosed work as a step, whose passes are counted from the first."""
         self._next = {"forward": 0, "backward": 0}
         with self._recorder.phase("step"):
             try:

@@ -24,7 +24,7 @@ from wattune.engines.torch.pipeline import Chunk, Pipeline, Stage
 from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepMarks
+from wattune.workers.engine import Answering, Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -119,7 +119,7 @@ class _Running:
         # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
 
-    def step(self) -> StepMarks:
+    def step(self) -> StepSpans:
         """See `TorchEngine.step`."""
         with self.recorder.phase("step"):
             loss = self._pipeline.run(*self._next)
@@ -133,9 +133,9 @@ class _Running:
                     self._optimizer.step(grad_norm)
         self._step += 1
         self._next = self._batches.at(self._step)  # made while a GPU still works on this step
-        marks = self.recorder.take()
-        return StepMarks(
-            marks=with_idle(marks) if self._has_stages else marks, loss=loss.item(), grad_norm=grad_norm.item()
+        spans = self.recorder.take()
+        return StepSpans(
+            spans=with_idle(spans) if self._has_stages else spans, loss=loss.item(), grad_norm=grad_norm.item()
         )
 
     def _after_micro_batches(self) -> AbstractContextManager[None]:

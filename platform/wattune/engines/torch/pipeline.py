@@ -47,7 +47,7 @@ class Chunk(nn.Module):
 
 
 class Stage(PipelineStage):
-    """A pipeline stage that marks its phases and reduces its gradients when the plan says so."""
+    """A pipeline stage that spans its phases and reduces its gradients when the plan says so."""
 
     def __init__(
         self,

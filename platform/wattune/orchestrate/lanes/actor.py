@@ -20,7 +20,16 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from wattune.errors import WattuneError
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.lane import Lane
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.messages import (
+    Answer,
+    Assignment,
+    GroupKey,
+    Place,
+    RankAssignment,
+    Report,
+    StopOrder,
+    WorkerPlace,
+)
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 from wattune.orchestrate.telemetry_actor import telemetry_actor
@@ -93,9 +102,9 @@ class LaneKeeper:
         found = [progress for lane in self._lanes.values() if (progress := lane.progress()) is not None]
         return {name: rest for name, *rest in found}  # type: ignore[misc]
 
-    async def marks(self, name: str) -> dict[int, pa.Table]:
-        """See `Lane.marks`."""
-        return next((found for lane in self._lanes.values() if (found := lane.marks(name))), {})
+    async def spans(self, name: str) -> dict[int, pa.Table]:
+        """See `Lane.spans`."""
+        return next((found for lane in self._lanes.values() if (found := lane.spans(name))), {})
 
     async def forget_nodes(self, nodes: tuple[str, ...]) -> None:
         """Ends the lanes on nodes that are gone."""
@@ -111,7 +120,7 @@ class LaneKeeper:
             *map(_release, self._telemetry.values()),
         )
 
-    async def join(self, lane: str, run: int, seat: Seat) -> int:
+    async def join(self, lane: str, run: int, seat: WorkerPlace) -> int:
         """See `Lane.join`."""
         return self._lanes[lane].join(run, seat) if lane in self._lanes else -1
 
@@ -139,7 +148,7 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].told_stacks(group, number, rank, stacks)
 
-    async def halt(self, lane: str, group: int, number: int) -> Halt | None:
+    async def halt(self, lane: str, group: int, number: int) -> StopOrder | None:
         """See `Lane.halt`."""
         return await self._lanes[lane].halt(group, number) if lane in self._lanes else None
 
@@ -148,10 +157,10 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].tell(group, number, part, step, num_steps)
 
-    async def show(self, lane: str, group: int, number: int, rank: int, marks: pa.Table) -> None:
+    async def show(self, lane: str, group: int, number: int, rank: int, spans: pa.Table) -> None:
         """See `Lane.show`."""
         if lane in self._lanes:
-            self._lanes[lane].show(group, number, rank, marks)
+            self._lanes[lane].show(group, number, rank, spans)
 
     async def lost(self, lane: str, run: int, reason: str) -> bool:
         """See `Lane.lost`."""
@@ -172,7 +181,7 @@ async def _release(actor: ActorHandle) -> None:
             await actor.release.remote()
 
 
-def _kill(seat: Seat) -> None:
+def _kill(seat: WorkerPlace) -> None:
     ray.kill(seat.actor, no_restart=True)
 
 

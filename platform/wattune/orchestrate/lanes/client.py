@@ -109,10 +109,10 @@ class Lanes:
             return False
         return stopped
 
-    def marks(self, name: str) -> Mapping[int, pa.Table]:
+    def spans(self, name: str) -> Mapping[int, pa.Table]:
         """What the ranks of a running trial did last, by rank, where its assignment has them show it."""
         try:
-            found: dict[int, pa.Table] = ray.get(self._keeper.marks.remote(name), timeout=_QUICK_S)
+            found: dict[int, pa.Table] = ray.get(self._keeper.spans.remote(name), timeout=_QUICK_S)
         except (RayActorError, GetTimeoutError):
             return {}
         return found

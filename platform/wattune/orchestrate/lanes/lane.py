@@ -12,7 +12,16 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.errors import WattuneError
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.messages import (
+    Answer,
+    Assignment,
+    GroupKey,
+    Place,
+    RankAssignment,
+    Report,
+    StopOrder,
+    WorkerPlace,
+)
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, Run, Trial, assign_ranks, without_work
 from wattune.trial import TrialStatus
 from wattune.workers.loop import RankOutcome
@@ -46,7 +55,7 @@ may take their place, and the number of the run."""
 class Lane:
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
-    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Callable[[Seat], None]) -> None:
+    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Callable[[WorkerPlace], None]) -> None:
         """Starts nothing.
 
         Args:
@@ -116,10 +125,10 @@ class Lane:
             return None
         return trial.assignment.name, trial.part, trial.step, trial.num_steps
 
-    def marks(self, name: str) -> dict[int, pa.Table]:
+    def spans(self, name: str) -> dict[int, pa.Table]:
         """What the ranks of a trial that runs showed of their last seconds, by rank."""
         trial = self._running(name)
-        return dict(trial.marks) if trial is not None else {}
+        return dict(trial.spans) if trial is not None else {}
 
     async def make_room(self) -> None:
         """Ends the workers once the trial that runs is done; the next trial here starts new ones."""
@@ -140,7 +149,7 @@ class Lane:
 
     # ---- what workers say
 
-    def join(self, run: int, seat: Seat) -> int:
+    def join(self, run: int, seat: WorkerPlace) -> int:
         """A worker says that it is there.
 
         Returns:
@@ -225,7 +234,7 @@ class Lane:
             trial.stacks[rank] = stacks
             self._poke()
 
-    async def halt(self, group_number: int, number: int) -> Halt | None:
+    async def halt(self, group_number: int, number: int) -> StopOrder | None:
         """A rank's watchdog waits for an order; None: the trial is over."""
         trial = self._trial(group_number, number)
         group = self._known(group_number)
@@ -240,11 +249,11 @@ class Lane:
         if trial is not None:
             trial.part, trial.step, trial.num_steps = part, step, num_steps
 
-    def show(self, group_number: int, number: int, rank: int, marks: pa.Table) -> None:
+    def show(self, group_number: int, number: int, rank: int, spans: pa.Table) -> None:
         """A rank shows what it did in its last seconds."""
         trial = self._trial(group_number, number)
         if trial is not None:
-            trial.marks[rank] = marks
+            trial.spans[rank] = spans
 
     def lost(self, run: int, reason: str) -> bool:
         """Ray Train says that workers failed; says whether it may start new ones by itself."""
@@ -402,16 +411,16 @@ class Lane:
         trial.interrupted = self._interrupts and not trial.answered
         cause = trial.cause
         if trial.interrupted and group.lost is None:
-            trial.halt = Halt("free", self._closed or "")
+            trial.halt = StopOrder("free", self._closed or "")
             self._poke()
             await self._until(lambda: trial.answered or group.lost is not None, LEAVE_S)
         elif cause is not None and not over():
             if cause.status is TrialStatus.TIMED_OUT:
-                trial.halt = Halt("dump", cause.reason)
+                trial.halt = StopOrder("dump", cause.reason)
                 self._poke()
                 await self._until(lambda: over() or len(trial.stacks) == len(trial.ranks), DUMP_S)
             elif trial.notified or not await self._until(over, UNANIMOUS_S):
-                trial.halt = Halt("free", cause.reason)
+                trial.halt = StopOrder("free", cause.reason)
                 self._poke()
                 await self._until(over, FREE_S if trial.keeps_group else UNANIMOUS_S)
         if trial.answered:

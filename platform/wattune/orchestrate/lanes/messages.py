@@ -67,12 +67,12 @@ class Assignment:
     """Processors the sampler of a node is bound to, by node; none where it shares them."""
     fresh: bool
     """Whether the workers must be new, and end with the trial."""
-    shows_marks: bool = False
+    shows_spans: bool = False
     """Whether every rank shows each second what it did last, for whoever watches a limit of simulated power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class WorkerPlace:
     """One worker of a group, and the device that is its own for the group's life."""
 
     number: int
@@ -95,7 +95,7 @@ class Place:
     slot: int
     """Number of the device among those the trial used on its node."""
     device: str
-    """The device's name in telemetry and marks."""
+    """The device's name in telemetry and spans."""
     device_uuid: str | None
     pid: int
 
@@ -121,7 +121,7 @@ class RankAssignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class StopOrder:
     """An order to ranks whose trial cannot go on."""
 
     kind: Literal["free", "dump"]

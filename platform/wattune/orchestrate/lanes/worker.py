@@ -23,13 +23,13 @@ from wattune.catalog.hardware import device
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
 from wattune.errors import EngineError, WattuneError
-from wattune.orchestrate.lanes.messages import Halt, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.workers.device import device_uuid
 from wattune.workers.engine import Ranks
 from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
-from wattune.workers.phases import marks_table
+from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
 from wattune.workers.watchdog import WatchedEngine
 
@@ -67,7 +67,7 @@ class _Worker:
         here = get_device()
         self._device = "cpu" if here.type == "cpu" else f"cuda:{here.index or 0}"
         self._node_id = ray.get_runtime_context().get_node_id()
-        seat = Seat(
+        seat = WorkerPlace(
             number=context.get_world_rank(),
             node_id=self._node_id,
             device_index=context.get_local_rank() if here.type == "cpu" else here.index or 0,
@@ -203,7 +203,7 @@ class _Watch:
         self._part_began_at = 0
         self._begun_s = time.monotonic()
         self._halted: str | None = None
-        self._shows_marks = assigned.assignment.shows_marks
+        self._shows_spans = assigned.assignment.shows_spans
         self._place: Place | None = None
         self._anchor = ClockAnchor.now()
         self._closed = threading.Event()
@@ -211,7 +211,7 @@ class _Watch:
         threading.Thread(target=self._look_after, daemon=True, name="watch").start()
 
     def over(self, engine: Any, place: Place) -> WatchedEngine:
-        """The engine with its watch; its marks are said to be of that place."""
+        """The engine with its watch; its spans are said to be of that place."""
         self._place = place
         self._engine = WatchedEngine(engine, self._failing)
         if self._halted is not None:
@@ -278,15 +278,15 @@ class _Watch:
                 (part, total), engine = self._part, self._engine
                 done = max(engine.num_steps - self._part_began_at, 0) if engine is not None else 0
                 self._keeper.tell.remote(*self._key, part, done, total)
-            if self._shows_marks:
-                self._show_marks()
+            if self._shows_spans:
+                self._show_spans()
 
-    def _show_marks(self) -> None:
+    def _show_spans(self) -> None:
         engine, place = self._engine, self._place
-        steps = engine.recent_marks() if engine is not None else []
+        steps = engine.recent_spans() if engine is not None else []
         if steps and place is not None:
-            marks = marks_table(steps, node=place.node, device=place.device, rank=place.rank, anchor=self._anchor)
-            self._keeper.show.remote(*self._key, place.rank, marks)
+            spans = spans_table(steps, node=place.node, device=place.device, rank=place.rank, anchor=self._anchor)
+            self._keeper.show.remote(*self._key, place.rank, spans)
 
     def _hung(self) -> str | None:
         if time.monotonic() - self._begun_s > self._measure.timeout_s:
@@ -295,7 +295,7 @@ class _Watch:
         stall = engine.stall(self._measure.stall_s) if engine is not None else None
         return stall and f"rank {self._rank}: {stall}"
 
-    def _obey(self, halt: Halt | None) -> None:
+    def _obey(self, halt: StopOrder | None) -> None:
         if halt is None:
             return
         if halt.kind == "dump":
@@ -338,7 +338,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def device_name(spec: TrialSpec, slot: int) -> str:
-    """The name telemetry and marks give the device in a slot of a node, such as `gpu0`."""
+    """The name telemetry and spans give the device in a slot of a node, such as `gpu0`."""
     return f"{'cpu' if device(spec.cluster.device).vendor == 'cpu' else 'gpu'}{slot}"
 
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from wattune.errors import EngineError
-from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Halt, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.messages import (
+    Assignment,
+    GroupKey,
+    Place,
+    RankAssignment,
+    Report,
+    StopOrder,
+    WorkerPlace,
+)
 from wattune.plan.placement import place
 from wattune.workers.loop import RankOutcome
 
@@ -26,14 +34,14 @@ class Trial:
     outcomes: dict[int, RankOutcome] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
-    marks: dict[int, pa.Table] = field(default_factory=dict)
+    spans: dict[int, pa.Table] = field(default_factory=dict)
     """What each rank showed of its last seconds, by rank."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
     """Whether the workers can be used again after `cause`."""
     notified: bool = False
     """Whether `cause` came from a rank that the others may be waiting for."""
-    halt: Halt | None = None
+    halt: StopOrder | None = None
     interrupted: bool = False
     """Whether the study ended before every rank had brought its outcome."""
     part: str = "start"
@@ -53,7 +61,7 @@ class Group:
 
     number: int
     key: GroupKey
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, WorkerPlace] = field(default_factory=dict)
     reports: dict[int, Report | None] = field(default_factory=dict)
     """Of the seats that wait for a trial."""
     taken: dict[int, int] = field(default_factory=dict)
@@ -100,7 +108,7 @@ def without_work(rank: RankAssignment) -> RankAssignment:
 
 
 def assign_ranks(
-    assignment: Assignment, seats: dict[int, Seat], *, number: int, meeting: str
+    assignment: Assignment, seats: dict[int, WorkerPlace], *, number: int, meeting: str
 ) -> dict[int, RankAssignment]:
     """Which worker is which rank: the one that sits where the plan places the rank.
 

@@ -15,7 +15,7 @@ _S_PER_HOUR: Final = 3600.0
 
 
 class Budget:
-    """What one call may spend: hours on the wall clock, and trials started, repeats and anchors counted."""
+    """What one call may spend: hours on the wall clock, and trials started, repeats and reference trials counted."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.trial_queue import Agenda, StudyRun, Ticket, Turn
+from wattune.orchestrate.scheduling.trial_queue import QueuedTrial, RunningTrial, StudyRun, TrialQueue
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 Ending = Literal["finished", "interrupted", "budget", "nodes"]
 """Why a study's call ended: nothing is left, Ctrl-C, the budget, or nodes are missing for what is left."""
 
-AskProgress = Callable[[Ticket], Callable[[], TrialProgress | None]]
+AskProgress = Callable[[RunningTrial], Callable[[], TrialProgress | None]]
 
 MOST_DEATHS: Final = 2
 """A trial whose run died so often is `crashed`: it may be what kills."""
@@ -96,11 +96,11 @@ def will_repeat(result: TrialResult) -> bool:
     return result.status is TrialStatus.INTERRUPTED and result.tags.get(DIED_TAG) == "true"
 
 
-class Ledger:
+class StudyController:
     """Says what runs next and keeps what came of it. Every method may be called from any thread."""
 
     def __init__(self, study: StudyFolder, strategy: Strategy, run: StudyRun, listener: Listener) -> None:
-        """Reads the study folder and marks what was running when the study last ended.
+        """Reads the study folder and spans what was running when the study last ended.
 
         Args:
             study: The study's folder, held by this process.
@@ -109,14 +109,14 @@ class Ledger:
             listener: Told of everything; called from one thread at a time.
         """
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        self._agenda = Agenda(strategy, run, recover(study, run.tags))
+        self._agenda = TrialQueue(strategy, run, recover(study, run.tags))
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None
         self._alive: Callable[[], Sequence[Node]] = list
         self._has_left: Callable[[Node], bool] = lambda _node: False
         self._looked_s = -math.inf
-        self._in_flight: dict[str, Ticket] = {}
+        self._in_flight: dict[str, RunningTrial] = {}
 
     def begin(self) -> Preview:
         """Tells what is going to be done and what is skipped.
@@ -189,10 +189,10 @@ class Ledger:
 
     @property
     def num_left(self) -> int:
-        """Turns that are left when nothing runs, as far as it is known: see `Agenda.num_left`."""
+        """Turns that are left when nothing runs, as far as it is known: see `TrialQueue.num_left`."""
         return self._agenda.num_left
 
-    def next(self, tune_id: str, progress: AskProgress | None = None) -> Ticket | None:
+    def next(self, tune_id: str, progress: AskProgress | None = None) -> RunningTrial | None:
         """What runs next, and where; None while nothing can, and for good once `ending` says why.
 
         Args:
@@ -243,7 +243,7 @@ class Ledger:
             del self._in_flight[tune_id]
 
     def interrupt(self) -> None:
-        """Marks what runs as interrupted, unless its result arrived at the last moment."""
+        """Spans what runs as interrupted, unless its result arrived at the last moment."""
         with self._lock:
             self._ending = "interrupted"
             for tune_id, ticket in list(self._in_flight.items()):
@@ -272,24 +272,24 @@ class Ledger:
             if self._opened.update(self._alive()):
                 self._agenda.reconsider()
 
-    def _affords(self, turn: Turn) -> bool:
+    def _affords(self, turn: QueuedTrial) -> bool:
         budget = self._run.budget
         if budget is None or budget.allows(self._agenda.expected_s(turn)):
             return True
         self._ending = "budget"
         return False
 
-    def _ticket(self, turn: Turn, nodes: "tuple[Node, ...]") -> Ticket:
+    def _ticket(self, turn: QueuedTrial, nodes: "tuple[Node, ...]") -> RunningTrial:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
-        tags |= {"anchor": "true"} if turn.role == "anchor" else {}
+        tags |= {"reference": "true"} if turn.role == "reference" else {}
         tags |= {"soak": "true"} if turn.role == "finalist" else {}
         num_attempts = len(self._folder(turn).attempts())
         if self._folder(turn).result() is not None:  # interrupted: it is set aside when this one begins
             num_attempts += 1
         tags |= {"attempt": str(num_attempts + 1)} if num_attempts else {}
-        return Ticket(turn=turn, nodes=nodes, tags=tags)
+        return RunningTrial(turn=turn, nodes=nodes, tags=tags)
 
-    def _estimated(self, ticket: Ticket) -> tuple[Ticket, Mapping[str, float]]:
+    def _estimated(self, ticket: RunningTrial) -> tuple[RunningTrial, Mapping[str, float]]:
         """What hard limits are held against. What cannot be estimated runs and says so; its limits are watched then."""
         if self._run.estimate is None or not self._run.limits:
             return ticket, {}
@@ -300,7 +300,7 @@ class Ledger:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return replace(ticket, tags={**ticket.tags, NO_ESTIMATE_TAG: why}), {}
 
-    def _rejected(self, ticket: Ticket, estimate: Mapping[str, float]) -> bool:
+    def _rejected(self, ticket: RunningTrial, estimate: Mapping[str, float]) -> bool:
         """Whether a trial is estimated above a hard limit; it is then stored as rejected, and nothing runs."""
         for limit, bound in self._run.limits.items():
             metric = LIMIT_METRICS[limit]
@@ -311,9 +311,9 @@ class Ledger:
                 return True
         return False
 
-    def _begin(self, tune_id: str, ticket: Ticket, progress: AskProgress | None) -> None:
+    def _begin(self, tune_id: str, ticket: RunningTrial, progress: AskProgress | None) -> None:
         folder = self._folder(ticket.turn)
-        self._in_flight[tune_id] = ticket  # first: a Ctrl-C between any two of these lines marks it
+        self._in_flight[tune_id] = ticket  # first: a Ctrl-C between any two of these lines spans it
         if folder.result() is not None:
             folder.set_aside()
         folder.write_spec(ticket.turn.spec)  # from now on the folder says that it runs
@@ -321,25 +321,25 @@ class Ledger:
             self._run.budget.spend()
         self._tell("started", ticket, None, progress(ticket) if progress is not None else None)
 
-    def _conclude(self, ticket: Ticket, result: TrialResult) -> None:
+    def _conclude(self, ticket: RunningTrial, result: TrialResult) -> None:
         if result.status.is_final:
             self._agenda.note(ticket.turn.spec, result, ticket.tags["nodes"])
             self._strategy.tell(ticket.turn.spec, result)
         self._tell("finished", ticket, result)
 
-    def _dead_nodes(self, ticket: Ticket) -> str:
+    def _dead_nodes(self, ticket: RunningTrial) -> str:
         """Says which nodes of a trial are dead; empty where all live."""
         alive = {node.node_id for node in self._alive()}
         dead = [node.name for node in ticket.nodes if node.node_id not in alive or self._has_left(node)]
         return f"node {', '.join(dead)} left the cluster" if dead else ""
 
-    def _write(self, ticket: Ticket, status: TrialStatus, reason: str) -> TrialResult:
+    def _write(self, ticket: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
         """Writes a result of a trial that has none of its own."""
         result = self._ended(ticket, status, reason)
         self._folder(ticket.turn).write_result(result)
         return result
 
-    def _ended(self, ticket: Ticket, status: TrialStatus, reason: str) -> TrialResult:
+    def _ended(self, ticket: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
         """What is said of a trial that has no result of its own; its specification is written."""
         folder, turn, now_ns = self._folder(ticket.turn), ticket.turn, time.time_ns()
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
@@ -354,13 +354,13 @@ class Ledger:
             end_wall_ns=now_ns,
         )
 
-    def _folder(self, turn: Turn) -> TrialFolder:
+    def _folder(self, turn: QueuedTrial) -> TrialFolder:
         return self._study.trial(turn.trial_id, turn.repeat)
 
     def _tell(
         self,
         kind: Literal["started", "finished"],
-        ticket: Ticket,
+        ticket: RunningTrial,
         result: TrialResult | None,
         progress: Callable[[], TrialProgress | None] | None = None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What is to do in a study: which trial is next and where, its repeats, anchors and finalists. No Ray here."""
+"""What is to do in a study: which trial is next and where, its repeats, reference trials and finalists. No Ray here."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.order import run_order, workers_of
 from wattune.search.strategy import Strategy
-from wattune.trial import FIRST_ANCHOR_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StudyRun:
     isolation: str = "warm"
     order: str = "shuffled"
     """See `wattune.orchestrate.scheduling.order.run_order`."""
-    anchor: TrialSpec | None = None
+    reference: TrialSpec | None = None
     """The trial that is measured again and again; None is, for each kind of workers, the first that completes."""
     budget: Budget | None = None
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
@@ -51,7 +51,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class QueuedTrial:
     """One repeat of one trial that is to run."""
 
     spec: TrialSpec
@@ -62,10 +62,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class RunningTrial:
     """A turn that runs, and where."""
 
-    turn: Turn
+    turn: QueuedTrial
     nodes: "tuple[Node, ...]"
     tags: Mapping[str, str]
     """Facts of the study's environment and of this attempt."""
@@ -84,7 +84,7 @@ def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, fl
     return dict(loads_s)
 
 
-class Agenda:
+class TrialQueue:
     """Turns that wait, in the order they run; fed by the strategy, and by what has been done."""
 
     def __init__(self, strategy: Strategy, run: StudyRun, results: Iterable[tuple[TrialSpec, TrialResult]]) -> None:
@@ -96,24 +96,24 @@ class Agenda:
             results: Of earlier calls; those that are not final run again.
         """
         self._strategy, self._run = strategy, run
-        self._queues: dict[str, deque[tuple[int, Turn]]] = defaultdict(deque)
+        self._queues: dict[str, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
         self._num_queued = 0
         self._worthwhile: dict[tuple[str, int], Hashable] = {}
         self._num_worthwhile: Counter[Hashable] = Counter()
-        self._stranded: list[Turn] = []
+        self._stranded: list[QueuedTrial] = []
         self._asked: dict[str, TrialSpec] = {}
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
         self._num_soaked = 0
         self._pace = Pace()
-        self._anchors: dict[Hashable, TrialSpec] = {}
-        self._since_anchor: Counter[Hashable] = Counter()
-        self._running_anchors: set[tuple[str, int]] = set()
+        self._references: dict[Hashable, TrialSpec] = {}
+        self._since_reference: Counter[Hashable] = Counter()
+        self._running_references: set[tuple[str, int]] = set()
         self._num_again = 0
         self.done: dict[tuple[str, int], TrialResult] = {}
         """Final results by trial and repeat."""
-        if run.anchor is not None:
-            self._anchors[workers_of(run.anchor)] = run.anchor
+        if run.reference is not None:
+            self._references[workers_of(run.reference)] = run.reference
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             if not result.status.is_final:
                 self._num_again += 1
@@ -140,26 +140,28 @@ class Agenda:
 
     @property
     def num_left(self) -> int:
-        """Turns that will run after those that run now, as far as it is known: repeats, anchors and finalists counted.
+        """Trials expected to run after those that run now; repeats, reference trials and finalists count.
 
         It costs the same however many they are: it is told with every trial.
         """
         run, measure = self._run, self._run.measure
         counts = self._num_worthwhile.values()
-        num_anchors = sum(max(count - 1, 0) // measure.anchor_every for count in counts) if measure.anchor_every else 0
+        num_references = (
+            sum(max(count - 1, 0) // measure.reference_every for count in counts) if measure.reference_every else 0
+        )
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
         waiting = sum(counts) + len(self._stranded)
-        return waiting + num_anchors + num_to_ask * measure.repeats + num_repeats + num_finalists
+        return waiting + num_references + num_to_ask * measure.repeats + num_repeats + num_finalists
 
     @property
-    def stranded(self) -> tuple[Turn, ...]:
+    def stranded(self) -> tuple[QueuedTrial, ...]:
         """Turns whose nodes do not exist."""
         return tuple(self._stranded)
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
-        """Keeps a final result, and what follows from it for time and anchors.
+        """Keeps a final result, and what follows from it for time and reference trials.
 
         Args:
             spec: What ran.
@@ -169,18 +171,18 @@ class Agenda:
         is_new = (result.trial_id, result.repeat) not in self.done
         self._num_soaked += is_new and result.repeat == self._run.measure.repeats
         self.done[result.trial_id, result.repeat] = result
-        is_anchor = result.repeat >= FIRST_ANCHOR_REPEAT
+        is_reference = result.repeat >= FIRST_REFERENCE_REPEAT
         if result.status is TrialStatus.COMPLETED and result.repeat != self._run.measure.repeats:
             self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
-            self._anchors.setdefault(workers_of(spec), spec)
+            self._references.setdefault(workers_of(spec), spec)
         if result.repeat == 0 and result.status not in _WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
                 self._left_line(result.trial_id, repeat)
         key = workers_of(spec), nodes
-        self._since_anchor[key] = 0 if is_anchor else self._since_anchor[key] + 1
-        self._running_anchors.discard((result.trial_id, result.repeat))
+        self._since_reference[key] = 0 if is_reference else self._since_reference[key] + 1
+        self._running_references.discard((result.trial_id, result.repeat))
 
-    def again(self, turn: Turn) -> None:
+    def again(self, turn: QueuedTrial) -> None:
         """Puts a turn in front of all others of its kind of device."""
         self._num_queued += 1
         self._queues[turn.spec.cluster.device].appendleft((-self._num_queued, turn))
@@ -192,7 +194,9 @@ class Agenda:
             self.again(turn)
         self._stranded.clear()
 
-    def pop(self, slots: Slots, affords: Callable[[Turn], bool]) -> "tuple[Turn, tuple[Node, ...]] | None":
+    def pop(
+        self, slots: Slots, affords: Callable[[QueuedTrial], bool]
+    ) -> "tuple[QueuedTrial, tuple[Node, ...]] | None":
         """The first turn whose nodes are free, with the nodes; within a kind of device none overtakes another.
 
         Args:
@@ -212,11 +216,11 @@ class Agenda:
                 return None
             nodes = slots.take(turn.spec.cluster)
             assert nodes is not None, "free a moment ago"
-            anchor = self._due_anchor(turn, ",".join(node.name for node in nodes))
-            if anchor is None:
+            reference = self._due_reference(turn, ",".join(node.name for node in nodes))
+            if reference is None:
                 queue.popleft()
                 self._left_line(turn.trial_id, turn.repeat)
-            return anchor or turn, nodes
+            return reference or turn, nodes
         return None
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
@@ -250,7 +254,7 @@ class Agenda:
             return True
         return False
 
-    def expected_s(self, turn: Turn) -> float:
+    def expected_s(self, turn: QueuedTrial) -> float:
         """How long a turn is expected to take."""
         return self._pace.expected_s(turn.spec, turn.measure.min_seconds)
 
@@ -260,18 +264,20 @@ class Agenda:
         costs: list[tuple[ClusterSpec, float]] = []  # of every turn, in the order they run
         counts: Counter[Hashable] = Counter()
         expected_s: dict[Hashable, float] = {}
-        num_anchors = 0
+        num_references = 0
         for _, turn in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
             if self._is_needless(turn):
                 continue
             workers = workers_of(turn.spec)
             if workers not in expected_s:  # equal for all of them, and not for nothing
                 expected_s[workers] = self.expected_s(turn)
-            # After the last trial nothing is anchored.
-            anchored = bool(measure.anchor_every and counts[workers] and not counts[workers] % measure.anchor_every)
-            num_anchors += anchored
+            # No reference trial follows the last trial.
+            reference_due = bool(
+                measure.reference_every and counts[workers] and not counts[workers] % measure.reference_every
+            )
+            num_references += reference_due
             counts[workers] += 1
-            costs += [(turn.spec.cluster, expected_s[workers])] * (1 + anchored)
+            costs += [(turn.spec.cluster, expected_s[workers])] * (1 + reference_due)
         first = self._run.clusters[0]  # on which cluster a strategy that learns asks for is its own choice
         if self._strategy.learns:
             num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
@@ -282,7 +288,7 @@ class Agenda:
         return Preview(
             num_turns=len(costs),
             num_now=num_now,
-            num_anchors=num_anchors,
+            num_references=num_references,
             num_finalists=num_finalists,
             num_again=self._num_again,
             done=Counter(result.status for result in self.done.values()),
@@ -292,7 +298,7 @@ class Agenda:
             measured=self._pace.typical_s > 0,
         )
 
-    def _rounds(self, specs: Sequence[TrialSpec]) -> list[Turn]:
+    def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Every repeat: a round of all trials after another, so that they are far apart; together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
         repeats = range(self._run.measure.repeats)
@@ -301,10 +307,10 @@ class Agenda:
             pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
         return [self._turn(spec, repeat, self._run.measure) for spec, repeat in pairs]
 
-    def _turn(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> Turn:
-        return Turn(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
+    def _turn(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
+        return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
 
-    def _enqueue(self, turns: Iterable[Turn]) -> None:
+    def _enqueue(self, turns: Iterable[QueuedTrial]) -> None:
         for turn in turns:
             if (turn.trial_id, turn.repeat) not in self.done:
                 self._queues[turn.spec.cluster.device].append((self._num_queued, turn))
@@ -312,7 +318,7 @@ class Agenda:
                 if not self._is_needless(turn):
                     self._in_line(turn)
 
-    def _in_line(self, turn: Turn) -> None:
+    def _in_line(self, turn: QueuedTrial) -> None:
         """Counts a turn that is going to run."""
         key, workers = (turn.trial_id, turn.repeat), workers_of(turn.spec)
         if key not in self._worthwhile:
@@ -325,7 +331,7 @@ class Agenda:
         if workers is not None:
             self._num_worthwhile[workers] -= 1
 
-    def _head(self, queue: deque[tuple[int, Turn]], slots: Slots) -> Turn | None:
+    def _head(self, queue: deque[tuple[int, QueuedTrial]], slots: Slots) -> QueuedTrial | None:
         """The first turn that is worth running and whose nodes exist; what is in front of it leaves the line."""
         while queue:
             turn = queue[0][1]
@@ -338,23 +344,23 @@ class Agenda:
                 return turn
         return None
 
-    def _is_needless(self, turn: Turn) -> bool:
+    def _is_needless(self, turn: QueuedTrial) -> bool:
         """Whether a repeat would only confirm that its trial fails."""
         first = self.done.get((turn.trial_id, 0)) if turn.repeat else None
         return first is not None and first.status not in _WORTH_REPEATING
 
-    def _due_anchor(self, turn: Turn, nodes: str) -> Turn | None:
-        """The anchor's next repeat, where it is time for it on these nodes."""
-        every, anchor = self._run.measure.anchor_every, self._anchors.get(workers_of(turn.spec))
+    def _due_reference(self, turn: QueuedTrial, nodes: str) -> QueuedTrial | None:
+        """The reference trial's next repeat, where it is time for it on these nodes."""
+        every, reference = self._run.measure.reference_every, self._references.get(workers_of(turn.spec))
         key = workers_of(turn.spec), nodes
-        if not every or anchor is None or turn.role != "trial" or self._since_anchor[key] < every:
+        if not every or reference is None or turn.role != "trial" or self._since_reference[key] < every:
             return None
-        self._since_anchor[key] = 0
-        trial_id, repeat = anchor.trial_id, FIRST_ANCHOR_REPEAT
-        while (trial_id, repeat) in self.done or (trial_id, repeat) in self._running_anchors:
+        self._since_reference[key] = 0
+        trial_id, repeat = reference.trial_id, FIRST_REFERENCE_REPEAT
+        while (trial_id, repeat) in self.done or (trial_id, repeat) in self._running_references:
             repeat += 1
-        self._running_anchors.add((trial_id, repeat))
-        return self._turn(anchor, repeat, self._run.measure, "anchor")
+        self._running_references.add((trial_id, repeat))
+        return self._turn(reference, repeat, self._run.measure, "reference")
 
     def _wants_more(self, slots: Slots) -> bool:
         """Whether nodes stand idle that another proposal might use."""

@@ -5,7 +5,7 @@ It states facts; `analysis` judges them. Layout of `manifest.json`, what is not 
 - `node`, `simulated`, `closed` (every stream has its end mark), `ended` (why, once it has),
 - `versions`: wattune, schema, python, pyarrow, kernel; `boot_id`: monotonic times compare within one boot,
 - `devices`: by name, `backend`, the fields of `DeviceInfo`, `capabilities` by tier and column, and what its backend is
-  a `Witness` of: `at_start`, and `at_end` once it has ended,
+  a `FactsProvider` of: `at_start`, and `at_end` once it has ended,
 - `tiers`: by name, see `TierRecord`, with `rows` and `segments` as `store` counted them,
 - `clock`: `start` and `end`, each `mono_ns` and `wall_ns` read together, and `steps`, see `ClockWatch`,
 - `sampler`: `pid`, `cpu_s`, `elapsed_s`, `cpu_frac`, `memory_peak_bytes`, `cpus`.

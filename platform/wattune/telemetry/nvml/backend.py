@@ -85,7 +85,7 @@ class NvmlBackend:
         return self._gpus[device].capabilities
 
     def facts(self, device: str) -> Mapping[str, Any]:
-        """What no column holds; see `wattune.telemetry.backend.Witness`.
+        """What no column holds; see `wattune.telemetry.backend.FactsProvider`.
 
         Returns:
             `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of what field and violation status said),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
-from wattune.telemetry.backend import Backend, Witness
+from wattune.telemetry.backend import Backend, FactsProvider
 from wattune.telemetry.files.manifest import ClockWatch, SamplerCost, TierRecord, software
 from wattune.telemetry.files.pacing import Schedule, Tick
 from wattune.telemetry.files.segments import Store, StoredRow
@@ -208,7 +208,7 @@ class Sampler:
         """Asks backends what no column holds, before the first tick and after the last: they may take their time."""
         for device, facts in self._inventory.devices.items():
             backend = self._backends[facts["backend"]]
-            if isinstance(backend, Witness):
+            if isinstance(backend, FactsProvider):
                 # The store's thread may be writing the old facts.
                 self._inventory.devices[device] = {**facts, when: dict(backend.facts(device))}
 

@@ -33,14 +33,14 @@ def data_parallel(step, at_s):
 
 
 def of(bench, rows, plan, watts=None, losses=None, profiled=None):
-    marks = bench.marks(rows)
+    spans = bench.spans(rows)
     waves = {device: (watts or (lambda t: np.full(len(t), 400.0))) for device in DEVICES}
-    aligned = align({"ring": bench.ring(waves)}, marks, {})
+    aligned = align({"ring": bench.ring(waves)}, spans, {})
     traces = powers(aligned)
     found = breakdown(
         aligned,
-        divide(marks, aligned.steps, plan, num_micro_batches=2),
-        phase_table(aligned, traces, segments(aligned, marks)),
+        divide(spans, aligned.steps, plan, num_micro_batches=2),
+        phase_table(aligned, traces, segments(aligned, spans)),
         dict(zip(DEVICES, map(throttle, losses), strict=True)) if losses else {},
         profiled=profiled,
     )
@@ -90,13 +90,13 @@ def test_compute_has_the_watts_of_computing_and_waiting_those_of_waiting(bench):
     assert energy_j["exposed_comm"] + energy_j["straggler"] == pytest.approx((0.4 + 0.3) * 200, rel=0.06)
 
 
-def test_a_plan_whose_marks_cannot_tell_is_undivided(bench):
+def test_a_plan_whose_spans_cannot_tell_is_undivided(bench):
     found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1))
     assert times_s(found) == pytest.approx({"undivided": 0.9, "other": 0.05})
     assert found.indicative
 
 
-def test_a_profile_divides_what_marks_cannot(bench):
+def test_a_profile_divides_what_spans_cannot(bench):
     profiled = {"compute": 0.6, "exposed_comm:tp": 0.25, "exposed_comm:dp": 0.1, "bubble": 0.0}
     found = of(bench, two_steps(), Plan(tp=2), losses=(0.1, 0.1), profiled=profiled)
     assert times_s(found) == pytest.approx(
@@ -112,10 +112,10 @@ def test_a_profile_divides_what_marks_cannot(bench):
 
 
 def test_without_power_there_are_times_alone(bench):
-    marks = bench.marks(two_steps())
-    aligned = align({}, marks, {})
-    phases = phase_table(aligned, powers(aligned), segments(aligned, marks))
-    found = breakdown(aligned, divide(marks, aligned.steps, Plan(), num_micro_batches=1), phases, {})
+    spans = bench.spans(two_steps())
+    aligned = align({}, spans, {})
+    phases = phase_table(aligned, powers(aligned), segments(aligned, spans))
+    found = breakdown(aligned, divide(spans, aligned.steps, Plan(), num_micro_batches=1), phases, {})
     assert found.step_energy_j is None and all(part.energy_j is None for part in found.parts)
     assert sum(times_s(found).values()) == pytest.approx(found.step_s)
 
@@ -138,10 +138,10 @@ def test_a_recording_has_none(bench):
     st.integers(1, 4),
     st.tuples(st.floats(0, 0.6), st.floats(0, 0.6)),
 )
-def test_parts_add_up_whatever_the_marks(make_bench, marks, pp, losses):
+def test_parts_add_up_whatever_the_spans(make_bench, spans, pp, losses):
     rows = [(device, rank, 0, "step", 0.0, 1.0) for rank, device in enumerate(DEVICES)]
     rows += [(device, rank, 0, "forward", 0.0, 0.1) for rank, device in enumerate(DEVICES)]
     rows += [(DEVICES[0], 0, 0, "wait", 0.1, 0.2)]
-    rows += [(DEVICES[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in marks]
+    rows += [(DEVICES[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in spans]
     found = of(make_bench(), rows, Plan(pp=pp), losses=losses, watts=lambda t: 300 + 200 * np.sin(9 * t))
     assert min(part.time_s for part in found.parts) >= -1e-9

@@ -40,15 +40,15 @@ def trial(bench, *, clocks=(1900,) * 4, watts=(600.0,) * 4, busy_s=(0.7,) * 4, s
             "slow", {d: {"time_s": slow_s, "energy_j": w * (slow_s + 2)} for d, w in zip(devices, watts, strict=True)}
         ),
     }
-    marks = []
+    spans = []
     for rank, (device, busy) in enumerate(zip(devices, busy_s, strict=True)):
         for step in range(20):
-            marks += [
+            spans += [
                 (device, rank, step, "step", step, step + 1),
                 (device, rank, step, "forward", step, step + busy),
                 (device, rank, step, "wait", step + busy, step + 0.98),
             ]
-    return summarize(spec_ or spec(), bench.marks(marks), tables, {})
+    return summarize(spec_ or spec(), bench.spans(spans), tables, {})
 
 
 def test_like_devices_are_no_outliers(bench):

@@ -18,9 +18,9 @@ def constant(watts):
 
 
 def looked_at(bench, rows, waves, manifests=None):
-    marks = bench.marks(rows)
-    aligned = align({"ring": bench.ring(waves)}, marks, manifests or {})
-    return aligned, powers(aligned), segments(aligned, marks)
+    spans = bench.spans(rows)
+    aligned = align({"ring": bench.ring(waves)}, spans, manifests or {})
+    return aligned, powers(aligned), segments(aligned, spans)
 
 
 def step(device=GPU, rank=0, number=0, at_s=0.0):
@@ -71,9 +71,9 @@ def test_two_gcds_of_one_package_share_its_energy(bench):
 
 
 def test_without_usable_power_energies_are_null_and_times_are_not(bench):
-    marks = bench.marks(step())
-    aligned = align({}, marks, {})
-    table = phase_table(aligned, powers(aligned), segments(aligned, marks))
+    spans = bench.spans(step())
+    aligned = align({}, spans, {})
+    table = phase_table(aligned, powers(aligned), segments(aligned, spans))
     assert table["energy_j"].null_count == table.num_rows == 5
     assert step_table(aligned, powers(aligned))["energy_j"].null_count == 1
 
@@ -89,9 +89,9 @@ def test_without_usable_power_energies_are_null_and_times_are_not(bench):
         max_size=25,
     )
 )
-def test_parts_are_whole_whatever_the_marks(make_bench, marks):
+def test_parts_are_whole_whatever_the_spans(make_bench, spans):
     rows = [(device, rank, 0, "step", 0.1 * rank, 3.0) for rank, device in enumerate((GPU, TWIN))]
-    rows += [((GPU, TWIN)[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in marks]
+    rows += [((GPU, TWIN)[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in spans]
     waves = {GPU: lambda t: 300 + 100 * np.sin(5 * t), TWIN: lambda t: 200 + 30 * t}
     aligned, traces, ways = looked_at(make_bench(), rows, waves)
     for way in ways.values():

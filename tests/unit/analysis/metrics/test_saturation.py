@@ -14,16 +14,16 @@ TIME_S = np.arange(-1.0, 21.0, 0.2)
 RATED = 450e9
 
 
-def of(bench, rate, *, marks=None, divided=None, known=None, sensed="h200_sxm", **columns):
+def of(bench, rate, *, spans=None, divided=None, known=None, sensed="h200_sxm", **columns):
     """One device whose NVLink carries `rate(t)` bytes a second in one direction, by its integral's counter."""
     fine_s = np.arange(-1.0, 21.0, 0.01)
     sent = np.interp(TIME_S, fine_s, np.concatenate([[0.0], np.cumsum(rate(fine_s)[:-1] * 0.01)])) + 1e12
     rows = {GPU: {"time_s": TIME_S, "nvlink_tx_bytes": sent, "nvlink_rx_bytes": sent * 0 + 5, **columns}}
     manifests = {"n0": {"devices": {"gpu0": known or {}}}}
-    table = bench.marks(marks or [(GPU, 0, 0, "step", 0.0, 20.0)])
+    table = bench.spans(spans or [(GPU, 0, 0, "step", 0.0, 20.0)])
     aligned = align({"counter": bench.tier("counter", rows)}, table, manifests)
     peaks = link_peaks(aligned, device(sensed) if sensed else None)
-    found = saturation(aligned, peaks, segments(aligned, table), divided=bool(marks) if divided is None else divided)
+    found = saturation(aligned, peaks, segments(aligned, table), divided=bool(spans) if divided is None else divided)
     return {one.what: one for one in found}
 
 
@@ -33,7 +33,7 @@ def half_communication():
 
 
 def test_a_link_that_is_full_whenever_it_communicates_is_saturated(bench):
-    found = of(bench, lambda t: np.where(t > 10, 0.85 * RATED, 0.0), marks=half_communication())["nvlink"]
+    found = of(bench, lambda t: np.where(t > 10, 0.85 * RATED, 0.0), spans=half_communication())["nvlink"]
     assert found.saturated and found.within == "communication"
     assert found.achieved_frac == pytest.approx(0.85, abs=0.01)
     assert found.above_frac == pytest.approx(1.0, abs=0.03)
@@ -43,8 +43,8 @@ def test_a_link_that_is_full_whenever_it_communicates_is_saturated(bench):
 
 def test_the_same_traffic_is_not_when_the_whole_step_is_looked_at(bench):
     traffic = lambda t: np.where(t > 12, 0.85 * RATED, 0.0)  # noqa: E731
-    assert of(bench, traffic, marks=half_communication())["nvlink"].saturated
-    found = of(bench, traffic, marks=half_communication(), divided=False)["nvlink"]
+    assert of(bench, traffic, spans=half_communication())["nvlink"].saturated
+    found = of(bench, traffic, spans=half_communication(), divided=False)["nvlink"]
     assert (found.within, found.saturated) == ("steps", False)
     assert found.above_frac == pytest.approx(0.4, abs=0.02)
 
@@ -76,14 +76,14 @@ def test_the_network_is_held_against_the_speed_of_the_slowest_nodes_links(bench)
     nodes = ("n0", "n1")
     rows = {(node, "host"): {"time_s": TIME_S, "nic_tx_bytes": sent, "nic_rx_bytes": sent} for node in nodes}
     gpus = [(node, "gpu0") for node in nodes]
-    marks = bench.marks([(gpu, rank, 0, "step", 0.0, 20.0) for rank, gpu in enumerate(gpus)])
+    spans = bench.spans([(gpu, rank, 0, "step", 0.0, 20.0) for rank, gpu in enumerate(gpus)])
 
     def found(*speeds):
         hosts = [{} if speed is None else {"nic_link_bytes_per_s": speed} for speed in speeds]
         manifests = {node: {"devices": {"host": facts}} for node, facts in zip(nodes, hosts, strict=True)}
-        aligned = align({"host": bench.tier("host", rows)}, marks, manifests)
+        aligned = align({"host": bench.tier("host", rows)}, spans, manifests)
         peaks = link_peaks(aligned, None)
-        return use_metrics(aligned, peaks), saturation(aligned, peaks, segments(aligned, marks), divided=False)
+        return use_metrics(aligned, peaks), saturation(aligned, peaks, segments(aligned, spans), divided=False)
 
     metrics, (one,) = found(200e9, 100e9)
     assert metrics["nic_of_peak_frac"] == pytest.approx(0.9)
@@ -99,8 +99,8 @@ def test_without_a_peak_or_readings_nothing_is_said(bench):
 
 def test_units_count_in_shares_of_their_peak_while_computing(bench):
     busy = np.where(TIME_S <= 10, 0.93, 0.0)
-    marks = half_communication()
-    found = of(bench, lambda t: 0 * t, marks=marks, tensor_active_frac=busy, dram_active_frac=busy * 0.2)
+    spans = half_communication()
+    found = of(bench, lambda t: 0 * t, spans=spans, tensor_active_frac=busy, dram_active_frac=busy * 0.2)
     assert (found["tensor"].within, found["tensor"].saturated) == ("compute", True)
     assert found["tensor"].achieved_frac == pytest.approx(0.93, abs=0.02)
     assert not found["hbm"].saturated

@@ -13,8 +13,8 @@ PARTS = {"compute_frac", "exposed_comm_frac", "bubble_frac", "straggler_frac", "
 
 
 def decompose(bench, rows, plan, num_micro_batches=1):
-    marks = bench.marks([(STAGES[rank], rank, step, *rest) for rank, step, *rest in rows])
-    return decompose_metrics(divide(marks, align({}, marks, {}).steps, plan, num_micro_batches=num_micro_batches))
+    spans = bench.spans([(STAGES[rank], rank, step, *rest) for rank, step, *rest in rows])
+    return decompose_metrics(divide(spans, align({}, spans, {}).steps, plan, num_micro_batches=num_micro_batches))
 
 
 def data_parallel(step=0, at_s=0.0, slow=0.5):
@@ -100,7 +100,7 @@ def test_plans_whose_communication_hides_inside_phases_are_not_decomposed(bench,
     assert decompose(bench, data_parallel(), plan) == {}
 
 
-def test_marks_of_steps_alone_or_without_waits_cannot_tell(bench):
+def test_spans_of_steps_alone_or_without_waits_cannot_tell(bench):
     steps_only = [row for row in data_parallel() if row[2] == "step"]
     no_waits = [row for row in data_parallel() if row[2] != "wait"]
     one_rank_silent = [row for row in data_parallel() if row[0] == 0 or row[2] in ("step", "wait")]
@@ -115,10 +115,10 @@ def test_marks_of_steps_alone_or_without_waits_cannot_tell(bench):
     ),
     st.integers(1, 4),
 )
-def test_the_parts_sum_to_one_whatever_the_marks(make_bench, marks, pp):
+def test_the_parts_sum_to_one_whatever_the_spans(make_bench, spans, pp):
     rows = [(rank, 0, "step", 0.0, 1.0) for rank in (0, 1)]
     rows += [(rank, 0, "forward", 0.0, 0.1) for rank in (0, 1)] + [(0, 0, "wait", 0.1, 0.2)]
-    rows += [(index % 2, 0, name, min(a, b), max(a, b)) for index, (name, a, b) in enumerate(marks)]
+    rows += [(index % 2, 0, name, min(a, b), max(a, b)) for index, (name, a, b) in enumerate(spans)]
     metrics = decompose(make_bench(), rows, Plan(pp=pp), num_micro_batches=2)
     assert metrics.keys() in (PARTS, set())
     if metrics:

@@ -73,7 +73,7 @@ def test_cumulative_is_exact_between_samples():
 
 
 def test_the_window_runs_from_earliest_start_to_latest_end_of_measured_steps(bench):
-    marks = bench.marks(
+    spans = bench.spans(
         [
             (GPU, 0, -1, "step", -3.0, -1.0),
             (GPU, 0, 0, "step", 0.1, 1.0),
@@ -82,22 +82,22 @@ def test_the_window_runs_from_earliest_start_to_latest_end_of_measured_steps(ben
             (OTHER, 1, 1, "step", 1.2, 2.5),
         ]
     )
-    aligned = align({}, marks, {})
+    aligned = align({}, spans, {})
     assert aligned.duration_s == pytest.approx(2.5)
     assert aligned.steps.number.tolist() == [0, 1]
     assert aligned.steps.duration_s().max(axis=1) == pytest.approx([1.2, 1.3])
     assert aligned.devices == (GPU, OTHER)
-    assert align({}, marks, {}, measured_steps=[1]).duration_s == pytest.approx(1.3)
+    assert align({}, spans, {}, measured_steps=[1]).duration_s == pytest.approx(1.3)
 
 
 def test_a_step_that_one_rank_never_finished_is_not_counted(bench):
-    marks = bench.marks([(GPU, 0, 0, "step", 0, 1), (OTHER, 1, 0, "step", 0, 1), (GPU, 0, 1, "step", 1, 2)])
-    assert align({}, marks, {}).steps.number.tolist() == [0]
+    spans = bench.spans([(GPU, 0, 0, "step", 0, 1), (OTHER, 1, 0, "step", 0, 1), (GPU, 0, 1, "step", 1, 2)])
+    assert align({}, spans, {}).steps.number.tolist() == [0]
 
 
-def test_without_marks_or_window_nothing_is_aligned(bench):
+def test_without_spans_or_window_nothing_is_aligned(bench):
     assert align({}, None, {}) is None
-    assert align({}, bench.marks([(GPU, 0, -1, "step", 0, 1)]), {}) is None
+    assert align({}, bench.spans([(GPU, 0, -1, "step", 0, 1)]), {}) is None
     assert align({}, None, {}, window=(5, 5)) is None
 
 
@@ -122,13 +122,13 @@ def test_ring_samples_stand_at_the_drivers_time_and_repeated_ones_once(bench):
 def test_nodes_are_joined_on_wall_time_less_their_offset(make_bench):
     bench = make_bench(mono_0_s={"n0": 100, "n1": 77_777}, wall_ahead_s={"n1": 12.345})
     tables = {"ring": bench.ring({GPU: ramp, OTHER: ramp})}
-    marks = bench.steps([GPU, OTHER])
-    right = align(tables, marks, {"n1": {"clock_offset_ns": 12_345_000_000}})
+    spans = bench.steps([GPU, OTHER])
+    right = align(tables, spans, {"n1": {"clock_offset_ns": 12_345_000_000}})
     assert right.duration_s == pytest.approx(20.0)
     for device in (GPU, OTHER):
         time_s, power_w = _power(right, device)
         assert power_w == pytest.approx(ramp(time_s), abs=1e-4)
-    assert align(tables, marks, {}).duration_s == pytest.approx(32.345)
+    assert align(tables, spans, {}).duration_s == pytest.approx(32.345)
 
 
 def test_rows_without_a_time_are_left_out(bench):

@@ -26,7 +26,7 @@ from wattune.engines.model.compiler import (
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.process_groups import join_groups, leave_groups, take_store
 
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -56,7 +56,7 @@ def spec(seq_len: int = 8, **axes: object) -> TrialSpec:
     )
 
 
-def trained(compiler: Compiler, wanted: TrialSpec) -> list[StepMarks]:
+def trained(compiler: Compiler, wanted: TrialSpec) -> list[StepSpans]:
     engine = TorchEngine(compiler)
     engine.build(wanted, RANKS, seed=3)
     assert engine.facts() == {"compiler": str(compiler)}

@@ -20,7 +20,7 @@ from wattune.engines.model.weights import INIT_STD, initialise
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plan.axes import Plan
 from wattune.trial import Lora, TrialSpec, Workload
-from wattune.workers.engine import Ranks, StepMarks
+from wattune.workers.engine import Ranks, StepSpans
 
 SEED, SEQ_LEN, BATCH = 11, 8, 4
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -47,7 +47,7 @@ def spec(mode: str, lora: Lora | None = None, **axes: object) -> TrialSpec:
     )
 
 
-def run(wanted: TrialSpec, num_steps: int) -> list[StepMarks]:
+def run(wanted: TrialSpec, num_steps: int) -> list[StepSpans]:
     engine = TorchEngine()
     engine.build(wanted, RANKS, seed=SEED)
     steps = [engine.step() for _ in range(num_steps)]
@@ -146,7 +146,7 @@ def test_a_prompt_is_judged_by_the_token_after_it(process_group: None) -> None:
     found = run(spec("prefill", micro_batch_size=2), 2)
     assert [step.loss for step in found] == pytest.approx(expected, rel=1e-6)
     assert [step.grad_norm for step in found] == [0.0, 0.0]
-    assert {mark.phase for mark in found[0].marks} == {"step", "forward"}
+    assert {span.phase for span in found[0].spans} == {"step", "forward"}
 
 
 def test_a_prompt_leaves_the_weights_alone(process_group: None) -> None:

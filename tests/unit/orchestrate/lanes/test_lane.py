@@ -12,7 +12,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, Seat
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import LaneError, assign_ranks
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
@@ -45,9 +45,9 @@ def assignment(name: str = "a-0", *, engine: str = "torch", fresh: bool = False,
     )
 
 
-def seat(number: int, node_id: str = "id0", device_index: int | None = None) -> Seat:
+def seat(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
     index = number if device_index is None else device_index
-    return Seat(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
+    return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
 
 
 def completed(rank: int) -> RankOutcome:
@@ -130,7 +130,7 @@ class Workers:
             if not restarts:
                 raise RuntimeError("a worker was killed")
 
-    def kill(self, dead: Seat) -> None:
+    def kill(self, dead: WorkerPlace) -> None:
         self._seated[dead.number].task.cancel()
 
 
@@ -361,7 +361,7 @@ def test_memory_that_did_not_come_back_replaces_the_group_and_not_the_result() -
 
 def test_a_trial_can_be_stopped_while_it_runs() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
-        worker.workers.lane.show(worker.group, assigned.number, assigned.rank, f"marks of {assigned.rank}")  # type: ignore[arg-type]
+        worker.workers.lane.show(worker.group, assigned.number, assigned.rank, f"spans of {assigned.rank}")  # type: ignore[arg-type]
         worker.workers.lane.show(worker.group, assigned.number + 1, assigned.rank, "another trial's")  # type: ignore[arg-type]
         halt = await worker.workers.lane.halt(worker.group, assigned.number)
         assert halt is not None and halt.kind == "free"
@@ -371,14 +371,14 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("hot")))
         await asyncio.sleep(0.1)
         assert workers.lane.progress() == ("hot", "start", 0, None)
-        assert workers.lane.marks("hot") == {0: "marks of 0", 1: "marks of 1"} and workers.lane.marks("another") == {}
+        assert workers.lane.spans("hot") == {0: "spans of 0", 1: "spans of 1"} and workers.lane.spans("another") == {}
         assert not workers.lane.stop_trial("another", "no")
         assert workers.lane.stop_trial("hot", "3000 W") and not workers.lane.stop_trial("hot", "again")
         answer = await pending
         assert answer.cause is not None
         assert (answer.cause.status, answer.cause.reason) == (TrialStatus.ABORTED, "3000 W")
         assert await workers.lane.settle() == ""
-        assert workers.lane.progress() is None and workers.lane.marks("hot") == {}
+        assert workers.lane.progress() is None and workers.lane.spans("hot") == {}
 
     assert run(scenario, act).num_groups == 1
 

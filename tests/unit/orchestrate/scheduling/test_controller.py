@@ -11,7 +11,7 @@ from wattune.orchestrate.events import Placement, Preview
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import FIRST_ANCHOR_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 
 LISTED = {"order": "listed"}
 
@@ -29,7 +29,7 @@ def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
 
 def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
     specs = make_specs(6)
-    ran = turns(world.drain(world.ledger(specs, measure=Measure(repeats=2, anchor_every=0), order="shuffled")))
+    ran = turns(world.drain(world.ledger(specs, measure=Measure(repeats=2, reference_every=0), order="shuffled")))
     assert [repeat for _, repeat, _ in ran] == [0] * 6 + [1] * 6
     sizes = [size for size, _, _ in ran]
     assert sorted(sizes[:6]) == [1, 2, 3, 4, 5, 6] == sorted(sizes[6:])
@@ -131,7 +131,7 @@ def killed(world, spec: TrialSpec) -> None:
     folder.write_spec(spec)
 
 
-def test_a_killed_study_marks_what_ran_repeats_it_once_and_then_gives_up_on_it(world, specs) -> None:
+def test_a_killed_study_spans_what_ran_repeats_it_once_and_then_gives_up_on_it(world, specs) -> None:
     killed(world, specs[0])
     world.ledger(specs)
     first = world.result(specs[0])
@@ -342,7 +342,7 @@ def test_a_budget_of_trials_ends_cleanly_and_the_same_command_goes_on(world, spe
 
 
 def test_what_a_budget_leaves_is_what_was_announced(world, make_specs) -> None:
-    measure = Measure(anchor_every=5, soak_finalists=1)
+    measure = Measure(reference_every=5, soak_finalists=1)
     ledger = world.ledger(make_specs(12), measure=measure, budget=Budget(max_trials=0))
     assert ledger.next("t0") is None and ledger.ending == "budget"
     preview = next(event for event in world.heard if isinstance(event, Preview))
@@ -394,55 +394,55 @@ def test_a_listener_that_fails_stops_nothing(world, specs, caplog) -> None:
     assert "a listener failed" in caplog.text
 
 
-def anchors(tickets) -> list[int]:
-    return [index for index, one in enumerate(tickets) if one.turn.role == "anchor"]
+def references(tickets) -> list[int]:
+    return [index for index, one in enumerate(tickets) if one.turn.role == "reference"]
 
 
 def test_an_anchor_is_measured_again_every_so_many_trials(world, make_specs) -> None:
     specs = make_specs(12)
-    ran = world.drain(world.ledger(specs, measure=Measure(anchor_every=5)))
-    assert anchors(ran) == [5, 11]
-    assert {one.turn.spec for one in ran if one.turn.role == "anchor"} == {specs[0]}
-    assert [ran[index].turn.repeat for index in anchors(ran)] == [FIRST_ANCHOR_REPEAT, FIRST_ANCHOR_REPEAT + 1]
-    assert ran[5].tags["anchor"] == "true" and "anchor" not in ran[4].tags
+    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=5)))
+    assert references(ran) == [5, 11]
+    assert {one.turn.spec for one in ran if one.turn.role == "reference"} == {specs[0]}
+    assert [ran[index].turn.repeat for index in references(ran)] == [FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1]
+    assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
     preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert (preview.num_anchors, preview.num_turns) == (2, 14)
+    assert (preview.num_references, preview.num_turns) == (2, 14)
 
 
 def test_a_small_study_has_no_anchor_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
-    assert anchors(world.drain(world.ledger(make_specs(10)))) == []
-    assert len(anchors(world.drain(world.ledger(make_specs(60))))) <= 6
+    assert references(world.drain(world.ledger(make_specs(10)))) == []
+    assert len(references(world.drain(world.ledger(make_specs(60))))) <= 6
 
 
 def test_no_anchor_where_none_is_wanted(world, make_specs) -> None:
-    assert anchors(world.drain(world.ledger(make_specs(30), measure=Measure(anchor_every=0)))) == []
+    assert references(world.drain(world.ledger(make_specs(30), measure=Measure(reference_every=0)))) == []
 
 
 def test_the_anchor_is_the_first_that_completes_or_the_one_that_is_named(world, make_specs) -> None:
     specs = make_specs(8)
     world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
-    ran = world.drain(world.ledger(specs, measure=Measure(anchor_every=4)))
-    assert [one.turn.spec for one in ran if one.turn.role == "anchor"] == [specs[1]]
+    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=4)))
+    assert [one.turn.spec for one in ran if one.turn.role == "reference"] == [specs[1]]
 
 
-def test_a_named_anchor(world, make_specs) -> None:
+def test_a_named_reference(world, make_specs) -> None:
     specs = make_specs(8)
-    ran = world.drain(world.ledger(specs, measure=Measure(anchor_every=4), anchor=specs[6]))
-    assert [one.turn.spec for one in ran if one.turn.role == "anchor"] == [specs[6]]
+    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=4), reference=specs[6]))
+    assert [one.turn.spec for one in ran if one.turn.role == "reference"] == [specs[6]]
 
 
 def test_a_continued_study_keeps_its_anchor_and_its_count(world, make_specs) -> None:
     specs = make_specs(12)
-    ledger = world.ledger(specs, measure=Measure(anchor_every=5), budget=Budget(max_trials=8))
+    ledger = world.ledger(specs, measure=Measure(reference_every=5), budget=Budget(max_trials=8))
     first = world.drain(ledger)
-    second = world.drain(world.ledger(specs, measure=Measure(anchor_every=5)))
-    assert anchors([*first, *second]) == [5, 11]
-    assert [one.turn.repeat for one in second if one.turn.role == "anchor"] == [FIRST_ANCHOR_REPEAT + 1]
+    second = world.drain(world.ledger(specs, measure=Measure(reference_every=5)))
+    assert references([*first, *second]) == [5, 11]
+    assert [one.turn.repeat for one in second if one.turn.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
 
 
 def test_every_lane_has_its_own_anchor_count(world, make_specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
-    ledger = world.ledger(make_specs(12), measure=Measure(anchor_every=3))
+    ledger = world.ledger(make_specs(12), measure=Measure(reference_every=3))
     seen = []
     while ledger.ending is None:
         pair = [ticket for tune_id in ("a", "b") if (ticket := ledger.next(tune_id)) is not None]
@@ -450,8 +450,8 @@ def test_every_lane_has_its_own_anchor_count(world, make_specs, new_node) -> Non
         for tune_id, ticket in zip(("a", "b"), pair, strict=False):
             world.run(ledger, ticket, tune_id)
     by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
-    assert all(anchors(tickets)[0] == 3 for tickets in by_node.values())
-    repeats = [one.turn.repeat for one in seen if one.turn.role == "anchor"]
+    assert all(references(tickets)[0] == 3 for tickets in by_node.values())
+    repeats = [one.turn.repeat for one in seen if one.turn.role == "reference"]
     assert len(set(repeats)) == len(repeats)
 
 
@@ -505,7 +505,7 @@ def test_a_study_of_another_process_is_read_once(world, make_specs, monkeypatch)
 def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeypatch) -> None:
     """The ledger at the end of a long study is as quick as at its beginning; other work and the disk's are left out."""
     monkeypatch.setattr("os.fsync", lambda _file: None)
-    ledger = world.ledger(make_specs(1000), order="shuffled", measure=Measure(anchor_every=0))
+    ledger = world.ledger(make_specs(1000), order="shuffled", measure=Measure(reference_every=0))
     took_s = []
     while True:
         begun_s = time.thread_time()
@@ -523,5 +523,5 @@ def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeyp
 
 def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
     wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
-    ran = world.drain(world.ledger([*specs, wider], measure=Measure(anchor_every=1)))
-    assert all(one.turn.spec.cluster == specs[0].cluster for one in ran if one.turn.role == "anchor")
+    ran = world.drain(world.ledger([*specs, wider], measure=Measure(reference_every=1)))
+    assert all(one.turn.spec.cluster == specs[0].cluster for one in ran if one.turn.role == "reference")

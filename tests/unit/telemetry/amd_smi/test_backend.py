@@ -13,7 +13,7 @@ from wattune.schema import THROTTLE_REASON_BITS
 from wattune.telemetry.amd_smi.backend import AmdSmiBackend, Gpu, power_owners
 from wattune.telemetry.amd_smi.device import ENERGY_UNIT_J, EnergyPower, Residency, ThrottleTime, reasons
 from wattune.telemetry.amd_smi.library import Metrics, library_generation, load_package
-from wattune.telemetry.backend import AVAILABLE, Witness
+from wattune.telemetry.backend import AVAILABLE, FactsProvider
 from wattune.units import NS_PER_S
 
 U16, U64 = 0xFFFF, 2**64 - 1
@@ -207,7 +207,7 @@ MI250_NODE = [die("c6", 1, primary=False), die("c1", 0, primary=True), die("c9",
 def test_devices_carry_hips_numbers_and_the_packages_limit_once() -> None:
     backend = AmdSmiBackend(FakeAmdSmi(*MI250_NODE, die("ce", 2, primary=False)))
     infos = backend.devices()
-    assert isinstance(backend, Witness)
+    assert isinstance(backend, FactsProvider)
     assert [(info.device, info.slot) for info in infos] == [("gpu0", 0), ("gpu1", 1), ("gpu2", 3), ("gpu3", 2)]
     assert [info.power_domain for info in infos] == ["gpu0", "gpu0", "gpu3", "gpu3"]
     assert all(info.to_json()["power_from_energy_counter"] is True for info in infos)

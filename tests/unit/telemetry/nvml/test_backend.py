@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import TelemetryError
-from wattune.telemetry.backend import AVAILABLE, OTHER_PROCESSES, Row, Witness
+from wattune.telemetry.backend import AVAILABLE, OTHER_PROCESSES, FactsProvider, Row
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.nvml.backend import NvmlBackend
 from wattune.telemetry.nvml.fields import (
@@ -453,7 +453,7 @@ def test_a_device_lost_before_the_start_keeps_its_slot(monkeypatch: pytest.Monke
 def test_other_processes_are_named(driver: FakeNvml) -> None:
     driver.gpus[0].processes = [(4242, 10**9)]
     backend = opened(driver)
-    assert isinstance(backend, Witness)
+    assert isinstance(backend, FactsProvider)
     assert backend.facts("gpu0")[OTHER_PROCESSES] == [{"pid": 4242, "memory_used_bytes": 10**9}]
 
 
