@@ -28,7 +28,7 @@ ROOMS = {
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes order trial_queue",
-    "plan": "axes engines parallel placement rules",
+    "plan": "axes effective engines parallel placement rules",
     "ranking": "assessment comparison evidence order sources table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page traces write",

@@ -10,7 +10,7 @@ from typing import Any
 from wattune.catalog.hardware import device
 from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
-from wattune.plan.engines import effective
+from wattune.plan.effective import effective
 from wattune.plan.rules import violations
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
