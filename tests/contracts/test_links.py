@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+
+from wattune.cli import app
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "platform"
@@ -67,9 +70,13 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def defines(body: list[ast.stmt], name: str) -> ast.stmt | None:
-    """The statement of a module or class that binds a name."""
+    """The statement of a module or class that binds a name, also below `if TYPE_CHECKING`."""
     for statement in body:
         match statement:
+            case ast.If(body=inner):
+                if (found := defines(inner, name)) is not None:
+                    return found
+                continue
             case ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound) | ast.ClassDef(name=bound):
                 names = {bound}
             case ast.Assign(targets=targets):
@@ -107,6 +114,21 @@ def unknown_modules(text: str) -> list[str]:
     named = {dotted for code in _CODE.findall(prose(text)) for dotted in re.findall(r"^wattune(?:\.\w+)+", code)}
     suffixes = ("parquet", "yaml", "sbatch", "io")
     return sorted(name for name in named if name.split(".")[1] not in suffixes and not module_exists(name))
+
+
+def unknown_names(source: str) -> list[str]:
+    """Names of this package that a piece of Python imports or reads, and that are nowhere."""
+    tree, homes, used = ast.parse(source), dict[str, str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=aliases) if module.split(".")[0] == "wattune":
+                homes.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in aliases})
+            case ast.Import(names=aliases):
+                homes.update({a.asname or a.name: a.name for a in aliases if a.name.split(".")[0] == "wattune"})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in homes:
+            used.add(f"{homes[node.value.id]}.{node.attr}")
+    return sorted(name for name in used | set(homes.values()) if not module_exists(name))
 
 
 def unknown_files(text: str) -> list[str]:
@@ -149,6 +171,12 @@ def test_modules_and_files_named_on_a_page_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_on_a_page_uses_names_that_exist(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert unknown_names(block) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_make_targets_named_on_a_page_exist(page: Path) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
@@ -167,6 +195,8 @@ def test_comments_of_a_space_hold_no_old_word_and_name_files_that_exist(space: P
     assert comments
     assert old_words(comments) == []
     named = re.findall(r"[\w/]+\.(?:yaml|py)", comments)
+    verbs = typer.main.get_command(app).commands
+    assert [verb for verb in re.findall(r"wattune (\w+) +search_spaces", comments) if verb not in verbs] == []
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -177,6 +207,9 @@ def test_wrong_pages_would_be_noticed() -> None:
     assert slug("## What `it` is: 2.5 %".lstrip("# ")) == "what-it-is-25-"
     assert unknown_modules("`wattune.lanes` and `wattune.analysis.quality.THRESHOLDS`") == ["wattune.lanes"]
     assert unknown_modules("`wattune.storage.measured.MeasuredFolder.nothing`") != []
+    assert unknown_names("from wattune import api as a\nimport wattune.units\na.record(a.nothing)") == [
+        "wattune.api.nothing"
+    ]
     assert unknown_files("`workers/nobody.py` `tests/golden` `benchmarks/none.md` `store.py` `none.py`") == [
         "workers/nobody.py",
         "benchmarks/none.md",

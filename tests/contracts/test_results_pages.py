@@ -16,6 +16,12 @@ SECTIONS = ["Claim", "Setup", "Result", "Limits", "Reproduce"]
 UNITS = "_s _ms _h _w _j _mb _gb _kib _mib _gib _frac _ratio _per_s _per_h _nats"
 """Endings of the columns that hold numbers."""
 
+WHOLE = (
+    "analysis calibration_h200 engine_mfu fit_simulated llama_slice_h200x4 peak_agreement ranking sampler_cpu store "
+    "telemetry_at_scale"
+)
+"""Pages that show every row of their table."""
+
 QUOTED = {
     "docs/telemetry.md": {
         "peak_agreement": ["972 W", "851 W", "449 W"],
@@ -46,6 +52,11 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def round_off(number: float) -> str:
+    """A figure without what a change of units adds to its last digits."""
+    return f"{number:.9g}"
 
 
 def name_of(path: Path) -> str:
@@ -97,6 +108,15 @@ def test_a_table_is_tidy_and_has_a_unit_on_every_number(table: Path) -> None:
     assert [name for name in numeric if not name.endswith(tuple(UNITS.split())) and not name.startswith("num_")] == []
     mixed = [column for column in columns if column.endswith(tuple(UNITS.split())) and column not in numeric]
     assert mixed == []
+
+
+@pytest.mark.parametrize("name", WHOLE.split())
+def test_every_number_of_a_table_is_on_the_page_that_shows_it_whole(name: str) -> None:
+    text = (RESULTS / f"{name}.md").read_text()
+    shown = {round_off(float(number.replace(",", ""))) for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text)}
+    cells = {cell for row in rows(RESULTS / f"{name}.csv") for cell in row.values() if is_number(cell)}
+    in_units = {cell: {round_off(abs(float(cell)) * factor) for factor in (1, 100, 1000)} for cell in cells}
+    assert [cell for cell, values in in_units.items() if not values & shown] == []
 
 
 def test_a_wrong_table_would_be_noticed(tmp_path: Path) -> None:
