@@ -11,7 +11,7 @@ from wattune.cli import app
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "platform"
-FOLDERS = ("docs", "benchmarks/results", "experiments")
+FOLDERS = ("docs", "benchmarks", "experiments", "tests")
 PAGES = sorted(
     {*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))},
     key=lambda path: path.as_posix(),
