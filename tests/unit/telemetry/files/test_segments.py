@@ -300,7 +300,7 @@ def test_a_folder_without_a_recording_says_so(tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="holds no recording"):
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(TelemetryError, match="no JSON object"):
+    with pytest.raises(TelemetryError, match="not a JSON object"):
         read_manifest(tmp_path)
 
 
