@@ -1,4 +1,4 @@
-"""The protocol of an engine. An engine trains; it neither warms up, measures nor judges."""
+"""The protocol of an engine. An engine trains; it does not warm up, measure or judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from wattune.workers.phases import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Where one worker stands. The default process group exists already when an engine is built."""
+    """Position of one worker. The default process group exists already when an engine is built."""
 
     rank: int
     world_size: int
@@ -22,7 +22,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpans:
-    """What one optimizer step gave on one rank."""
+    """Result of one optimizer step on one rank."""
 
     spans: tuple[Span, ...]
     """`step` once, and the phases inside it."""
@@ -52,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def facts(self) -> Mapping[str, str]:
-        """What it decided that no axis says, such as what compiled its layers: tags of the result."""
+        """Returns choices of the engine that no axis holds, such as the compiler of its layers: tags of the result."""
         ...
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 
 class Peak(Protocol):
-    """What counts memory."""
+    """A recorder that counts memory."""
 
     def memory_peak_bytes(self) -> int:
         """See `Engine.memory_peak_bytes`."""
@@ -73,7 +73,7 @@ class Running(Protocol):
 
     @property
     def recorder(self) -> Peak:
-        """What counts its memory."""
+        """The recorder that counts its memory."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Running(Protocol):
 
 
 class Answering:
-    """What an engine answers from what its `build` has made."""
+    """Answers an engine's calls from the `_running` that its `build` has made."""
 
     _running: Running | None = None
 
@@ -102,5 +102,5 @@ class Answering:
         return self._running.recorder.memory_peak_bytes()
 
     def facts(self) -> Mapping[str, str]:
-        """What this engine decided that no axis says."""
+        """Returns choices of this engine that no axis holds; empty before `build`."""
         return {} if self._running is None else self._running.facts
