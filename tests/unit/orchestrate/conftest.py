@@ -1,4 +1,4 @@
-"""A study's ledger over made-up nodes, and trials that end as a test wants, without Ray."""
+"""A study's controller over made-up nodes, and trials that end as a test wants, without Ray."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class World:
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
 
-    def ledger(
+    def controller(
         self,
         specs: Sequence[TrialSpec],
         *,
@@ -71,11 +71,11 @@ class World:
             **more,
         )
         chosen = strategy or make_strategy("grid", specs, seed=0)
-        ledger = StudyController(self.study, chosen, run, listener or self.heard.append)
-        ledger.begin()
+        controller = StudyController(self.study, chosen, run, listener or self.heard.append)
+        controller.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
-        ledger.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
-        return ledger
+        controller.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
+        return controller
 
     def write(
         self,
@@ -103,19 +103,23 @@ class World:
         )
 
     def run(
-        self, ledger: StudyController, ticket: RunningTrial, tune_id: str, status: TrialStatus = TrialStatus.COMPLETED
+        self,
+        controller: StudyController,
+        running: RunningTrial,
+        tune_id: str,
+        status: TrialStatus = TrialStatus.COMPLETED,
     ) -> None:
         """Ends a trial as told."""
-        self.write(ticket.turn.spec, ticket.turn.repeat, status, tags=dict(ticket.tags))
-        ledger.finish(tune_id, error=False)
+        self.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
+        controller.finish(tune_id, error=False)
 
-    def drain(self, ledger: StudyController) -> list[RunningTrial]:
+    def drain(self, controller: StudyController) -> list[RunningTrial]:
         """Runs all that is proposed, one after another."""
-        tickets: list[RunningTrial] = []
-        while (ticket := ledger.next(f"t{len(tickets)}")) is not None:
-            tickets.append(ticket)
-            self.run(ledger, ticket, f"t{len(tickets) - 1}")
-        return tickets
+        trials: list[RunningTrial] = []
+        while (running := controller.next(f"t{len(trials)}")) is not None:
+            trials.append(running)
+            self.run(controller, running, f"t{len(trials) - 1}")
+        return trials
 
     def result(self, spec: TrialSpec, repeat: int = 0) -> TrialResult:
         found = self.study.trial(spec.trial_id, repeat).result()

@@ -14,9 +14,9 @@ COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 
 def left_after_each(world: Any, specs: list[TrialSpec], *statuses: TrialStatus, **options: Any) -> list[int]:
     """Runs all that is proposed, the first of them to the given ends; what was said to be left after each."""
-    ledger, ends, number = world.ledger(specs, **options), iter(statuses), 0
-    while (ticket := ledger.next(f"t{number}")) is not None:
-        world.run(ledger, ticket, f"t{number}", next(ends, COMPLETED))
+    controller, ends, number = world.controller(specs, **options), iter(statuses), 0
+    while (running := controller.next(f"t{number}")) is not None:
+        world.run(controller, running, f"t{number}", next(ends, COMPLETED))
         number += 1
     return [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
 
