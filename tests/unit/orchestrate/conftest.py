@@ -1,4 +1,4 @@
-"""A study's controller over made-up nodes, and trials that end as a test wants, without Ray."""
+"""A study's controller over made-up nodes, and trials that end as a test wants. Ray is not started."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class World:
     study: StudyFolder
     nodes: list[Node] = field(default_factory=lambda: [make_node("n0")])
     unanswering: list[Node] = field(default_factory=list)
-    """Dead ones of `nodes`, which Ray has not noticed yet."""
+    """Dead nodes among `nodes`, which Ray has not noticed yet."""
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
 
@@ -86,7 +86,7 @@ class World:
         tags: dict[str, str] | None = None,
         took_s: float = 10,
     ) -> None:
-        """What `run_trial` leaves behind."""
+        """Writes a result as `run_trial` does."""
         folder = self.study.trial(spec.trial_id, repeat)
         folder.write_spec(spec)
         start_ns, self.clock_ns = self.clock_ns, self.clock_ns + int(took_s * 1e9)
@@ -109,12 +109,12 @@ class World:
         tune_id: str,
         status: TrialStatus = TrialStatus.COMPLETED,
     ) -> None:
-        """Ends a trial as told."""
+        """Ends a trial with a status."""
         self.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
         controller.finish(tune_id, error=False)
 
     def drain(self, controller: StudyController) -> list[RunningTrial]:
-        """Runs all that is proposed, one after another."""
+        """Runs all trials, one after another."""
         trials: list[RunningTrial] = []
         while (running := controller.next(f"t{len(trials)}")) is not None:
             trials.append(running)
@@ -129,6 +129,30 @@ class World:
     @property
     def kinds(self) -> list[str]:
         return [event.kind for event in self.heard if isinstance(event, TrialEvent)]
+
+
+class Learner:
+    """Proposes in order, and only what it was not told of; remembers what it was told before each proposal."""
+
+    learns = True
+
+    def __init__(self, specs, *, seed: int = 0) -> None:
+        self.waiting, self.told, self.knew = list(specs), [], []
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        known = {spec for spec, _ in self.told}
+        self.waiting = [spec for spec in self.waiting if spec not in known]
+        asked, self.waiting = self.waiting[:n], self.waiting[n:]
+        self.knew.append(len(self.told))
+        return asked
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        self.told.append((spec, result.status))
+
+
+@pytest.fixture
+def learner() -> type[Learner]:
+    return Learner
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPat
 
 
 class _Stopped(BaseException):
-    """What a caller's handler raises."""
+    """The exception that a caller's handler raises."""
 
 
 def _stop(*_: object) -> None:

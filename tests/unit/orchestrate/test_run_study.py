@@ -1,4 +1,4 @@
-"""Tune's view of a study's controller, and what Tune runs for one trial. No Ray is started."""
+"""Tune's view of a study's controller, and the trainable of one trial. No Ray is started."""
 
 import copy
 import pickle
@@ -41,7 +41,7 @@ def test_a_library_that_is_missing_here_is_said_before_a_trial_fails_for_good(
 
 
 class FakeLanes:
-    """Lanes that only tell how far trials are."""
+    """Lanes that only have progress."""
 
     def __init__(self) -> None:
         self.known: dict[str, TrialProgress] = {}
@@ -124,7 +124,7 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     assert reported == [{"done_trials": 1}]
 
 
-def test_an_error_of_the_cluster_is_left_to_the_ledger(world, specs, searcher, reported, monkeypatch) -> None:
+def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searcher, reported, monkeypatch) -> None:
     def gone(*_: Any) -> None:
         raise RayError("no answer")
 

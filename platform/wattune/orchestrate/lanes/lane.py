@@ -2,15 +2,14 @@
 
 States of a group of workers:
 
-    none --_start_run--> starting --all wait--> idle --run()--> busy --trial over--> settling
-     ^                      |                    ^ |             |                     |   |
-     |                      |                    | |             |                     |   |
-     |                      v                    | v             v                     v   |
-     +--_end_run--------- lost <-----------------|-+-------------+---------------------+   |
-                                                 +----------- clean -----------------------+
+    none --_start_run--> starting --all workers wait--> idle --run()--> busy --trial over--> settling
+                             ^                           ^                                      |
+                             |                           +--------------- clean ----------------+
+                             +--Ray Train starts other workers-- lost <--_lose-- any state
+    none <--_end_run-- any state
 
-A group is lost when a worker dies, hangs, keeps memory, or does not leave its trial. Ray Train then starts another
-group by itself, unless the trial asked for fresh workers. `_end_run` also ends a group that nobody wants any more.
+A group is lost when a worker dies, hangs, keeps memory, or does not leave its trial. After a trial that asked for fresh
+workers Ray Train starts no others. `_end_run` ends workers that the next trial cannot use, and all of them at the end.
 
 States of a trial:
 

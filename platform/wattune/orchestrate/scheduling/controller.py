@@ -95,7 +95,7 @@ def _died(folder: TrialFolder, result: TrialResult) -> TrialResult:
 
 
 def will_repeat(result: TrialResult) -> bool:
-    """Returns whether the same call runs the trial once more, and sets the contents of its folder aside."""
+    """Returns whether the same call runs the trial once more, which sets the contents of its folder aside."""
     return result.status is TrialStatus.INTERRUPTED and result.tags.get(DIED_TAG) == "true"
 
 
@@ -204,9 +204,8 @@ class StudyController:
             error: Whether the trial's driver process ended without returning.
         """
         with self._lock:
-            running = self._running[
-                tune_id
-            ]  # kept until the end: after a Ctrl-C between any two of these lines `interrupt` concludes it
+            # It stays there until the end: after a Ctrl-C between any two of these lines `interrupt` concludes it.
+            running = self._running[tune_id]
             folder = self._folder(running.queued)
             result = folder.result()
             dead = self._dead_nodes(running) if result is None or result.status in _MAY_BE_A_DEAD_NODE else ""
@@ -229,9 +228,8 @@ class StudyController:
         with self._lock:
             self._ending = "interrupted"
             for tune_id, running in list(self._running.items()):
-                stopped = self._folder(running.queued).keep_result(
-                    self._ended(running, TrialStatus.INTERRUPTED, STOPPED)
-                )
+                ended = self._ended(running, TrialStatus.INTERRUPTED, STOPPED)
+                stopped = self._folder(running.queued).keep_result(ended)
                 if not stopped.status.is_final:
                     self._queue.again(running.queued)  # for whoever continues the study: it counts as left
                 self._conclude(running, stopped)

@@ -1,47 +1,28 @@
-"""The controller of a study: what runs next, what is skipped, what becomes of what did not finish."""
+"""The controller of a study: starts, results, interrupts, dead nodes, budgets, limits, and its preview."""
 
+import math
 import statistics
 import time
-from dataclasses import replace
 
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Placement, Preview
+from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
-
-LISTED = {"order": "listed"}
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 
-def runs(trials) -> list[tuple[int, int, float]]:
-    """Micro-batch size, repeat and least seconds of each queued."""
-    return [
-        (one.queued.spec.plan.micro_batch_size, one.queued.repeat, one.queued.measure.min_seconds) for one in trials
-    ]
-
-
-def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
-    ran = world.drain(world.controller(specs, measure=Measure(repeats=2, min_seconds=5)))
-    assert runs(ran) == [(size, repeat, 5) for size in (1, 2, 4) for repeat in (0, 1)]
-    assert world.kinds == ["started", "finished"] * 6
-
-
-def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
-    specs = make_specs(6)
-    ran = runs(world.drain(world.controller(specs, measure=Measure(repeats=2, reference_every=0), order="shuffled")))
-    assert [repeat for _, repeat, _ in ran] == [0] * 6 + [1] * 6
-    sizes = [size for size, _, _ in ran]
-    assert sorted(sizes[:6]) == [1, 2, 3, 4, 5, 6] == sorted(sizes[6:])
-    assert sizes[:6] != [1, 2, 3, 4, 5, 6]
+def sizes(trials) -> list[int]:
+    """Micro-batch size of each trial."""
+    return [one.queued.spec.plan.micro_batch_size for one in trials]
 
 
 def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
     world.write(specs[0])
     controller = world.controller(specs, num_trials=2)
-    assert [size for size, _, _ in runs(world.drain(controller))] == [2]
+    assert sizes(world.drain(controller)) == [2]
     assert world.kinds == ["skipped", "started", "finished"]
     assert controller.ending == "finished"
 
@@ -53,7 +34,7 @@ def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
 def test_only_an_interrupted_trial_runs_again(world, specs, status: TrialStatus, runs_again: bool) -> None:
     world.write(specs[0], status=status)
     ran = world.drain(world.controller(specs))
-    assert (1 in [size for size, _, _ in runs(ran)]) is runs_again
+    assert (1 in sizes(ran)) is runs_again
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert preview.num_again == runs_again and preview.num_done == (not runs_again)
 
@@ -72,25 +53,6 @@ def test_a_stopped_attempt_is_kept_aside_and_the_next_begins_empty(world, specs)
     assert [one.status for one in folder.attempts()] == [TrialStatus.INTERRUPTED]
     assert (folder.path / "attempts" / "1" / "telemetry" / "n0" / "manifest.json").exists()
     assert [folder.path for folder in world.study.trials()] == [folder.path]
-
-
-def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
-    measure = Measure(min_seconds=5, soak_finalists=1, soak_seconds=60)
-    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1], specs[0]]))
-    assert runs(ran) == [(1, 0, 5), (2, 0, 5), (4, 0, 5), (2, 1, 60)]
-    assert ran[-1].tags["soak"] == "true" and "soak" not in ran[0].tags
-
-
-def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
-    controller = world.controller(specs[:1], measure=Measure(repeats=3))
-    world.run(controller, controller.next("t0"), "t0", TrialStatus.OUT_OF_MEMORY)
-    assert controller.next("t1") is None and controller.ending == "finished"
-
-
-def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
-    controller = world.controller(specs[:1], measure=Measure(repeats=2))
-    world.run(controller, controller.next("t0"), "t0", TrialStatus.INVALID)
-    assert controller.next("t1").queued.repeat == 1
 
 
 def test_a_trial_that_left_no_result_is_crashed(world, specs) -> None:
@@ -126,14 +88,14 @@ def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, spe
 
 
 def killed(world, spec: TrialSpec) -> None:
-    """What a SIGKILL in the middle of a trial leaves: a specification and no result."""
+    """Leaves what a SIGKILL in the middle of a trial leaves: a specification without a result."""
     folder = world.study.trial(spec.trial_id, 0)
     if folder.path.exists() and folder.result() is not None:
         folder.set_aside()
     folder.write_spec(spec)
 
 
-def test_a_killed_study_spans_what_ran_repeats_it_once_and_then_gives_up_on_it(world, specs) -> None:
+def test_a_killed_study_repeats_its_running_trial_once_and_then_gives_up_on_it(world, specs) -> None:
     killed(world, specs[0])
     world.controller(specs)
     first = world.result(specs[0])
@@ -143,12 +105,12 @@ def test_a_killed_study_spans_what_ran_repeats_it_once_and_then_gives_up_on_it(w
     killed(world, specs[0])
     controller = world.controller(specs)
     assert world.result(specs[0]).status is TrialStatus.CRASHED
-    assert [size for size, _, _ in runs(world.drain(controller))] == [2, 4]
+    assert sizes(world.drain(controller)) == [2, 4]
     attempts = world.study.trial(specs[0].trial_id, 0).attempts()
     assert [one.status for one in attempts] == [TrialStatus.INTERRUPTED]
 
 
-def test_what_a_person_stopped_is_no_death(world, specs) -> None:
+def test_a_trial_that_a_person_stopped_has_not_died(world, specs) -> None:
     for _ in range(4):
         controller = world.controller(specs)
         controller.next("t0")
@@ -159,7 +121,7 @@ def test_what_a_person_stopped_is_no_death(world, specs) -> None:
     assert world.result(specs[0]).status is TrialStatus.INTERRUPTED
 
 
-def test_an_interrupt_marks_what_runs_and_keeps_what_arrived(world, specs, new_node) -> None:
+def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world, specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
     controller = world.controller(specs)
     first, second = controller.next("t0"), controller.next("t1")
@@ -188,8 +150,8 @@ def test_a_trial_that_completes_while_it_is_marked_stays_completed(world, specs,
     assert controller.num_left == 2
 
 
-def test_an_interrupt_while_a_trial_ends_is_told_what_came_of_it(world, specs) -> None:
-    class Pondering(Learner):
+def test_an_interrupt_while_a_trial_ends_still_reports_its_result(world, specs, learner) -> None:
+    class Pondering(learner):
         def tell(self, spec: TrialSpec, result: TrialResult) -> None:
             super().tell(spec, result)
             if len(self.told) == 1:
@@ -203,7 +165,7 @@ def test_an_interrupt_while_a_trial_ends_is_told_what_came_of_it(world, specs) -
     assert world.heard[-1].kind == "finished" and world.heard[-1].result.status is TrialStatus.COMPLETED
 
 
-def test_an_interrupt_while_a_trial_begins_is_no_death(world, specs, monkeypatch) -> None:
+def test_an_interrupt_while_a_trial_begins_does_not_count_as_its_death(world, specs, monkeypatch) -> None:
     controller = world.controller(specs)
 
     def interrupted(*_: object) -> None:
@@ -235,40 +197,13 @@ def test_lanes_run_side_by_side_and_wait_for_each_other(world, specs, new_node) 
     assert placement.lanes == ("n0", "n1") and placement.num_at_once == 2
 
 
-def test_sets_of_nodes_that_overlap_take_turns(world, make_specs, new_node) -> None:
+def test_sets_of_nodes_that_overlap_run_one_after_another(world, make_specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
     large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
     world.controller([*make_specs(2), *large])
     placement = next(event for event in world.heard if isinstance(event, Placement))
     assert placement.lanes == ("n0", "n1", "n0+n1") and placement.num_at_once == 2
     assert placement.wall_s == 2 * 15 / 2 + 15
-
-
-def test_a_pool_that_is_busy_holds_up_no_other(world, make_specs, new_node) -> None:
-    h200, h100 = (ClusterSpec(device=name, devices_per_node=8) for name in ("h200_sxm", "h100_sxm"))
-    world.nodes[:] = [
-        new_node("a", **{"wattune.io/device": "h200_sxm"}),
-        new_node("b", **{"wattune.io/device": "h100_sxm"}),
-    ]
-    controller = world.controller([*make_specs(2, h200), *make_specs(2, h100)])
-    placed = [controller.next(f"t{index}") for index in range(3)]
-    assert [(one.queued.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
-        ("h200_sxm", "a"),
-        ("h100_sxm", "b"),
-    ]
-    assert placed[2] is None
-
-
-def test_a_large_trial_is_not_overtaken_for_ever_by_small_ones(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    small = make_specs(3)
-    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    controller = world.controller([small[0], *large, *small[1:]])
-    first = controller.next("t0")
-    assert controller.next("t1") is None  # the second needs both nodes, and the third waits behind it
-    world.run(controller, first, "t0")
-    second = controller.next("t1")
-    assert second.queued.spec == large[0] and second.tags["nodes"] == "n0,n1"
 
 
 def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node, monkeypatch) -> None:
@@ -301,7 +236,7 @@ def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, s
     assert world.result(living.queued.spec).status is TrialStatus.CRASHED
 
 
-def test_a_study_says_what_it_misses_and_goes_on_with_what_it_has(world, make_specs, new_node, monkeypatch) -> None:
+def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     world.nodes.append(new_node("n1"))
     large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
@@ -325,7 +260,7 @@ def test_a_study_says_what_it_misses_and_goes_on_with_what_it_has(world, make_sp
     assert world.drain(world.controller([*small[:1], *large, *small[1:]]))[0].queued.spec == large[0]
 
 
-def test_a_node_that_comes_serves_what_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
+def test_a_node_that_joins_serves_trials_that_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     large, small = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1)), make_specs(1)
     controller = world.controller([*large, *small])
@@ -343,7 +278,7 @@ def test_a_budget_of_trials_ends_cleanly_and_the_same_command_goes_on(world, spe
     assert len(world.drain(world.controller(specs, budget=Budget(max_trials=2)))) == 1
 
 
-def test_what_a_budget_leaves_is_what_was_announced(world, make_specs) -> None:
+def test_trials_a_budget_leaves_are_those_announced(world, make_specs) -> None:
     measure = Measure(reference_every=5, soak_finalists=1)
     controller = world.controller(make_specs(12), measure=measure, budget=Budget(max_trials=0))
     assert controller.next("t0") is None and controller.ending == "budget"
@@ -370,14 +305,14 @@ def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) 
     assert controller.next("t0") is not None
 
 
-def test_what_is_estimated_above_a_hard_limit_never_starts(world, specs, caplog) -> None:
+def test_a_trial_estimated_above_a_hard_limit_never_starts(world, specs, caplog) -> None:
     def estimate(spec: TrialSpec) -> dict[str, float]:
         if spec == specs[2]:
             raise RuntimeError("no idea")
         return {"node_device_power_peak_1s_w": 1000.0 * spec.plan.micro_batch_size}
 
     controller = world.controller(specs, estimate=estimate, limits={"node_device_power_w": 1500.0})
-    assert [size for size, _, _ in runs(world.drain(controller))] == [1, 4]
+    assert sizes(world.drain(controller)) == [1, 4]
     rejected = world.result(specs[1])
     assert rejected.status is TrialStatus.REJECTED
     assert rejected.reason == (
@@ -394,107 +329,6 @@ def test_a_listener_that_fails_stops_nothing(world, specs, caplog) -> None:
 
     assert len(world.drain(world.controller(specs, listener=broken))) == 3
     assert "a listener failed" in caplog.text
-
-
-def references(trials) -> list[int]:
-    return [index for index, one in enumerate(trials) if one.queued.role == "reference"]
-
-
-def test_an_anchor_is_measured_again_every_so_many_trials(world, make_specs) -> None:
-    specs = make_specs(12)
-    ran = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
-    assert references(ran) == [5, 11]
-    assert {one.queued.spec for one in ran if one.queued.role == "reference"} == {specs[0]}
-    assert [ran[index].queued.repeat for index in references(ran)] == [
-        FIRST_REFERENCE_REPEAT,
-        FIRST_REFERENCE_REPEAT + 1,
-    ]
-    assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert (preview.num_references, preview.num_left) == (2, 14)
-
-
-def test_a_small_study_has_no_anchor_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
-    assert references(world.drain(world.controller(make_specs(10)))) == []
-    assert len(references(world.drain(world.controller(make_specs(60))))) <= 6
-
-
-def test_no_anchor_where_none_is_wanted(world, make_specs) -> None:
-    assert references(world.drain(world.controller(make_specs(30), measure=Measure(reference_every=0)))) == []
-
-
-def test_the_anchor_is_the_first_that_completes_or_the_one_that_is_named(world, make_specs) -> None:
-    specs = make_specs(8)
-    world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
-    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4)))
-    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[1]]
-
-
-def test_a_named_reference(world, make_specs) -> None:
-    specs = make_specs(8)
-    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4), reference=specs[6]))
-    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[6]]
-
-
-def test_a_continued_study_keeps_its_anchor_and_its_count(world, make_specs) -> None:
-    specs = make_specs(12)
-    controller = world.controller(specs, measure=Measure(reference_every=5), budget=Budget(max_trials=8))
-    first = world.drain(controller)
-    second = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
-    assert references([*first, *second]) == [5, 11]
-    assert [one.queued.repeat for one in second if one.queued.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
-
-
-def test_every_lane_has_its_own_anchor_count(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    controller = world.controller(make_specs(12), measure=Measure(reference_every=3))
-    seen = []
-    while controller.ending is None:
-        pair = [running for tune_id in ("a", "b") if (running := controller.next(tune_id)) is not None]
-        seen += pair
-        for tune_id, running in zip(("a", "b"), pair, strict=False):
-            world.run(controller, running, tune_id)
-    by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
-    assert all(references(trials)[0] == 3 for trials in by_node.values())
-    repeats = [one.queued.repeat for one in seen if one.queued.role == "reference"]
-    assert len(set(repeats)) == len(repeats)
-
-
-class Learner:
-    """Proposes in order, and only what it was not told of; remembers what it was told before each proposal."""
-
-    learns = True
-
-    def __init__(self, specs, *, seed: int = 0) -> None:
-        self.waiting, self.told, self.knew = list(specs), [], []
-
-    def ask(self, n: int) -> list[TrialSpec]:
-        known = {spec for spec, _ in self.told}
-        self.waiting = [spec for spec in self.waiting if spec not in known]
-        asked, self.waiting = self.waiting[:n], self.waiting[n:]
-        self.knew.append(len(self.told))
-        return asked
-
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
-        self.told.append((spec, result.status))
-
-
-def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs) -> None:
-    specs = make_specs(5)
-    world.write(specs[0])
-    learner = Learner(specs)
-    ran = world.drain(world.controller(specs, strategy=learner, num_trials=4, measure=Measure(repeats=2)))
-    assert learner.knew[:3] == [1, 2, 3]
-    firsts = [one.queued.spec for one in ran if one.queued.repeat == 0]
-    assert firsts == specs[1:4]
-    assert sorted(one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat == 1) == [1, 2, 3, 4]
-
-
-def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, make_specs) -> None:
-    learner = Learner(make_specs(5))
-    controller = world.controller(make_specs(5), strategy=learner)
-    controller.next("t0")
-    assert controller.next("t1") is None and len(learner.knew) == 1
 
 
 def test_a_study_of_another_process_is_read_once(world, make_specs, monkeypatch) -> None:
@@ -526,7 +360,54 @@ def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeyp
     assert statistics.median(took_s[-200:]) < 3 * statistics.median(took_s[:200])
 
 
-def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
-    wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
-    ran = world.drain(world.controller([*specs, wider], measure=Measure(reference_every=1)))
-    assert all(one.queued.spec.cluster == specs[0].cluster for one in ran if one.queued.role == "reference")
+def test_the_preview_counts_before_anything_starts(world, specs) -> None:
+    measure = Measure(min_seconds=10, repeats=2, soak_finalists=1, soak_seconds=100)
+    world.controller(specs, measure=measure)
+    preview, placement = world.heard
+    assert isinstance(preview, Preview) and isinstance(placement, Placement)
+    assert (preview.num_left, preview.num_finalists, preview.num_done) == (7, 1, 0)
+    assert not preview.measured and preview.device_s == 160 and placement.wall_s == 160
+
+
+def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> None:
+    spec = make_specs(4, ClusterSpec(device="cpu", devices_per_node=2))
+    world.write(spec[0], took_s=30)
+    world.write(spec[1], took_s=50, status=TrialStatus.OUT_OF_MEMORY)
+    world.controller(spec, measure=Measure(min_seconds=1))
+    preview = world.heard[0]
+    assert preview.measured and preview.device_s == 2 * 2 * 30
+    assert preview.done == {TrialStatus.COMPLETED: 1, TrialStatus.OUT_OF_MEMORY: 1}
+
+
+def test_the_preview_counts_what_a_budget_of_trials_lets_this_call_do(world, make_specs) -> None:
+    small, large = make_specs(6), make_specs(6, ClusterSpec(device="cpu", devices_per_node=2))
+    measure = Measure(min_seconds=10, reference_every=5)
+    controller = world.controller([*small, *large], measure=measure, budget=Budget(max_trials=8))
+    preview, placement = world.heard[:2]
+    assert (preview.num_left, preview.num_now, preview.num_references) == (14, 8, 2)
+    assert preview.device_s == 7 * 10 + 7 * 20, "all of it is still told"
+    assert preview.device_now_s == placement.device_s == 7 * 10 + 20, (
+        "the first eight in the queue, a reference trial among them"
+    )
+    assert placement.wall_s == 80 and not placement.cut_short
+    assert len(world.drain(controller)) == 8
+    left = [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
+    assert left == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert controller.num_left == 5, "without reference trials"
+
+
+def test_a_budget_of_hours_bounds_the_placement(world, make_specs, new_node) -> None:
+    world.nodes.append(new_node("n1"))
+    specs, measure = make_specs(12, ClusterSpec(device="cpu", devices_per_node=2)), Measure(min_seconds=10)
+    for hours, cut_short in ((0.01, True), (1, False)):
+        world.heard.clear()
+        world.controller(specs, measure=measure, budget=Budget(max_hours=hours))
+        preview, placement = world.heard
+        assert preview.most_s == pytest.approx(hours * 3600, abs=5) and preview.num_now == preview.num_left == 13
+        assert placement.cut_short is cut_short
+        wall_s, device_s = (36, 36 * 2 * 2) if cut_short else (13 * 10 / 2, 13 * 10 * 2)
+        assert placement.wall_s == pytest.approx(wall_s, abs=5)
+        assert placement.device_s == pytest.approx(device_s, abs=20)
+    world.heard.clear()
+    world.controller(specs, measure=measure)
+    assert world.heard[0].most_s == math.inf and world.heard[0].num_now == 13
