@@ -4,7 +4,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,6 +54,18 @@ class TrialRequest:
         return f"{self.folder.parent.parent.name}-{place:08x}-{self.folder.name}"
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """A trial on its way: the parts of it that exist so far, also after an error."""
+
+    nodes: Cluster
+    assignment: Assignment | None = None
+    telemetry: TrialTelemetry | None = None
+    answer: Answer = field(default_factory=Answer)
+    recorded: Sequence[NodeTelemetry] = ()
+    limit: PowerLimit | None = None
+
+
 def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = None) -> TrialResult:
     """Runs one repeat of one trial and leaves its result in the study folder.
 
@@ -70,40 +82,47 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
     tags = dict(request.tags) | {"isolation": request.isolation if lanes is not None else "fresh"}
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
-        recorded: Sequence[NodeTelemetry] = ()
-        used, assignment, limit, telemetry, answer = cluster, None, None, None, Answer()
-        try:
-            resources = cluster.resources_per_rank(spec.cluster)
-            used = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
-            if any(node.node_id == cluster.driver_node_id for node in used.nodes):
-                check_libraries(spec)  # before workers start; on other nodes the workers check it
-            with sampling(request.key, spec, used, workers) as telemetry:
-                assignment = _assignment(request, used, resources, telemetry)
-                limit = _limit(request, telemetry, workers)
-                answer = workers.run(assignment, limit)
-                telemetry.places = answer.places
-            recorded = telemetry.recorded
-            if telemetry.lost:
-                answer = replace(answer, failure="; ".join(filter(None, (answer.failure, *telemetry.lost))))
-        except (EngineError, TelemetryError) as error:
-            answer = Answer(failure=cause(error), interrupted=answer.interrupted)
-        spans = _write_measurements(request, folder, answer, recorded)
-        tags |= _lane_tags(used, answer) | (limit.tags if limit is not None else {})
+        attempt = _Attempt(nodes=cluster)
+        _measure(request, attempt, workers)
+        spans = _write_measurements(request, folder, attempt.answer, attempt.recorded)
+        tags |= _lane_tags(attempt.nodes, attempt.answer) | (attempt.limit.tags if attempt.limit is not None else {})
         ended = EndedTrial(
             spec=spec,
             repeat=request.repeat,
-            answer=answer,
+            answer=attempt.answer,
             limits=request.limits,
             tags=tags,
             start_wall_ns=start_wall_ns,
         )
         result = trial_result(ended, folder, spans)
-        if assignment is not None and (lost := workers.settle(assignment)):
+        if attempt.assignment is not None and (lost := workers.settle(attempt.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
         conclude(folder, replace(result, end_wall_ns=time.time_ns()))
-        if telemetry is not None:
-            forget(request.key, telemetry)
+        if attempt.telemetry is not None:
+            forget(request.key, attempt.telemetry)
     return result
+
+
+def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
+    """Runs the trial on workers with telemetry around it; an error of either becomes the answer's failure."""
+    spec, cluster = request.spec, attempt.nodes
+    try:
+        resources = cluster.resources_per_rank(spec.cluster)
+        attempt.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
+        if any(node.node_id == cluster.driver_node_id for node in attempt.nodes.nodes):
+            check_libraries(spec)  # before workers start; on other nodes the workers check it
+        with sampling(request.key, spec, attempt.nodes, workers) as telemetry:
+            attempt.telemetry = telemetry
+            attempt.assignment = _assignment(request, attempt.nodes, resources, telemetry)
+            attempt.limit = _limit(request, telemetry, workers)
+            attempt.answer = workers.run(attempt.assignment, attempt.limit)
+            telemetry.places = attempt.answer.places
+        attempt.recorded = telemetry.recorded
+        if telemetry.lost:
+            failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))
+            attempt.answer = replace(attempt.answer, failure=failure)
+    except (EngineError, TelemetryError) as error:
+        attempt.answer = Answer(failure=cause(error), interrupted=attempt.answer.interrupted)
 
 
 def conclude(folder: TrialFolder, result: TrialResult) -> None:

@@ -1,16 +1,25 @@
 """One trial's request, limit and last write. No Ray is started."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.errors import TelemetryError
+from wattune.orchestrate import run_trial as run_trial_module
+from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.workers.loop import RankOutcome
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -60,3 +69,96 @@ def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp
 
 def test_the_same_trial_of_two_storages_has_two_keys(tmp_path: Path) -> None:
     assert request(tmp_path).key != request(tmp_path / "other").key
+
+
+@dataclass
+class FakeLanes:
+    """Lanes whose trials end with one answer."""
+
+    answer: Answer = field(default_factory=Answer)
+    error: Exception | None = None
+    lost: str = ""
+    assigned: list[Assignment] = field(default_factory=list)
+
+    def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+        self.assigned.append(assignment)
+        over_limit()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def settle(self, assignment: Assignment) -> str:
+        assert assignment is self.assigned[-1]
+        return self.lost
+
+
+@pytest.fixture
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> TrialTelemetry:
+    """Telemetry of every trial that runs, without actors."""
+    found = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 100.0})
+
+    @contextmanager
+    def sampled(*_: object) -> Iterator[TrialTelemetry]:
+        yield found
+
+    monkeypatch.setattr(run_trial_module, "sampling", sampled)
+    monkeypatch.setattr(run_trial_module, "forget", lambda key, _telemetry: None)
+    return found
+
+
+@pytest.fixture
+def cluster(new_node: Callable[..., Node]) -> Cluster:
+    return Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n1")
+
+
+def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> TrialResult:
+    asked = replace(request(tmp_path), **changes)
+    result = run_trial_module.run_trial(asked, cluster, lanes)  # type: ignore[arg-type]
+    stored = TrialFolder(asked.folder).result()
+    assert stored is not None and replace(stored, end_wall_ns=0) == replace(result, end_wall_ns=0)
+    return result
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: Path, cluster: Cluster) -> None:
+    answer = Answer(failure="a worker died", number=3, group_start_s=1.5, restart_s=2.0)
+    lanes = FakeLanes(answer, lost="it leaked")
+    result = ran(tmp_path, cluster, lanes, limits={"node_device_power_w": 900.0})
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, "a worker died")
+    assert lanes.assigned[0].node_names == {"n0": "n0"} and not lanes.assigned[0].fresh
+    expected = {"a": "b", "isolation": "warm", "lane": "n0", "lane_trial": "3", "group_lost": "it leaked"}
+    expected |= {"group_start_s": "1.500", "group_restart_s": "2.000", "limit_looks": "1 of 1"}
+    assert {name: result.tags.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+@pytest.mark.usefixtures("telemetry")
+def test_isolation_decides_whether_workers_are_new(tmp_path: Path, cluster: Cluster, isolation: str) -> None:
+    lanes = FakeLanes()
+    ran(tmp_path, cluster, lanes, isolation=isolation)
+    assert lanes.assigned[0].fresh is (isolation == "fresh")
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_an_error_of_workers_is_the_trials_failure(tmp_path: Path, cluster: Cluster) -> None:
+    result = ran(tmp_path, cluster, FakeLanes(error=TelemetryError("the lanes\nare gone")))
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, "the lanes are gone")
+    assert result.tags["lane"] == "n0" and "lane_trial" not in result.tags
+
+
+def test_telemetry_that_is_lost_fails_a_trial_that_trained(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry
+) -> None:
+    telemetry.lost = ["telemetry of node n0: OSError: disk full"]
+    outcomes = tuple(RankOutcome(rank=rank, status=TrialStatus.COMPLETED) for rank in range(2))
+    result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, telemetry.lost[0])
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_a_cluster_that_is_too_small_fails_the_trial_before_any_worker_starts(tmp_path: Path, cluster: Cluster) -> None:
+    lanes = FakeLanes()
+    large = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=3))
+    result = ran(tmp_path, cluster, lanes, spec=large)
+    assert result.status is TrialStatus.CRASHED and "needs 3 node(s)" in result.reason
+    assert not lanes.assigned and result.tags["lane"] == "n0,n1"
