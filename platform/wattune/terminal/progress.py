@@ -287,9 +287,9 @@ class StudyProgress:
         how = "about" if preview.measured else "at least"
         basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
         whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
-        lines = [Text(f"{preview.num_turns} trial(s) to run{among}: {whole}")]
+        lines = [Text(f"{preview.num_left} trial(s) to run{among}: {whole}")]
         bounds = []
-        if preview.num_now < preview.num_turns:
+        if preview.num_now < preview.num_left:
             now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
             bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials)")
         if preview.most_s < math.inf:

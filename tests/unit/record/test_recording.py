@@ -13,7 +13,7 @@ from wattune.units import NS_PER_S
 
 def test_a_manifest_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[1]")
-    with pytest.raises(TelemetryError, match="is no JSON object"):
+    with pytest.raises(TelemetryError, match="is not a JSON object"):
         load(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(TelemetryError, match="cannot be read"):

@@ -65,7 +65,7 @@ def preview(num_turns: int, done: dict[TrialStatus, int] | None = None, **more: 
     load_s = {CLUSTER: 1800.0}
     facts = {"num_references": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
     facts |= {"num_now": num_turns, "load_now_s": load_s, "most_s": math.inf}
-    return Preview(num_turns=num_turns, done=Counter(done or {}), **(facts | more))
+    return Preview(num_left=num_turns, done=Counter(done or {}), **(facts | more))
 
 
 def placement(**facts: Any) -> Placement:
