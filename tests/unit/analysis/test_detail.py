@@ -12,7 +12,7 @@ from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.throttle import stretches, throttle_metrics
 from wattune.analysis.signals import readings
 from wattune.analysis.signals.align import align
-from wattune.analysis.signals.readings import Kept, Readings
+from wattune.analysis.signals.readings import Readings, ReadingsCache
 from wattune.analysis.summary import summarize
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
@@ -156,22 +156,22 @@ def test_without_a_window_nothing_is_examined(bench):
 def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
     spans, tables = whole(bench)
     before = summarize(None, spans, tables, MANIFESTS).metrics
-    monkeypatch.setattr("wattune.analysis.signals.align.Kept", lambda: Kept(most_bytes=1))
+    monkeypatch.setattr("wattune.analysis.signals.align.ReadingsCache", lambda: ReadingsCache(most_bytes=1))
     assert summarize(None, spans, tables, MANIFESTS).metrics == before
     monkeypatch.setattr(readings, "_LARGE_SHARE", 2)
-    kept, made = Kept(most_bytes=100), []
+    cache, made = ReadingsCache(most_bytes=100), []
     for number in (1, 2, 1, 3, 1):
 
         def make(number=number):
             made.append(number)
             return Readings(np.zeros(5), {})
 
-        kept.get(number, Readings, make)
+        cache.get(number, Readings, make)
     assert made == [1, 2, 3]  # 40 bytes each: the one longest not asked for goes
-    kept.get(2, Readings, lambda: made.append("again") or Readings(np.zeros(5), {}))
+    cache.get(2, Readings, lambda: made.append("again") or Readings(np.zeros(5), {}))
     assert made == [1, 2, 3, "again"]
     large = Readings(np.zeros(7), {})  # more than half of all there is room for
-    assert all(kept.get("large", Readings, lambda: made.append("large") or large) is large for _ in range(2))
+    assert all(cache.get("large", Readings, lambda: made.append("large") or large) is large for _ in range(2))
     assert made[-2:] == ["large", "large"]
 
 
