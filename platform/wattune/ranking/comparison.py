@@ -7,7 +7,7 @@ add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of th
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.breakdown import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
@@ -154,72 +154,90 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Two trials part by part.
-
-    Where the spans of only one side can be divided, both are compared undivided: parts of the one against a whole of
-    the other would call everything a change.
-    """
-    differences = _differences(a.spec, b.spec)
+    """Compares two trials part by part."""
     time = energy = None
-    warnings = list(_warnings(a, b))
-    if a.breakdown is not None and b.breakdown is not None:
-        alike = a.spec.workload.tokens_per_step == b.spec.workload.tokens_per_step
-        sides = [
-            _parts(side.breakdown, 1.0 if alike else MILLION / side.spec.workload.tokens_per_step) for side in (a, b)
-        ]
-        vague = [UNDIVIDED in parts for parts in sides]
-        if any(vague) and not all(vague):
-            sides = [_undivided(parts) for parts in sides]
-            which = "A" if vague[0] else "B"
-            warnings.append(
-                f"spans of {which} cannot tell communication inside forward and backward: steps are compared undivided"
-            )
-        grouped = [any(name.startswith(_BY_GROUP) for name in parts) for parts in sides]
-        if any(grouped) and not all(grouped):
-            sides = [_joined(parts) for parts in sides]
-        names = [*dict.fromkeys(name for parts in sides for name in parts if name != OTHER), OTHER]
-        per = "step" if alike else "million tokens"
-        nothing = (0.0, 0.0)
-        pairs = [(name, sides[0].get(name, nothing), sides[1].get(name, nothing)) for name in names]
-        pairs = [(name, of_a, of_b) for name, of_a, of_b in pairs if name == OTHER or any((*of_a, *of_b))]
-        time = Waterfall(
-            unit="s", per=per, parts=tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, of_a, of_b in pairs)
-        )
-        if a.breakdown.step_energy_j is not None and b.breakdown.step_energy_j is not None:
-            energy = Waterfall(
-                unit="J",
-                per=per,
-                parts=tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, of_a, of_b in pairs),
-            )
-        if a.breakdown.indicative or b.breakdown.indicative:
-            warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
-    else:
+    warnings = _warnings(a, b)
+    if a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
         warnings.append(f"{missing} left no spans of measured steps: there is no waterfall")
+    else:
+        parts_a, parts_b, per = _parts_of_equal_work(a, a.breakdown, b, b.breakdown)
+        parts_a, parts_b, notes = _equally_divided(parts_a, parts_b)
+        warnings += notes
+        time, energy = _waterfalls(parts_a, parts_b, per)
+        if a.breakdown.step_energy_j is None or b.breakdown.step_energy_j is None:
+            energy = None
+        if a.breakdown.indicative or b.breakdown.indicative:
+            warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
+    differences = _differences(a.spec, b.spec)
     return Comparison(a=a, b=b, differences=differences, time=time, energy=energy, warnings=tuple(warnings))
 
 
-def _parts(breakdown: Breakdown | None, scale: float) -> dict[str, tuple[float, float]]:
-    """Seconds and joules by part."""
-    assert breakdown is not None
+_Parts: TypeAlias = Mapping[str, tuple[float, float]]
+"""Seconds and joules by part."""
+
+_NOTHING: Final = (0.0, 0.0)
+
+
+def _parts_of_equal_work(
+    a: Side, breakdown_a: Breakdown, b: Side, breakdown_b: Breakdown
+) -> tuple[_Parts, _Parts, str]:
+    """Returns the parts of both sides for the same work, and the name of that work (`Waterfall.per`)."""
+    tokens_a, tokens_b = a.spec.workload.tokens_per_step, b.spec.workload.tokens_per_step
+    if tokens_a == tokens_b:
+        return _parts(breakdown_a, 1.0), _parts(breakdown_b, 1.0), "step"
+    return _parts(breakdown_a, MILLION / tokens_a), _parts(breakdown_b, MILLION / tokens_b), "million tokens"
+
+
+def _parts(breakdown: Breakdown, scale: float) -> _Parts:
     return {part.name: (scale * part.time_s, scale * (part.energy_j or 0.0)) for part in breakdown.parts}
 
 
-def _undivided(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """All parts but `other` as one."""
+def _equally_divided(a: _Parts, b: _Parts) -> tuple[_Parts, _Parts, list[str]]:
+    """Divides both sides as finely as the coarser one, and returns warnings about it.
+
+    Parts of one side against a whole of the other would make every part a change.
+    """
+    if (UNDIVIDED in a) != (UNDIVIDED in b):
+        which = "A" if UNDIVIDED in a else "B"
+        warning = (
+            f"spans of {which} cannot tell communication inside forward and backward: steps are compared undivided"
+        )
+        return _undivided(a), _undivided(b), [warning]
+    if _has_groups(a) != _has_groups(b):
+        return _without_groups(a), _without_groups(b), []
+    return a, b, []
+
+
+def _undivided(parts: _Parts) -> _Parts:
+    """Joins all parts except `other`."""
     inside = [values for name, values in parts.items() if name != OTHER]
     sums = math.fsum(time for time, _ in inside), math.fsum(energy for _, energy in inside)
-    return {UNDIVIDED: sums, OTHER: parts.get(OTHER, (0.0, 0.0))}
+    return {UNDIVIDED: sums, OTHER: parts.get(OTHER, _NOTHING)}
 
 
-def _joined(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Communication by group as one part, as the other side has it."""
+def _has_groups(parts: _Parts) -> bool:
+    return any(name.startswith(_BY_GROUP) for name in parts)
+
+
+def _without_groups(parts: _Parts) -> _Parts:
+    """Joins the communication of all groups into one part."""
     found: dict[str, tuple[float, float]] = {}
     for name, (time, energy) in parts.items():
         whole = EXPOSED if name.startswith(_BY_GROUP) else name
-        before = found.get(whole, (0.0, 0.0))
+        before = found.get(whole, _NOTHING)
         found[whole] = before[0] + time, before[1] + energy
     return found
+
+
+def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
+    """Builds the waterfalls of time and energy, `other` last; parts that are zero on both sides are left out."""
+    names = [*dict.fromkeys(name for name in (*a, *b) if name != OTHER), OTHER]
+    pairs = {name: (a.get(name, _NOTHING), b.get(name, _NOTHING)) for name in names}
+    pairs = {name: (of_a, of_b) for name, (of_a, of_b) in pairs.items() if name == OTHER or any((*of_a, *of_b))}
+    time = tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, (of_a, of_b) in pairs.items())
+    energy = tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, (of_a, of_b) in pairs.items())
+    return Waterfall(unit="s", per=per, parts=time), Waterfall(unit="J", per=per, parts=energy)
 
 
 def _differences(a: TrialSpec, b: TrialSpec) -> dict[str, tuple[Any, Any]]:

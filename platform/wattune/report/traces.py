@@ -55,35 +55,14 @@ def power(
         row_heights=[0.78, 0.22] * len(shown),
         vertical_spacing=0.055,
     )
-    highest_w = max(float(found.power_w[node][1].max()) for _, found, node in shown)
-    lowest_w = min(float(found.power_w[node][1].min()) for _, found, node in shown)
-    lines = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
-    lines += [(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else []
-    reach = [lowest_w, highest_w, *(bound_w for bound_w, _ in lines)]
-    room = 0.1 * ((max(reach) - min(reach)) or 1.0)
+    bounds = _bounds(ranking, limits)
+    reach = _reach(shown, [bound_w for bound_w, _ in bounds])
     for number, (row, found, node) in enumerate(shown):
         top, strip = 2 * number + 1, 2 * number + 2
-        time_s, power_w = envelope(*found.power_w[node])
-        color = FEASIBLE_COLOR if row.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
-        figure.add_scatter(
-            x=time_s,
-            y=power_w,
-            mode="lines",
-            line={"color": color, "width": 1.2},
-            showlegend=False,
-            hovertemplate="%{x:.2f} s, %{y:.0f} W<extra></extra>",
-            row=top,
-            col=1,
-        )
-        for bound_w, text in lines:
-            label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
-            figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=top, col=1)
         excursions = [one for one in found.excursions.to_pylist() if one["node"] == node]
-        for start_s, end_s in _joined(excursions):
-            marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
-            figure.add_vrect(x0=start_s, x1=end_s, row=top, col=1, **marked)
+        _draw_power(figure, row, found.power_w[node], bounds, excursions, top)
         _draw_strip(figure, found, excursions, strip)
-        figure.update_yaxes(title="node power [W]", range=[min(reach) - room, max(reach) + room], row=top, col=1)
+        figure.update_yaxes(title="node power [W]", range=reach, row=top, col=1)
         figure.update_yaxes(
             tickvals=[0, 1], ticktext=["excursions", "steps"], range=[-0.6, 1.6], showgrid=False, row=strip, col=1
         )
@@ -102,6 +81,49 @@ def power(
         simulated=ranking.simulated,
         height=120 + 330 * len(shown),
     )
+
+
+def _bounds(ranking: Ranking, limits: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Returns watts and text of every bound on node power, the hard limit last."""
+    found = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
+    return found + ([(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else [])
+
+
+def _reach(shown: Sequence[tuple[RankedTrial, Evidence, str]], bounds_w: Sequence[float]) -> list[float]:
+    """Returns the range of an axis that shows every trace and every bound."""
+    powers_w = [found.power_w[node][1] for _, found, node in shown]
+    reach = [*bounds_w, *(float(end) for power_w in powers_w for end in (power_w.min(), power_w.max()))]
+    room = 0.1 * ((max(reach) - min(reach)) or 1.0)
+    return [min(reach) - room, max(reach) + room]
+
+
+def _draw_power(
+    figure: go.Figure,
+    trial: RankedTrial,
+    trace: tuple[Floats, Floats],
+    bounds: Sequence[tuple[float, str]],
+    excursions: Sequence[Mapping[str, Any]],
+    row: int,
+) -> None:
+    """Draws one node's power with the bounds on it, excursions shaded."""
+    time_s, power_w = envelope(*trace)
+    color = FEASIBLE_COLOR if trial.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
+    figure.add_scatter(
+        x=time_s,
+        y=power_w,
+        mode="lines",
+        line={"color": color, "width": 1.2},
+        showlegend=False,
+        hovertemplate="%{x:.2f} s, %{y:.0f} W<extra></extra>",
+        row=row,
+        col=1,
+    )
+    for bound_w, text in bounds:
+        label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
+        figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=row, col=1)
+    for start_s, end_s in _joined(excursions):
+        marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
+        figure.add_vrect(x0=start_s, x1=end_s, row=row, col=1, **marked)
 
 
 def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:

@@ -22,11 +22,13 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking, rank
-from wattune.report.charts import slot_temperatures, step_parts, trade_off, waterfall
+from wattune.report.charts import slot_temperatures, step_parts, waterfall
 from wattune.report.figure import Chart, write_images
 from wattune.report.markup import fill, table
-from wattune.report.page import MAX_ROWS, draw, render_comparison, render_report
+from wattune.report.page import draw, render_comparison, render_report
+from wattune.report.sections import MAX_ROWS
 from wattune.report.traces import MAX_TRACE_PARTS, envelope, power
+from wattune.report.trade_off import trade_off
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 POWER = "node_device_power_peak_1s_w"
