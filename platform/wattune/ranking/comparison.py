@@ -1,7 +1,8 @@
-"""Two trials side by side: what differs between them, and which part of a step made the one faster or leaner.
+"""Comparison of two trials: their differences, and the parts of a step that made one faster or leaner.
 
-Trials of unlike work a step are compared by the token: time and energy of a million of them. The parts of either side
-add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the change.
+If their steps have different numbers of tokens, trials are compared by time and energy of a million tokens. The parts
+of each side add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the
+change.
 """
 
 import math
@@ -20,37 +21,37 @@ EXPOSED: Final = "exposed_comm"
 _BY_GROUP: Final = f"{EXPOSED}:"
 
 CANCELS: Final = 4.0
-"""How many times the whole change all parts' changes may be, signs left out, before shares of it mislead: a part could
-be several hundred percent of next to nothing."""
+"""Largest ratio of the parts' changes without signs to the whole change at which shares of it are meaningful: beyond it
+a part could be several hundred percent of almost nothing."""
 
 _SOURCES: Final = ("model.source",)
-"""Parts of a specification that are no difference."""
+"""Fields of a specification that do not count as a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two."""
+    """One of the two trials."""
 
     name: str
-    """As it was asked for, such as `moe_h200:0517fb8c0ffe`."""
+    """Name with study and trial, such as `moe_h200:0517fb8c0ffe`."""
     spec: TrialSpec
     result: TrialResult
     breakdown: Breakdown | None
-    """Where its mean step goes, None where it left no spans."""
+    """Parts of its mean step, None without spans."""
     tokens_per_s: Interval | None
-    """With what its study knows of scatter."""
+    """Throughput with the scatter that its study knows."""
     simulated: bool
 
     @property
     def label(self) -> str:
-        """The plan and the devices in short."""
+        """Short name of the plan and the devices."""
         return f"{self.spec.label} on {self.spec.cluster.label}"
 
     @property
     def known_as(self) -> str:
-        """Its name and how far to trust it, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
+        """Its name and quality, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
         simulated = ", SIMULATED telemetry" if self.simulated else ""
-        return f"{self.name}, {self.result.quality or 'not judged'}{simulated}"
+        return f"{self.name}, {self.result.quality or 'not assessed'}{simulated}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +64,13 @@ class PartChange:
 
     @property
     def change(self) -> float:
-        """B less A."""
+        """B minus A."""
         return self.b - self.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """How a whole of A becomes that of B, part by part."""
+    """Change from a whole of A to that of B, part by part."""
 
     unit: str
     """`s` or `J`."""
@@ -89,12 +90,12 @@ class Waterfall:
 
     @property
     def cancels(self) -> bool:
-        """Whether the parts' changes take each other away until little is left, of which they are no shares."""
+        """True if the parts' changes cancel out, so that they are not meaningful shares of the whole change."""
         whole = math.fsum(each.change for each in self.parts)
         return abs(whole) * CANCELS < math.fsum(abs(each.change) for each in self.parts)
 
     def share_frac(self, part: PartChange) -> float | None:
-        """A part's share of the whole change: they add up to 1; None where nothing changes, or all cancels out."""
+        """Returns a part's share of the whole change; shares add up to 1. None without a change, or if parts cancel."""
         whole = math.fsum(each.change for each in self.parts)
         return part.change / whole if whole and not self.cancels else None
 
@@ -106,37 +107,37 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A against B."""
+    """Comparison of trials A and B."""
 
     a: Side
     b: Side
     differences: Mapping[str, tuple[Any, Any]]
     """Fields of the specifications that differ, by path."""
     time: Waterfall | None
-    """None where a side left no spans."""
+    """None if a side has no spans."""
     energy: Waterfall | None
-    """None where a side has no usable power."""
+    """None if a side has no usable power."""
     warnings: tuple[str, ...]
-    """What a reader must know before drawing a conclusion."""
+    """Warnings to read before drawing a conclusion."""
 
     @property
     def metrics(self) -> dict[str, tuple[float, float]]:
-        """What both measured, in the schema's order."""
+        """Metrics that both measured, in the schema's order."""
         a, b = self.a.result.metrics, self.b.result.metrics
         return {name: (a[name], b[name]) for name in METRICS if name in a and name in b}
 
     @property
     def conclusion(self) -> str:
-        """One sentence: which side is faster, by how much, and whether the measurement tells them apart."""
+        """Conclusion in one sentence: the faster side, by how much, and whether the intervals overlap."""
         a, b = self.a.tokens_per_s, self.b.tokens_per_s
         if a is None or b is None or not a.value or not b.value:
             return "tokens_per_s was not measured on both sides"
         fast, slow, name = (a, b, "A") if a.value >= b.value else (b, a, "B")
         said = f"{name} trains {100 * (fast.value / slow.value - 1):.1f} % more tokens a second"
-        if fast.low <= slow.high and "none" not in (fast.method, slow.method):
-            return f"{said}, but the intervals overlap: the measurement does not tell them apart"
         if "none" in (fast.method, slow.method):
-            return f"{said}; nothing tells how far single runs differ"
+            return f"{said}; run-to-run variation is unknown"
+        if fast.low <= slow.high:
+            return f"{said}, but the intervals overlap: treat them as a tie"
         return f"{said}; the intervals do not overlap"
 
     def to_json(self) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def compare(a: Side, b: Side) -> Comparison:
     warnings = _warnings(a, b)
     if a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
-        warnings.append(f"{missing} left no spans of measured steps: there is no waterfall")
+        warnings.append(f"no spans of measured steps in {missing}: there is no waterfall")
     else:
         parts_a, parts_b, per = _parts_of_equal_work(a, a.breakdown, b, b.breakdown)
         parts_a, parts_b, notes = _equally_divided(parts_a, parts_b)
@@ -201,7 +202,7 @@ def _equally_divided(a: _Parts, b: _Parts) -> tuple[_Parts, _Parts, list[str]]:
     if (UNDIVIDED in a) != (UNDIVIDED in b):
         which = "A" if UNDIVIDED in a else "B"
         warning = (
-            f"spans of {which} cannot tell communication inside forward and backward: steps are compared undivided"
+            f"spans of {which} do not show communication inside forward and backward: steps are compared undivided"
         )
         return _undivided(a), _undivided(b), [warning]
     if _has_groups(a) != _has_groups(b):
@@ -258,17 +259,17 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _warnings(a: Side, b: Side) -> list[str]:
     found = []
     if a.simulated != b.simulated:
-        found.append(f"telemetry of {'A' if a.simulated else 'B'} is SIMULATED, the other's was measured")
+        found.append(f"telemetry of {'A is SIMULATED, B' if a.simulated else 'B is SIMULATED, A'} was measured")
     elif a.simulated:
         found.append("telemetry of both is SIMULATED: it proves nothing about hardware")
     devices = {side.spec.cluster.simulate_sensors_of for side in (a, b)}
     if a.spec.cluster.device == b.spec.cluster.device and len(devices) > 1 and None not in devices:
         found.append(
-            f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are that machine's and say nothing of "
-            f"{' against '.join(sorted(map(str, devices)))}"
+            f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are of that machine and do not compare "
+            f"{' with '.join(sorted(map(str, devices)))}"
         )
     if a.result.quality != b.result.quality:
-        found.append(f"A is {a.result.quality or 'not judged'}, B is {b.result.quality or 'not judged'}")
+        found.append(f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}")
     if a.spec.model != b.spec.model:
         found.append(
             f"models differ ({a.spec.model.name}, {b.spec.model.name}): a token is not the same work on both sides"

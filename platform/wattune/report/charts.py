@@ -1,4 +1,4 @@
-"""The report's charts of a whole study, from plain data. Every colour comes with a symbol, a pattern or a word."""
+"""The report's charts of a whole study, from plain data. Each colour has a symbol, a pattern or a word beside it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ PART_LOOKS: Final = {
     "undivided": ("#9aa5b4", "|"),
     "other": ("#dfe4ea", ""),
 }
-"""Colour (Okabe and Ito) and pattern of a step's parts; a part of another name takes those of `exposed_comm`.
-Communication by parallel axis is there where a profiled pass told it apart."""
+"""Colour (Okabe and Ito) and pattern of a step's parts; a part of another name has those of `exposed_comm`.
+Communication by parallel axis comes from a profiled pass."""
 
 
 def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
@@ -51,9 +51,9 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
     figure.update_xaxes(title="mean step [ms]")
     figure.update_yaxes(autorange="reversed", automargin=True)
     caption = (
-        "The parts of a mean step add up to it. Throttle is what lost clock adds to compute at most; bubble what an "
-        "ideal pipeline schedule idles; straggler is waiting for a slower rank; undivided is what spans cannot tell "
-        "apart (communication inside forward and backward)."
+        "The parts of a mean step add up to it. Throttle is the most that lost clock adds to compute. Bubble is the "
+        "idle time of an ideal pipeline schedule. Straggler is waiting for a slower rank. Undivided is time that spans "
+        "cannot divide (communication inside forward and backward)."
     )
     return Chart(
         title="Where a step goes",
@@ -90,7 +90,7 @@ def _draw_part(figure: go.Figure, name: str, labels: Sequence[str], breakdowns: 
 
 
 def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
-    """Mean temperature by slot and trial: where a node is hot whatever runs. None without temperatures."""
+    """Draws mean temperature by slot and trial, which shows places that are always hot. None without temperatures."""
     rows = [row for row in ranking.trials if row.trial_id in evidence]
     cells: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows:
@@ -122,8 +122,8 @@ def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Cha
     figure.update_xaxes(type="category", automargin=True)
     figure.update_yaxes(autorange="reversed", automargin=True)
     caption = (
-        "Mean core temperature over the measured window. A row that stays brighter is a place in the node that cools "
-        "less; where the window is short for temperatures to settle, the quality column says so."
+        "Mean core temperature over the measured window. A row that stays brighter is a place in the node with less "
+        "cooling. If the window is too short for temperatures to settle, the quality column says so."
     )
     height = 150 + 30 * len(places)
     return Chart(
@@ -177,7 +177,7 @@ def _draw_waterfall(figure: go.Figure, fall: Waterfall, column: int) -> None:
 
 
 def _shares(falls: Sequence[tuple[Waterfall, str]]) -> str:
-    """Which part of each change is whose, in words."""
+    """Describes each part's share of the changes."""
     said = []
     for fall, name in falls:
         shares = {part.name.replace("_", " "): fall.share_frac(part) for part in fall.parts if part.change}
@@ -186,7 +186,7 @@ def _shares(falls: Sequence[tuple[Waterfall, str]]) -> str:
             listed = ", ".join(f"{part} {100 * share:+.0f} %".replace("-", "−") for part, share in known.items())
             said.append(f"Of the change in {name}: {listed}.")
         elif shares:
-            said.append(f"In {name} the parts' changes cancel out: no part is a share of what is left.")
+            said.append(f"In {name} the parts' changes cancel out, so shares of the rest are not meaningful.")
     return " ".join(said)
 
 
@@ -195,7 +195,7 @@ def _pattern(shape: str) -> dict[str, Any]:
 
 
 def row_labels(rows: Sequence[RankedTrial]) -> list[str]:
-    """A name for every trial that no other of them has: its plan, and what else tells them apart."""
+    """Returns a unique name for every trial: its plan, and the settings that differ."""
     reads: list[Callable[[RankedTrial], str]] = [
         lambda row: row.study,
         lambda row: row.spec.model.name,

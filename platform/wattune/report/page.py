@@ -1,7 +1,6 @@
-"""One HTML page that carries all it needs, plotly.js included: it opens offline and shows the same in ten years.
+"""One HTML page with everything it needs, including plotly.js: it opens offline and shows the same in ten years.
 
-A figure does not stand without its method, and simulated figures say so in a banner, in every table and across every
-chart.
+Every figure comes with its method. Simulated figures are marked in a banner, in every table and across every chart.
 """
 
 from collections import Counter
@@ -39,7 +38,7 @@ _PAGE: Final = """<!doctype html>
 """
 
 MAX_TRACES: Final = 2
-"""Trials whose power is drawn: the best feasible one and the best of those that break a bound."""
+"""Most trials whose power is drawn: the best feasible one and the best one that breaks a bound."""
 
 
 def draw(
@@ -48,12 +47,12 @@ def draw(
     comparison: Comparison | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> list[Chart]:
-    """Every figure there is something to draw for, in the report's order.
+    """Draws every figure that has data, in the report's order.
 
     Args:
-        ranking: Every trial, judged.
-        evidence: Of the trials that are shown closely, by trial id.
-        comparison: The best feasible trial against the best of those that break a bound.
+        ranking: Every assessed trial.
+        evidence: Evidence of the trials shown in detail, by trial id.
+        comparison: The best feasible trial against the best one that breaks a bound.
         limits: Hard limits by metric name.
     """
     closely = (*ranking.feasible[:1], *ranking.infeasible[:1], *ranking.feasible[1:])
@@ -77,16 +76,16 @@ def render_report(
     comparison: Comparison | None = None,
     problems: Sequence[str] = (),
 ) -> str:
-    """The whole report as HTML text.
+    """Renders the whole report as HTML text.
 
     Args:
         study_name: The study's name.
-        document: The search space, every default spelled out.
-        ranking: Every trial, judged.
+        document: The search space with every default.
+        ranking: Every assessed trial.
         candidates: Rows of `candidates.parquet`: `status` (kept, rejected, equivalent), `rule`, `reason`.
-        evidence: Of the trials that are shown closely, by trial id.
-        comparison: The best feasible trial against the best of those that break a bound.
-        problems: Evidence that could not be read, in words.
+        evidence: Evidence of the trials shown in detail, by trial id.
+        comparison: The best feasible trial against the best one that breaks a bound.
+        problems: Messages about evidence that could not be read.
     """
     evidence = evidence or {}
     charts = draw(ranking, evidence, comparison, document.get("limits"))
@@ -111,7 +110,7 @@ def render_report(
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Two trials side by side as HTML text: what differs, the waterfall, every metric."""
+    """Renders two trials side by side as HTML text: differences, waterfall, every metric."""
     chart = waterfall(comparison)
     a, b = comparison.a, comparison.b
     differing = [
@@ -160,12 +159,12 @@ def _value(value: Any) -> str:
 def _warnings(warnings: Sequence[str]) -> Html:
     if not warnings:
         return Html()
-    listed = join(fill("<li>{}.</li>", warning) for warning in warnings)
+    listed = join(fill("<li>{}.</li>", warning.removesuffix(".")) for warning in warnings)
     return fill('<aside class="warnings"><strong>Before you compare</strong><ul>{}</ul></aside>\n', listed)
 
 
 def _middle(row: RankedTrial) -> float:
-    """The middle of the objective's interval."""
+    """Returns the middle of the objective's interval."""
     assert row.objective is not None, "feasible rows and those asked for have one"
     return row.objective.value
 
@@ -210,7 +209,7 @@ def _headline(ranking: Ranking) -> Html:
         for margin in best.margins
     ]
     ties = sum(row.rank == 1 for row in ranking.feasible) - 1
-    shared = f"Shares rank 1 with {ties} more: the measurement does not tell them apart. " if ties else ""
+    shared = f"Shares rank 1 with {ties} more: their intervals overlap. " if ties else ""
     return fill(
         '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
         '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'
@@ -230,7 +229,7 @@ def _headline(ranking: Ranking) -> Html:
 
 
 def _others(ranking: Ranking) -> str:
-    """The best of every other model, where there are several."""
+    """Describes the best trial of every other model, if there are several."""
     metric = ranking.objective.metric
     named = [
         f" Best of {row.spec.model.name}: {row.label} with {range_text(metric, row.objective)}."
@@ -241,7 +240,7 @@ def _others(ranking: Ranking) -> str:
 
 
 def _price(ranking: Ranking) -> str:
-    """What the bounds cost: the first infeasible trial of the same model against the best feasible one."""
+    """Describes the price of the bounds: the first infeasible trial of the same model against the best feasible one."""
     best = ranking.best
     alike = (row for row in ranking.infeasible if best is None or row.spec.model == best.spec.model)
     row = next((row for row in alike if row.objective is not None), None)
@@ -251,7 +250,7 @@ def _price(ranking: Ranking) -> str:
     past = f"fails {failing.constraint} by {format_quantity(failing.metric, -failing.slack)}"
     reached = format_quantity(ranking.objective.metric, _middle(row))
     if best is None:
-        return f"The best of those that break a bound, {row.label}, reaches {reached} and {past}."
+        return f"The best trial that breaks a bound, {row.label}, reaches {reached} and {past}."
     own = _middle(best)
     gain = (_middle(row) - own) * (1 if ranking.objective.maximize else -1)
     if gain <= 0 or not own:
@@ -260,7 +259,7 @@ def _price(ranking: Ranking) -> str:
 
 
 def _meter(margin: Margin) -> Html:
-    """How much of what is allowed is used; nothing where that is no share, as around 0."""
+    """Draws the used share of a bound; empty if it is not a share, as around 0."""
     low, high = sorted((margin.got, margin.bound))
     if low < 0 or high <= 0:
         return Html("<i></i>")

@@ -57,7 +57,7 @@ def repeats_text(row: RankedTrial) -> str:
 
 def quality_pill(row: RankedTrial) -> Html:
     """Returns the quality of a trial with its reasons in a tooltip, and a mark on simulated ones."""
-    named = row.quality or "not judged"
+    named = row.quality or "not assessed"
     reasons = sorted({reason for result in row.counted for reason in result.quality_reasons})
     pill = fill('<span class="pill {}" title="{}">{}</span>', named, ", ".join(reasons), named)
     return join([pill, Html('<span class="pill simulated">simulated</span>')]) if row.simulated else pill
@@ -160,7 +160,7 @@ def saturation_section(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Ht
         return Html()
     columns = ["configuration", "what", "within", "of its peak", "time above", "threshold", "saturated", "peak by"]
     caption = (
-        "Mean over the time named under within, as a share of the peak; saturated is said where at least half of that "
+        "Mean over the time named under within, as a share of the peak. Saturated means that at least half of that "
         "time is above the threshold."
     )
     stamp = _STAMP if ranking.simulated else ""

@@ -1,4 +1,4 @@
-"""The chart of the objective over power: what the bounds leave, what they cut off, and the Pareto front."""
+"""The chart of the objective over power: feasible and infeasible trials, the bounds, and the Pareto front."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.schema import METRICS
 
 LABELLED: Final = 10
-"""Trials a scatter names; of more only the best and the front."""
+"""Most trials that a scatter labels; of more trials only the best and the front have labels."""
 
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
 
@@ -50,9 +50,9 @@ def trade_off(ranking: Ranking) -> Chart | None:
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
     caption = (
-        "Every trial that measured both. A circle keeps every bound, a cross breaks one or more; bars are 95 % "
-        "intervals where scatter is known. The dotted line joins the trials no other beats in both. Click a point to "
-        "find its row."
+        "Every trial that measured both. A circle keeps every bound, a cross breaks at least one. Bars are 95 % "
+        "intervals where scatter is known. The dotted line joins the trials that no other beats in both. Click a point "
+        "to find its row."
     )
     return Chart(
         title=f"{'Throughput' if metric.startswith('tokens_per_s') else metric} against "
@@ -65,7 +65,7 @@ def trade_off(ranking: Ranking) -> Chart | None:
 
 
 def _across(ranking: Ranking) -> str | None:
-    """The metric the objective is drawn over: a bounded power, else what is bounded first, else power itself."""
+    """Returns the metric of the x axis: a bounded power, else the first bounded metric, else a power."""
     bounded = [bound.metric for bound in ranking.constraints if bound.metric != ranking.objective.metric]
     powers = [name for name in bounded if METRICS[name].group == "power"]
     wanted = [*powers, *bounded, *_FALLBACK_AXES]
@@ -143,7 +143,7 @@ def _draw_front(figure: go.Figure, front: Sequence[RankedTrial], metric: str, ac
 
 
 def _draw_bound(figure: go.Figure, ranking: Ranking, bound: Constraint, metric: str, across: str) -> None:
-    """A line where a bound is one number for all; one that is a share of another metric may differ by trial."""
+    """Draws a line for a bound that is the same for all trials; a share of another metric may differ by trial."""
     at = {margin.bound for row in ranking.trials for margin in row.margins if margin.constraint == str(bound)}
     if len(at) != 1 or bound.metric not in (metric, across):
         return
@@ -158,7 +158,7 @@ def _draw_bound(figure: go.Figure, ranking: Ranking, bound: Constraint, metric: 
 
 
 def _leave_room(figure: go.Figure) -> None:
-    """Wider axes than the points need, so that their names are whole."""
+    """Widens the axes, so that labels of points are not cut off."""
     for axis, values in (
         ("xaxis", [x for trace in figure.data for x in trace.x]),
         ("yaxis", [y for trace in figure.data for y in trace.y]),
@@ -175,13 +175,13 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     for name in (metric, across):
         if found := row.interval(name):
             parts.append(f"{name}: {found.shown(name)}")
-    parts.append(f"{row.quality or 'not judged'}{', simulated' if row.simulated else ''}")
+    parts.append(f"{row.quality or 'not assessed'}{', simulated' if row.simulated else ''}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)
 
 
 def _bars(intervals: Sequence[Interval], color: str) -> dict[str, Any]:
-    """Error bars over each interval; of no length where nothing tells how the figure scatters."""
+    """Returns error bars over each interval, without length where the scatter is unknown."""
     above = [found.high - found.value for found in intervals]
     below = [found.value - found.low for found in intervals]
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1}

@@ -328,13 +328,13 @@ def test_models_of_unlike_size_never_share_a_table_in_silence():
     large = replace(spec, model=model("mixtral_8x7b"))
     pairs = [(small, result), (large, replace(result, trial_id=large.trial_id, metrics={**result.metrics}))]
     ranking = rank(pairs, FASTEST, [])
-    (warning,) = [text for text in ranking.warnings if "unlike work" in text]
+    (warning,) = [text for text in ranking.warnings if "of different work" in text]
     assert "llama3_8b (32 layers, 8.03 G parameters)" in warning
     assert "mixtral_8x7b (32 layers, 12.88 G of 46.7 G parameters)" in warning
     assert {row.spec.model.name for row in ranking.best_of_each} == {"llama3_8b", "mixtral_8x7b"}
     assert rank(pairs[:1], FASTEST, []).best_of_each == ()
     power = parse_objective("minimize node_device_power_peak_1s_w")
-    assert not [text for text in rank(pairs, power, []).warnings if "unlike work" in text]
+    assert not [text for text in rank(pairs, power, []).warnings if "of different work" in text]
 
 
 def test_sensors_of_two_devices_simulated_on_one_machine_are_told_apart_and_said():
@@ -352,7 +352,7 @@ def test_sensors_of_two_devices_simulated_on_one_machine_are_told_apart_and_said
 def test_qualities_can_be_ranked_apart():
     pairs = [trial(1, {"tokens_per_s": 9.0}, quality="indicative"), trial(2, {"tokens_per_s": 2.0})]
     mixed = rank(pairs, FASTEST, [])
-    assert any("unlike qualities" in warning for warning in mixed.warnings)
+    assert any("different qualities" in warning for warning in mixed.warnings)
     best = rank(pairs, FASTEST, [], least_quality="publishable")
     assert numbers(best.trials) == [2]
     assert best.note == "quality: 1 publishable; 1 left out by quality below publishable"
