@@ -52,7 +52,7 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "study_empty": ("study.yaml", "", "holds no search space"),
     "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
     "study_list": ("study.yaml", "- a", "holds no search space"),
-    "study_without_objective": ("study.yaml", "study: x", "give --objective"),
+    "study_without_objective": ("study.yaml", "study: x", "pass --objective"),
     "result_half": ("TRIAL/result.json", '{"metrics": {', "no trial of this version"),
     "result_empty": ("TRIAL/result.json", "{}", "no trial of this version"),
     "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
