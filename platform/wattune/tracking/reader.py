@@ -110,7 +110,7 @@ def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
 def _pair(row: dict[str, Any]) -> tuple[TrialSpec, TrialResult]:
     try:
         return TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TrackingError(f"{DELIVERY_LOG} was written by another version of wattune ({error})") from error
 
 

@@ -4,10 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_trials import CAPPED, COOL, FASTEST, POWER, on_n0, reference_runs, speed, trial
 
 from wattune.objective import parse_constraint
-from wattune.ranking.assessment import Verdict
+from wattune.ranking.assessment import Spreads, Verdict, assess_trial, is_simulated
 from wattune.ranking.order import rank
 from wattune.trial import TrialStatus
 
@@ -105,3 +107,57 @@ def test_a_figure_that_is_no_number_was_not_measured(value):
     ranking = rank([speed(1, value)], FASTEST, [POWER])
     assert ranking.unknown[0].missing == ("tokens_per_s",)
     json.dumps(ranking.to_json(), allow_nan=False)
+
+
+def test_scatter_and_drift_are_of_each_set_of_nodes_by_itself():
+    on_n0_only = reference_runs([99.0, 101.0])
+    elsewhere = [(spec, replace(result, tags={**result.tags, "nodes": "n1"})) for spec, result in reference_runs([7.0])]
+    soaked = [(spec, replace(result, tags={**result.tags, "soak": "true"})) for spec, result in reference_runs([500.0])]
+    spreads = Spreads([*on_n0_only, *elsewhere, *soaked, speed(1, 3.0)])
+    found = spreads.references("tokens_per_s")
+    assert set(found) == {"n0"}, "one run on n1 has no scatter"
+    # Two runs 1 % below and above their mean: a standard deviation of sqrt(2) %.
+    assert (found["n0"].num_runs, found["n0"].mean) == (2, 100.0)
+    assert found["n0"].spread_frac == pytest.approx(0.01 * 2**0.5)
+    assert spreads.reference("n0", "mfu_frac") is None and spreads.references("mfu_frac") == {}
+
+
+@given(
+    st.lists(st.integers(1, 40).map(lambda each: 100.0 * each), min_size=1, max_size=4),
+    st.sampled_from(["<=", "<", ">=", ">"]),
+    st.integers(1, 40).map(lambda each: 100.0 * each),
+)
+def test_a_margin_is_that_of_the_worst_repeat_and_holds_where_every_repeat_does(watts, operator, bound_w):
+    bound = parse_constraint(f"node_device_power_peak_1s_w {operator} {bound_w:g}")
+    pairs = [speed(1, 10.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(watts)]
+    repeats = tuple(result for _, result in pairs)
+    row = assess_trial("", pairs[0][0], repeats, Spreads(pairs), FASTEST, [bound])
+    (margin,) = row.margins
+    below = operator.startswith("<")
+    assert margin.got == (max(watts) if below else min(watts))
+    assert margin.slack == (bound_w - margin.got if below else margin.got - bound_w)
+    keeps = {"<=": float.__le__, "<": float.__lt__, ">=": float.__ge__, ">": float.__gt__}[operator]
+    assert margin.holds == all(keeps(power_w, bound_w) for power_w in watts)
+    assert row.verdict is (Verdict.FEASIBLE if margin.holds else Verdict.INFEASIBLE)
+    assert (row.rank, row.failing) == (None, () if margin.holds else (margin,))
+
+
+def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
+    spec, result = trial(1, status=TrialStatus.TIMED_OUT, reason="rank 0: no step")
+    row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), FASTEST, [POWER])
+    assert (row.verdict, row.reason) == (Verdict.FAILED, "timed_out: rank 0: no step")
+    assert (row.quality, row.simulated, row.margins, row.objective, row.counted) == ("", False, (), None, ())
+    assert row.setting == {"study": "moe", "model": "llama3_8b", "cluster": "1x4 h200_sxm", "engine": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("tags", "reasons", "simulated"),
+    [
+        ({"simulated": "true"}, (), True),
+        ({}, ("simulated", "few_steps"), True),
+        ({"simulated": "false"}, ("gap",), False),
+    ],
+)
+def test_simulation_is_known_by_tag_or_by_reason(tags, reasons, simulated):
+    _, result = trial(1, {"tokens_per_s": 1.0}, tags=tags)
+    assert is_simulated(replace(result, quality_reasons=reasons)) is simulated

@@ -1,10 +1,14 @@
 """Node power over time, and traces cut short."""
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import figure_of, values, whole
 
+from wattune.objective import parse_constraint
 from wattune.report.traces import MAX_TRACE_PARTS, envelope, power
 
 
@@ -34,3 +38,32 @@ def test_a_shortened_trace_keeps_its_peaks(length, seed):
     if length:
         assert (kept_w.min(), kept_w.max()) == (power_w.min(), power_w.max())
         assert np.isin(kept_s, time_s).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=12))
+def test_overlapping_excursions_of_several_devices_are_shaded_once(stretches):
+    """In units of 0.1 s; every moment that is in an excursion is in exactly one shaded stretch."""
+    ranking, _, evidence = whole()
+    row = ranking.feasible[0]
+    found = evidence[row.trial_id]
+    (one,) = found.excursions.to_pylist()
+    rows = [one | {"start_s": begin / 10, "end_s": (begin + length) / 10} for begin, length in stretches]
+    table = pa.Table.from_pylist(rows, schema=found.excursions.schema)
+    chart = power(ranking, [row], {row.trial_id: replace(found, excursions=table)}, {})
+    shaded = [(shape.x0, shape.x1) for shape in chart.figure.layout.shapes if shape.type == "rect"]
+    for tenth in range(60):
+        middle_s = (tenth + 0.5) / 10
+        inside = any(begin <= tenth < begin + length for begin, length in stretches)
+        assert sum(start_s < middle_s < end_s for start_s, end_s in shaded) == int(inside)
+
+
+def test_a_bound_that_is_not_on_node_power_is_not_drawn_and_without_power_there_is_no_chart():
+    ranking, _, evidence = whole()
+    other = replace(ranking, constraints=(parse_constraint("device_temp_max_c <= 85"),))
+    chart = power(other, [ranking.feasible[0]], evidence, {})
+    assert [shape for shape in chart.figure.layout.shapes if shape.type == "line"] == []
+    low, high = chart.figure.layout.yaxis.range
+    assert low < 2650.0 < high
+    silent = {trial_id: replace(one, power_w={}) for trial_id, one in evidence.items()}
+    assert power(ranking, [*ranking.feasible], silent, {}) is None
+    assert power(ranking, [], evidence, {}) is None

@@ -5,13 +5,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 from tracked_trials import result_of, spec_of
 
 from wattune.errors import TrackingError
-from wattune.tracking.store import RETRY_AFTER_S, default_uri, ui_command, ui_url
+from wattune.tracking.reader import read_study
+from wattune.tracking.store import RETRY_AFTER_S, artifacts_beside, default_uri, log, search, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
 
 
@@ -103,3 +105,51 @@ def test_the_ui_command_can_be_pasted_and_the_page_opened():
     assert ui_command(file).endswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db'")
     assert ui_url(file, page) == "http://127.0.0.1:5000/#/experiments/3", "where that command serves"
     assert (ui_command(server), ui_url(server, page)) == ("", "https://mlflow.example:5000/#/experiments/3")
+
+
+def test_reading_never_makes_a_store(tmp_path):
+    uri = default_uri(tmp_path / "none")
+    with pytest.raises(TrackingError, match=f"no MLflow store {tmp_path}/none/mlflow.db; give the file"):
+        read_study(uri, "study")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("sqlite:////data/a b/mlflow.db", "file:///data/a%20b/mlartifacts"),
+        ("sqlite:////data/mlflow.db?timeout=5", "file:///data/mlartifacts"),
+        ("sqlite:///:memory:", None),
+        ("https://mlflow.example", None),
+        ("postgresql://host/db", None),
+    ],
+)
+def test_artifacts_lie_beside_a_file_and_elsewhere_where_the_server_wants_them(uri, folder):
+    assert artifacts_beside(uri) == folder
+
+
+def test_pages_of_runs_are_searched_to_the_last_one():
+    class Page(list):
+        token = None
+
+    asked = []
+
+    def search_runs(experiments, where, max_results, page_token):
+        asked.append((where, page_token))
+        page = Page({None: ["a", "b"], "t": ["c"]}[page_token])
+        page.token = "t" if page_token is None else None
+        return page
+
+    client = SimpleNamespace(search_runs=search_runs)
+    assert list(search(client, "7", {"x": "1", "y": "2"}, "attributes.end_time > 5")) == ["a", "b", "c"]
+    where = "tags.`x` = '1' and tags.`y` = '2' and attributes.end_time > 5"
+    assert asked == [(where, None), (where, "t")]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (100, [100]), (250, [100, 100, 50])])
+def test_parameters_are_sent_in_the_sizes_that_are_taken(count, sizes):
+    sent = []
+    client = SimpleNamespace(log_batch=lambda run_id, params: sent.append([param.key for param in params]))
+    log(client, "r1", params={f"p{number}": "1" for number in range(count)})
+    assert [len(part) for part in sent] == sizes
+    assert [key for part in sent for key in part] == [f"p{number}" for number in range(count)]

@@ -25,17 +25,18 @@ def constant(watts: float, start_s: float, end_s: float) -> Series:
 
 
 @pytest.mark.parametrize("block", [3, 2**15])
-def test_pieces_hold_the_energy_of_every_window_once(monkeypatch, block):
+@pytest.mark.parametrize("window_s", [0.1, 1.0])
+def test_pieces_hold_the_energy_of_every_window_once(monkeypatch, block, window_s):
     monkeypatch.setattr("wattune.analysis.signals.series._BLOCK", block)
     time_s = np.arange(0.0, 6.0, 0.37)
     signal = Series(time_s, 100.0 + 50.0 * np.sin(time_s))
-    width = steps_of(1.0)
+    width = steps_of(window_s)
     windows = [piece.rises_j(width) for piece in pieces(signal)]
     starts = [first + number for first, energies_j in windows for number in range(len(energies_j))]
     assert starts == list(range(len(starts))), "every window once and in order"
     found_j = np.concatenate([energies_j for _, energies_j in windows])
     edge_s = np.arange(len(found_j)) * GRID_S
-    assert found_j == pytest.approx(signal.cumulative(edge_s + 1.0) - signal.cumulative(edge_s), rel=1e-9)
+    assert found_j == pytest.approx(signal.cumulative(edge_s + window_s) - signal.cumulative(edge_s), rel=1e-9)
     assert max(piece.most_j(width) for piece in pieces(signal)) == found_j.max()
 
 
