@@ -122,12 +122,13 @@ class Readings:
         good = np.isfinite(self.time_s)
         for column in chosen.values():
             good &= np.isfinite(column)
-        ordered = not np.any(self.time_s[1:] <= self.time_s[:-1])
-        if ordered and good.all():
+        if good.all() and not np.any(self.time_s[1:] <= self.time_s[:-1]):
             return Readings(self.time_s, chosen)
         rows = np.flatnonzero(good)
-        if not ordered:
-            rows = rows[np.unique(self.time_s[rows], return_index=True)[1]]
+        time_s = self.time_s[rows]
+        # Only among rows that count: a comparison with NaN says nothing of the order.
+        if np.any(time_s[1:] <= time_s[:-1]):
+            rows = rows[np.unique(time_s, return_index=True)[1]]
         return Readings(self.time_s[rows], {name: column[rows] for name, column in chosen.items()})
 
     def inside(self, name: str, start_s: float, end_s: float) -> tuple[Floats, Floats]:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wattune.analysis.metrics.energy import powers
@@ -76,6 +76,7 @@ numbers = st.one_of(st.just(math.nan), st.floats(-1e6, 1e6))
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan]), numbers, numbers), max_size=12))
+@example([(0.0, 0.0, 0.0), (math.nan, 1.0, 1.0), (0.0, 2.0, 2.0)])
 def test_complete_readings_are_the_first_whole_row_of_every_time_in_order(rows):
     time_s, a, b = (np.array([row[column] for row in rows], float) for column in range(3))
     expected: dict[float, tuple[float, float]] = {}
