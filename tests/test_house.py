@@ -31,7 +31,7 @@ ROOMS = {
     "plan": "axes effective engines parallel placement rules",
     "ranking": "assessment comparison evidence order sources table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page traces write",
+    "report": "charts figure markup page sections traces trade_off write",
     "search": "grammar problems prune space strategy",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",

@@ -52,7 +52,7 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "study_empty": ("study.yaml", "", "holds no search space"),
     "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
     "study_list": ("study.yaml", "- a", "holds no search space"),
-    "study_without_objective": ("study.yaml", "study: x", "give --objective"),
+    "study_without_objective": ("study.yaml", "study: x", "pass --objective"),
     "result_half": ("TRIAL/result.json", '{"metrics": {', "no trial of this version"),
     "result_empty": ("TRIAL/result.json", "{}", "no trial of this version"),
     "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
@@ -122,7 +122,7 @@ def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
     assert f"{lost.path.name}: no trial of this version" in study.report_path.read_text()
     code, out, err = wattune("analyze", lost.path)
     assert code == 0, err
-    assert "memory is not known" in " ".join(out.split()) and "mfu_frac" in out
+    assert "memory is unknown" in " ".join(out.split()) and "mfu_frac" in out
 
 
 def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:

@@ -1,4 +1,4 @@
-"""From results to a decision: one ranking of one or several studies, from their folders or from MLflow."""
+"""One ranking of one or several studies, from their folders or from MLflow."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ from wattune.tracking.reader import read_study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A study's results, and what it was after."""
+    """A study's results, with its objective and constraints."""
 
     name: str
     results: Results
     objective: str | None
-    """None where nobody says."""
+    """None if the study does not have one."""
     constraints: tuple[str, ...]
     place: str
-    """Where it was read, for messages."""
+    """The folder or store it was read from, for messages."""
     unreadable: tuple[UnreadableTrial, ...] = ()
-    """Trials that ended and are not among the results."""
+    """Trials that ended but cannot be read, and so are not among the results."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
-        """A study's folder."""
+        """Reads a study's folder."""
         document, finished = study.document(), study.finished()
         return cls(
             name=study.name,
@@ -42,7 +42,7 @@ class Source:
 
     @classmethod
     def of_store(cls, uri: str, name: str) -> "Source":
-        """What an MLflow store holds of a study.
+        """Reads a study from an MLflow store.
 
         Raises:
             TrackingError: The store cannot be reached or has no such study.
@@ -59,7 +59,7 @@ class Source:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keeps the garbage collector from looking at everything again and again while much is made and nothing is dropped.
+    """Pauses the garbage collector, which would scan everything repeatedly while many objects are made.
 
     Reading and ranking ten thousand trials makes no cycles, and takes a quarter less time without it.
     """
@@ -84,22 +84,23 @@ def rank_sources(
 
     Args:
         sources: The studies.
-        objective: Instead of the studies' own.
-        constraints: Instead of the studies' own.
-        where: Only trials that hold all of these are ranked.
+        objective: Replaces the studies' own.
+        constraints: Replaces the studies' own.
+        where: Only trials that keep all of these are ranked.
         least_quality: Trials of a lower quality are left out.
 
     Raises:
-        PlanError: A study is named twice, or nobody says what it is after.
+        PlanError: A study is named twice, or has no objective and none is given.
         SpaceError: An objective or constraint cannot be used as written, or the studies' own differ.
     """
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise PlanError(f"studies {', '.join(names)}: every study needs a name of its own; name each once")
+        raise PlanError(f"studies {', '.join(names)}: two have the same name; name each study once")
     if objective is None:
         unsaid = [source.place for source in sources if source.objective is None]
         if unsaid:
-            raise PlanError(f"{' and '.join(unsaid)} does not say what it is after; give --objective")
+            verb = "has" if len(unsaid) == 1 else "have"
+            raise PlanError(f"{' and '.join(unsaid)} {verb} no objective; pass --objective")
         objective = _agreed("objective", [(source.name, str(source.objective)) for source in sources])
     if constraints is None:
         bounds = [(source.name, "; ".join(source.constraints) or "none") for source in sources]
@@ -121,12 +122,12 @@ def rank_sources(
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:
-    """What all studies say.
+    """Returns the text that all studies agree on.
 
     Raises:
         SpaceError: They differ.
     """
     if len({text for _, text in said}) > 1:
         listed = "\n".join(f"  {name}: {text}" for name, text in said)
-        raise SpaceError(f"the studies' {what}s differ:\n{listed}\ngive one for all with --{what}")
+        raise SpaceError(f"the studies' {what}s differ:\n{listed}\npass one for all with --{what}")
     return said[0][1]

@@ -1,4 +1,4 @@
-"""A ranking as files: Parquet with all there is, and CSV for spreadsheets with one figure a cell."""
+"""A ranking as files: Parquet with all data, and CSV for spreadsheets with one figure per cell."""
 
 import csv
 import io
@@ -70,11 +70,11 @@ _TABLE: Final = pa.schema(
         ),
     }.items()
 )
-"""Columns of `ranking.parquet`: those of a row's JSON; values are in the units of the metrics they stand for."""
+"""Columns of `ranking.parquet`: those of a row's JSON. Values are in the units of their metrics."""
 
 
 def to_table(ranking: Ranking) -> pa.Table:
-    """One row per trial, for `ranking.parquet`; the metadata says what was asked."""
+    """Builds `ranking.parquet`: one row per trial; the metadata has objective, constraints and notes."""
     rows = [row.to_json() for row in ranking.trials]
     for row, trial in zip(rows, ranking.trials, strict=True):
         row["plan"] = {**row["plan"], "rank_order": str(trial.spec.plan.rank_order)}
@@ -91,12 +91,11 @@ def to_table(ranking: Ranking) -> pa.Table:
 
 
 def to_csv(ranking: Ranking) -> str:
-    """One line per trial in the order it is listed, then one per repeat that cannot be read (verdict `unreadable`).
+    """Builds the CSV: a line per trial in the order of listing, then one per unreadable repeat (verdict `unreadable`).
 
-    A metric is the middle of its interval, empty where unmeasured.
-
-    The objective has its interval beside it, every constraint what was got, the distance to its bound and the
-    probability that it holds. Columns are named as in the ranking's JSON.
+    A metric is the middle of its interval, empty where unmeasured. The objective has its interval beside it. Every
+    constraint has the measured value, the bound, the distance to it and the probability that it holds. Columns are
+    named as in the ranking's JSON.
     """
     bounds = [str(constraint) for constraint in ranking.constraints]
     objective = ranking.objective.metric
