@@ -12,7 +12,7 @@ from wattune.cli.shell import (
     StudyArgument,
     TrackingOption,
     app,
-    end_by,
+    feasible_code,
     out,
     print_json,
     print_line,
@@ -86,7 +86,7 @@ def rank(
         print_ranking(out, ranking, top=top)
         if metrics:
             print_front(out, front, metrics)
-    end_by(ranking)
+    raise typer.Exit(feasible_code(ranking))
 
 
 @app.command(rich_help_panel=_PANEL)

@@ -4,6 +4,7 @@ import errno
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -55,18 +56,23 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def main() -> None:
-    """Runs a command; every failure wattune can explain is one message and an exit code."""
+    """Runs the command line and ends the process with its exit code."""
+    sys.exit(exit_code_of(app))
+
+
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Calls a command and returns its exit code; every failure wattune can explain is one message."""
     try:
-        app()
+        return command() or 0
     except WattuneError as error:
         print_error(str(error))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except OSError as error:
         if error.errno not in (*_OF_THE_USER, *_OF_THE_MACHINE):
             raise
         place = error.filename or "a file"
         print_error(f"{place}: {error.strerror}; fix its permissions or free space, or give --storage another folder")
-        sys.exit(WRONG_INPUT if error.errno in _OF_THE_USER else 1)
+        return WRONG_INPUT if error.errno in _OF_THE_USER else 1
 
 
 def print_error(text: str) -> None:
@@ -84,11 +90,12 @@ def print_line(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True)
 
 
-def end_by(ranking: Ranking) -> None:
-    """Ends with exit code 3 where nothing is feasible."""
-    if ranking.best is None:
-        err.print("nothing is feasible; loosen a constraint or widen the space", style="yellow")
-        raise typer.Exit(NOTHING_FEASIBLE)
+def feasible_code(ranking: Ranking) -> int:
+    """Returns exit code 3 where nothing is feasible, and says so; else 0."""
+    if ranking.best is not None:
+        return 0
+    err.print("nothing is feasible; loosen a constraint or widen the space", style="yellow")
+    return NOTHING_FEASIBLE
 
 
 def end_in_order() -> None:

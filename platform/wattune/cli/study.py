@@ -1,10 +1,12 @@
 """`plan` and `run`: from a search space to a study."""
 
 import sys
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from wattune import api
 from wattune.cli.shell import (
@@ -13,9 +15,9 @@ from wattune.cli.shell import (
     StorageOption,
     TrackingOption,
     app,
-    end_by,
     end_in_order,
     err,
+    feasible_code,
     out,
     print_json,
     print_line,
@@ -70,22 +72,18 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
-    end_in_order()
-    console = err if as_json else out
     # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
     stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    try:
+    with in_order():
         planned = api.plan(space)
-        spec = planned.spec
-        progress = StudyProgress(console, spec.objective, spec.constraints)
+        view = view_of(planned, err if as_json else out)
         if dry_run:
-            found = api.preview(planned, storage=storage, max_hours=max_hours, max_trials=max_trials)
-            progress(found)
-            console.print("dry run: nothing was started, nothing was written")
+            view(found := api.preview(planned, storage=storage, max_hours=max_hours, max_trials=max_trials))
+            (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
                 print_json({"dry_run": True, "study": planned.name, **_as_json(found)})
             return
-        with stray, progress:
+        with stray, view:
             outcome = api.run_study(
                 planned,
                 storage=storage,
@@ -93,13 +91,25 @@ def run(
                 tracking_uri=tracking_uri,
                 max_hours=max_hours,
                 max_trials=max_trials,
-                listener=progress,
+                listener=view,
             )
+    raise typer.Exit(show(outcome, as_json=as_json))
+
+
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Ends the process on Ctrl-C, a job's stop or a closed terminal with one line instead of a traceback."""
+    end_in_order()
+    try:
+        yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
-        raise typer.Exit(1) from None
-    _show(outcome, as_json=as_json)
-    _end(outcome)
+        sys.exit(1)
+
+
+def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
+    """Returns a view of a study for `wattune.run_study` to report to; enter it to see it live."""
+    return StudyProgress(console, planned.spec.objective, planned.spec.constraints)
 
 
 def _as_json(preview: Preview) -> dict[str, Any]:
@@ -116,30 +126,40 @@ def _as_json(preview: Preview) -> dict[str, Any]:
     }
 
 
-def _show(outcome: api.StudyOutcome, *, as_json: bool) -> None:
-    """Prints the ranking, and where report and tracking store are."""
+def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
+    """Prints the ranking, the places of report and tracking store, and how the study ended.
+
+    Returns:
+        The exit code: 0, 1 where the study did not end by itself, or 3 where nothing is feasible.
+
+    Raises:
+        TrackingError: Results could not be sent to the tracking store or the storage's URL.
+    """
     ranking, uri = outcome.ranking, outcome.tracking_uri
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
     if as_json:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
         ended |= {"missing": list(outcome.missing), "mlflow": ui}
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
-        return
-    print_ranking(out, ranking)
-    rejected = outcome.candidates.rejected
-    if rejected:
-        print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in rejected])
-    print_line(f"Report    {outcome.report_path}")
-    for line in filter(None, (ui["command"], ui["url"])):
-        print_line(f"MLflow UI {line}")
+    else:
+        print_ranking(out, ranking)
+        rejected = outcome.candidates.rejected
+        if rejected:
+            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in rejected])
+        print_line(f"Report    {outcome.report_path}")
+        for line in filter(None, (ui["command"], ui["url"])):
+            print_line(f"MLflow UI {line}")
+    _say_why(outcome)
+    problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
+    if problems:
+        raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
+    if outcome.ending in ("nodes", "interrupted"):
+        return 1
+    return feasible_code(ranking) if outcome.finished or ranking.trials else 0
 
 
-def _end(outcome: api.StudyOutcome) -> None:
-    """Says why the study ended before its end, if it did, and ends with the exit code that follows.
-
-    Raises:
-        TrackingError: Results could not be sent to the tracking store or the storage's URL.
-    """
+def _say_why(outcome: api.StudyOutcome) -> None:
+    """Prints why a study ended before its end, if it did."""
     if outcome.ending == "budget":
         err.print(f"the budget is used; {outcome.num_left} trial(s) are left, the same command goes on with them")
     elif outcome.ending == "nodes":
@@ -148,10 +168,3 @@ def _end(outcome: api.StudyOutcome) -> None:
         err.print(f"{outcome.num_left} trial(s) wait for nodes; start them, the same command continues")
     elif not outcome.finished:
         err.print(_STOPPED)
-    problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
-    if problems:
-        raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
-    if outcome.ending in ("nodes", "interrupted"):
-        raise typer.Exit(1)
-    if outcome.finished or outcome.ranking.trials:
-        end_by(outcome.ranking)
