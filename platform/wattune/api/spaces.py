@@ -8,7 +8,7 @@ from typing import Any
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
-from wattune.search.prune import Candidates, Equivalent, Kept, Rejected, prune
+from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.trial import TrialSpec
@@ -29,7 +29,7 @@ class StudyPlan:
         return self.spec.name
 
     @property
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[Candidate, ...]:
         """The combinations that are trials."""
         return self.candidates.kept
 
