@@ -1,4 +1,4 @@
-"""What a run would do, and bounds that are none: nothing is started, nothing is written."""
+"""Previews of a run, and bounds that are refused: nothing is started, nothing is written."""
 
 import shutil
 from pathlib import Path
