@@ -190,7 +190,7 @@ WRONG = [
     (
         "objective",
         "maximise tokens_per_s",
-        'objective: "maximise tokens_per_s" is no objective; write "maximize METRIC"',
+        'objective: "maximise tokens_per_s" is not an objective; write "maximize METRIC"',
     ),
     (
         "objective",
@@ -202,7 +202,7 @@ WRONG = [
         ["device_temp_c <= 85"],
         'constraints[0]: unknown metric "device_temp_c" in "device_temp_c <= 85"',
     ),
-    ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is no constraint'),
+    ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is not a constraint'),
 ]
 
 
