@@ -38,8 +38,8 @@ def test_several_studies_are_ranked_together_under_one_question(storage: Path) -
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        ({"objective": "maximise tokens_per_s"}, "is no objective"),
-        ({"constraints": ["mfu_frac >"]}, "is no constraint"),
+        ({"objective": "maximise tokens_per_s"}, "is not an objective"),
+        ({"constraints": ["mfu_frac >"]}, "is not a constraint"),
         ({"where": ["old_frac > 0.1"]}, 'unknown metric "old_frac"'),
         ({"least_quality": "great"}, 'unknown quality "great"'),
     ],
