@@ -162,9 +162,9 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
 ) -> None:
     occupied, ran = tmp_path / "occupied", tmp_path / "ran"
     occupied.write_text("")
-    monkeypatch.setattr(api, "measure_sensors", lambda *_, **__: ran.touch())
+    monkeypatch.setattr(api.recordings, "measure_sensors", lambda *_, **__: ran.touch())
     space = Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml"
-    rest = {"run": [space, "--max-trials", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
+    rest = {"run": [space, "--max-hours", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
     code, out, err = wattune(verb, "--storage", occupied, *rest)
     assert (code, out) == (2, ""), err
     assert f"cannot be written: {occupied} is not a folder" in err and "give --storage" in err

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import ray
 
-import wattune
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_accelerator, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
@@ -304,7 +303,7 @@ def _callers_signals() -> Iterator[Sequence[int]]:
 
 
 def _package_folder() -> Path:
-    return Path(wattune.__file__).parent
+    return Path(__file__).parents[1]
 
 
 def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
@@ -57,6 +58,19 @@ class Source:
         )
 
 
+class Question(TypedDict, total=False):
+    """What is asked of results, where it is not what their studies asked."""
+
+    objective: str | None
+    """Instead of the studies' own, such as `minimize energy_per_token_j`; several need it where theirs differ."""
+    constraints: Sequence[str] | None
+    """Instead of the studies' own."""
+    where: Sequence[str]
+    """Only trials that hold all of these are ranked."""
+    least_quality: str
+    """`indicative` or `publishable`: trials of a lower quality are left out."""
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pauses the garbage collector, which would scan everything repeatedly while many objects are made.
@@ -72,22 +86,12 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def rank_sources(
-    sources: Sequence[Source],
-    *,
-    objective: str | None = None,
-    constraints: Sequence[str] | None = None,
-    where: Sequence[str] = (),
-    least_quality: str = "",
-) -> Ranking:
+def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ranking:
     """Ranks the trials of one or several studies together.
 
     Args:
         sources: The studies.
-        objective: Replaces the studies' own.
-        constraints: Replaces the studies' own.
-        where: Only trials that keep all of these are ranked.
-        least_quality: Trials of a lower quality are left out.
+        **question: See `Question`.
 
     Raises:
         PlanError: A study is named twice, or has no objective and none is given.
@@ -96,6 +100,7 @@ def rank_sources(
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise PlanError(f"studies {', '.join(names)}: two have the same name; name each study once")
+    objective, constraints = question.get("objective"), question.get("constraints")
     if objective is None:
         unsaid = [source.place for source in sources if source.objective is None]
         if unsaid:
@@ -110,8 +115,8 @@ def rank_sources(
         {source.name: source.results for source in sources},
         parse_objective(objective),
         [parse_constraint(text) for text in constraints],
-        where=[parse_constraint(text) for text in where],
-        least_quality=least_quality,
+        where=[parse_constraint(text) for text in question.get("where", ())],
+        least_quality=question.get("least_quality", ""),
     )
     named = [
         replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one

@@ -7,12 +7,20 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.plan.axes import AXES
+from wattune.plan.axes import AXES, Plan
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.storage.files import write_asked
 
 _AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
+
+PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}
+"""Columns a plan has in a table: its axes."""
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """A plan as one row of `PLAN_COLUMNS`."""
+    return {name: getattr(plan, name) for name in PLAN_COLUMNS} | {"rank_order": str(plan.rank_order)}
 
 
 def _struct(**types: pa.DataType) -> pa.DataType:
@@ -32,7 +40,7 @@ _TABLE: Final = pa.schema(
         "cluster": pa.string(),
         "engine": pa.string(),
         "dp": pa.int32(),
-        "plan": _struct(**{name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}),
+        "plan": _struct(**PLAN_COLUMNS),
         "objective": _struct(
             value=pa.float64(),
             low=pa.float64(),
@@ -77,7 +85,7 @@ def to_table(ranking: Ranking) -> pa.Table:
     """Builds `ranking.parquet`: one row per trial; the metadata has objective, constraints and notes."""
     rows = [row.to_json() for row in ranking.trials]
     for row, trial in zip(rows, ranking.trials, strict=True):
-        row["plan"] = {**row["plan"], "rank_order": str(trial.spec.plan.rank_order)}
+        row["plan"] = plan_values(trial.spec.plan)
         row["repeats"] = [{**repeat, "metrics": list(repeat["metrics"].items())} for repeat in row["repeats"]]
     metadata = {
         "wattune.objective": str(ranking.objective),

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from wattune import __version__
 from wattune.errors import PlanError
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
@@ -19,6 +18,7 @@ from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
+from wattune.version import __version__
 
 LEAD_S: Final = 1.1
 """From the sampler's start to the command's: every tier, read once a second or more often, has been read by then."""

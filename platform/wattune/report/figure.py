@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ class Chart:
     title: str
     caption: str
     """Description of the figure, and how to read it."""
-    figure: go.Figure
+    figure: go.Figure = field(repr=False)
     simulated: bool
     height: int = 440
 
@@ -39,6 +39,11 @@ class Chart:
     def name(self) -> str:
         """Name of the figure in the page and as a file."""
         return "chart-" + "-".join(self.title.lower().split())
+
+    def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """The figure as a notebook shows it."""
+        bundle: dict[str, Any] = _styled(self)._repr_mimebundle_()
+        return bundle
 
     def html(self) -> Html:
         """Returns the figure as a section of the page."""

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, model_validator
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, model, scale_model
 from wattune.errors import WattuneError, closest
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
 from wattune.plan.engines import MODES, capabilities
 from wattune.search.problems import Path, got, refuse
@@ -47,6 +48,18 @@ def _named_by(parse: Callable[[str], object]) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def _parsed_by(parse: Callable[[str], object]) -> GetPydanticSchema:
+    """Takes a text and keeps what one of wattune's own functions makes of it; passes on its message otherwise."""
+
+    def parsed(text: str) -> object:
+        try:
+            return parse(text)
+        except WattuneError as error:
+            raise refuse([((), str(error))]) from None
+
+    return GetPydanticSchema(lambda _type, handler: no_info_after_validator_function(parsed, handler(str)))
 
 
 def _one_of(names: tuple[str, ...]) -> AfterValidator:
@@ -351,7 +364,7 @@ class SpaceFile(_Entry):
     space: Annotated[dict[str, Any], AfterValidator(_axes)]
     measure: MeasureEntry = MeasureEntry()
     isolation: Annotated[str, _one_of(ISOLATIONS)] = "warm"
-    objective: Annotated[str, _named_by(parse_objective)]
-    constraints: list[Annotated[str, _named_by(parse_constraint)]] = []
+    objective: Annotated[Objective, _parsed_by(parse_objective)]
+    constraints: list[Annotated[Constraint, _parsed_by(parse_constraint)]] = []
     limits: LimitsEntry = LimitsEntry()
     search: SearchEntry = SearchEntry()

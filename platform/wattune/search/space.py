@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.objective import Constraint, Objective
 from wattune.plan.axes import AXES, Plan
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
@@ -126,8 +126,6 @@ def _resolved(file: SpaceFile) -> StudySpec:
     workload = file.workload.resolve()
     measure = Measure(**file.measure.model_dump())
     search = Search(**file.search.model_dump())
-    objective = parse_objective(file.objective)
-    constraints = tuple(parse_constraint(text) for text in file.constraints)
     limits = file.limits.model_dump(exclude_none=True)
     return StudySpec(
         name=file.study,
@@ -138,8 +136,8 @@ def _resolved(file: SpaceFile) -> StudySpec:
         axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
         measure=measure,
         isolation=file.isolation,
-        objective=objective,
-        constraints=constraints,
+        objective=file.objective,
+        constraints=tuple(file.constraints),
         limits=limits,
         search=search,
         document={
@@ -151,8 +149,8 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
             "measure": asdict(measure),
             "isolation": file.isolation,
-            "objective": str(objective),
-            "constraints": [str(constraint) for constraint in constraints],
+            "objective": str(file.objective),
+            "constraints": [str(constraint) for constraint in file.constraints],
             "limits": limits,
             "search": asdict(search),
         },

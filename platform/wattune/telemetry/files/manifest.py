@@ -26,11 +26,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune import __version__
 from wattune.schema import SCHEMA_VERSION
 from wattune.telemetry.backend import ERROR_SUFFIX, Row
 from wattune.telemetry.files.pacing import Histogram, Schedule
 from wattune.units import kib_to_bytes, ns_to_s
+from wattune.version import __version__
 
 LEAST_CLOCK_STEP_NS: Final = 5_000_000
 """Change of the wall clock against the monotonic one that is a step. NTP's slewing, 500 ppm at most (adjtimex(2)),
