@@ -114,7 +114,7 @@ def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
 
 def _as_json(preview: Preview) -> dict[str, Any]:
     return {
-        "num_trials": preview.num_turns,
+        "num_trials": preview.num_left,
         "num_now": preview.num_now,
         "num_references": preview.num_references,
         "num_finalists": preview.num_finalists,
