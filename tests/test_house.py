@@ -34,7 +34,7 @@ ROOMS = {
     "report": "charts figure markup page traces write",
     "search": "grammar problems prune space strategy",
     "simulation": "activity device_model sensors",
-    "storage": "files measured parquet remote study",
+    "storage": "files measured parquet remote study versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
     "telemetry/files": "coverage manifest pacing segments stream",

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from wattune.plan.axes import Plan
 TRIAL_ID_DIGITS: Final = 12
 
 FIRST_REFERENCE_REPEAT: Final = 1000
-"""Repeats from this number on are of an reference: the same trial measured again and again to see drift."""
+"""Repeats from this number on are of a reference trial: the same trial measured again and again to see drift."""
 
 
 def check_trial_id(text: str) -> str:
@@ -110,10 +110,6 @@ class Workload:
         )
 
 
-_LATER: Final = ("tokens", "lora")
-"""Fields of a workload that came after ids had been given; None is what was before."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """How a trial is measured; not part of what it is."""
@@ -154,17 +150,13 @@ class TrialSpec:
 
     @property
     def trial_id(self) -> str:
-        """First 12 hex digits of the SHA-256 of this specification's sorted JSON, sources left out.
+        """First 12 hex digits of the SHA-256 of this specification's sorted JSON.
 
-        Called on an effective specification (equivalent, see `wattune.search.prune`), equal ids mean equal work.
+        Sources are left out, and so is every field that came after the first ids and is neutral (`_FIRST_FIELDS`): a
+        new axis or field changes the id of no stored trial. Called on an effective specification (see
+        `wattune.search.prune`), equal ids mean equal work.
         """
-        content = asdict(self)
-        del content["model"]["source"]
-        # Ids of studies from before there was a choice stay what they were.
-        content["workload"] = {
-            name: value for name, value in content["workload"].items() if name not in _LATER or value is not None
-        }
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_identity(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
     @property
@@ -193,6 +185,41 @@ class TrialSpec:
         )
 
 
+_FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
+    kind: frozenset(names.split())
+    for kind, names in (
+        (TrialSpec, "model cluster engine workload plan"),
+        (
+            ModelSpec,
+            (
+                "name num_layers hidden_size ffn_hidden_size num_heads num_kv_heads vocab_size num_experts "
+                "num_experts_per_token expert_capacity_factor norm activation positions rope_base max_positions bias "
+                "tied_embeddings"
+            ),
+        ),
+        (
+            ClusterSpec,
+            "device num_nodes devices_per_node simulate_sensors_of transformer_engine nvlink_domain_size",
+        ),
+        (Workload, "mode seq_len global_batch_size"),
+        (TokenFile, "path dtype"),
+        (Lora, "rank targets"),
+        (Plan, "tp pp cp ep etp vpp micro_batch_size sharding recompute overlap dtype layout rank_order"),
+    )
+}
+"""Fields that were there when the first ids were given: they count in an id even where they are neutral. Add nothing
+here: a field that is not listed counts only where it differs from its default."""
+
+
+def _identity(value: Any) -> Any:
+    """The part of a specification that its id is a hash of, as plain data."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    first = next((_FIRST_FIELDS[kind] for kind in type(value).__mro__ if kind in _FIRST_FIELDS), frozenset[str]())
+    pairs = ((field, getattr(value, field.name)) for field in fields(value) if field.name != "source")
+    return {field.name: _identity(own) for field, own in pairs if field.name in first or own != field.default}
+
+
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
 def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
     """One object for all trials of a model: ten thousand are read while somebody waits."""
@@ -203,6 +230,15 @@ def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
 def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
     """One object for all trials of a cluster."""
     return ClusterSpec(**dict(zip(names, values, strict=True)))
+
+
+_RENAMED_TAGS: Final = {"anchor": "reference", "quality_where": "quality_step_breakdown"}
+"""Tags of a result by their names in results of earlier versions."""
+
+
+def current_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Returns a result's tags under the names of this version."""
+    return {_RENAMED_TAGS.get(name, name): value for name, value in tags.items()}
 
 
 QUALITIES: Final = ("invalid", "", "indicative", "publishable")
@@ -256,7 +292,10 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
-        """The result `to_json` wrote."""
+        """The result `to_json` wrote, also that of an earlier version."""
+        tags = data.get("tags", {})
+        if isinstance(tags, dict) and not _RENAMED_TAGS.keys().isdisjoint(tags):
+            data = {**data, "tags": current_tags(tags)}
         return cls(
             **{
                 **data,

@@ -20,6 +20,7 @@ from wattune.plan.engines import MODES, capabilities
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.storage.study import check_study_name
+from wattune.storage.versions import check_version
 from wattune.trial import (
     FIRST_REFERENCE_REPEAT,
     LORA_TARGETS,
@@ -115,6 +116,11 @@ def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
     if found:
         raise refuse(found)
     return space
+
+
+def _readable(version: int) -> int:
+    check_version(version, "this space")
+    return version
 
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -328,6 +334,8 @@ class SearchEntry(_Entry):
 class SpaceFile(_Entry):
     """The whole file."""
 
+    version: Annotated[int, AfterValidator(_readable)] | None = None
+    """Written by wattune into `study.yaml`; a space written by hand needs none."""
     study: Annotated[str, _named_by(check_study_name)]
     model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
     cluster: Annotated[

@@ -20,6 +20,7 @@ from wattune.storage.files import (
     write_table,
 )
 from wattune.storage.parquet import ParquetTier
+from wattune.storage.versions import RENAMED_FILES, VERSION, check_version
 
 RECORDINGS: Final = "recordings"
 """The folder of the storage that recordings are in."""
@@ -36,6 +37,12 @@ def _is_window(window: Any) -> bool:
         and isinstance(window.get("start_mono_ns"), int | float)
         and isinstance(window.get("end_mono_ns"), int | float | None)
     )
+
+
+def table_path(folder: Path, name: str) -> Path | None:
+    """Where a table of a trial or recording is, also under its name in an earlier version; None where it is not."""
+    names = (name, RENAMED_FILES[name]) if name in RENAMED_FILES else (name,)
+    return next((path for each in names if (path := folder / f"{each}.parquet").exists()), None)
 
 
 class MeasuredFolder:
@@ -74,9 +81,9 @@ class MeasuredFolder:
         return table
 
     def _table(self, name: str) -> pa.Table | None:
-        path = self.path / f"{name}.parquet"
+        path = table_path(self.path, name)
         try:
-            return pq.read_table(path) if path.exists() else None
+            return pq.read_table(path) if path is not None else None
         except (pa.ArrowException, OSError) as error:
             raise TelemetryError(f"{path} cannot be read: {error}") from error
 
@@ -160,7 +167,7 @@ class RecordingFolder(MeasuredFolder):
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Writes what is known of the recording as a whole."""
-        write_json(self.path / "manifest.json", facts)
+        write_json(self.path / "manifest.json", {"version": VERSION, **facts})
 
     def facts(self) -> dict[str, Any]:
         """What is known of the recording as a whole; empty for a trial.
@@ -170,6 +177,7 @@ class RecordingFolder(MeasuredFolder):
         """
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording") if path.exists() else {}
+        check_version(facts.pop("version", None), str(path))
         window = facts.get("window")
         if window is not None and not _is_window(window):
             raise TelemetryError(

@@ -23,7 +23,7 @@ import yaml
 from wattune.errors import PlanError, TrackingError, WattuneError, closest
 from wattune.storage.files import is_hidden, write_whole
 from wattune.storage.measured import RECORDINGS
-from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder, space_of
 from wattune.trial import TrialResult
 
 RETRY_AFTER_S: Final = 60.0
@@ -209,12 +209,15 @@ class RemoteStorage:
 
     def _document(self, study: str) -> dict[str, Any] | None:
         content = self._do(f"read study {study}", lambda fs: _read(fs, f"{self._root}{study}/study.yaml"))
-        return None if content is None else dict(yaml.safe_load(content))
+        return None if content is None else self._space(study, content)
+
+    def _space(self, study: str, content: bytes) -> dict[str, Any]:
+        return space_of(yaml.safe_load(content), f"{self.shown}/{study}/study.yaml")
 
     def _compare(self, fs: Any, study: StudyFolder) -> None:
         content = _read(fs, f"{self._root}{study.name}/study.yaml")
         if content is not None:
-            study.require_space(dict(yaml.safe_load(content)), self.shown)
+            study.require_space(self._space(study.name, content), self.shown)
 
     def _list(self, fs: Any, inside: str) -> dict[str, int]:
         """Sizes of the files below a folder, by their place in it."""

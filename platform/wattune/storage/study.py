@@ -40,7 +40,8 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
-from wattune.storage.measured import RECORDINGS, MeasuredFolder
+from wattune.storage.measured import RECORDINGS, MeasuredFolder, table_path
+from wattune.storage.versions import VERSION, check_version, completed_space, upgraded_candidate, upgraded_space
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
 if TYPE_CHECKING:
@@ -151,6 +152,21 @@ class TrialFolder(MeasuredFolder):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def space_of(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the search space that a `study.yaml` holds, as this version spells it out.
+
+    Args:
+        content: The file's mapping, its version beside the space.
+        where: The file, for the error.
+
+    Raises:
+        PlanError: A later version wrote it.
+    """
+    space = dict(content)
+    check_version(space.pop("version", None), where)
+    return upgraded_space(space)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableTrial:
     """One repeat of a trial that ended and whose files cannot be read."""
@@ -194,7 +210,8 @@ class StudyFolder:
         study = cls(make_folder(storage / check_study_name(name)))
         if (study.path / "study.yaml").exists():
             study.require_space(document)
-        write_whole(study.path / "study.yaml", yaml.safe_dump(dict(document), sort_keys=False).encode())
+        content = {"version": VERSION, **document}
+        write_whole(study.path / "study.yaml", yaml.safe_dump(content, sort_keys=False).encode())
         return study
 
     @classmethod
@@ -223,10 +240,10 @@ class StudyFolder:
         return self.path.name
 
     def document(self) -> dict[str, Any]:
-        """The search space the study was begun with.
+        """The search space the study was begun with, as this version spells it out.
 
         Raises:
-            PlanError: The file cannot be read, or is no mapping.
+            PlanError: The file cannot be read, is no mapping, or was written by a later version.
         """
         path = self.path / "study.yaml"
         try:
@@ -235,7 +252,7 @@ class StudyFolder:
             raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
         if not isinstance(document, dict):
             raise PlanError(f"{path} holds no search space; {_RESTORE}")
-        return document
+        return space_of(document, str(path))
 
     def require_space(self, document: Mapping[str, Any], where: str = "") -> None:
         """Makes sure that a search space is the one the study was begun with.
@@ -247,7 +264,7 @@ class StudyFolder:
         Raises:
             SpaceError: It is another one; the difference is shown.
         """
-        differences = _differences(self.document(), document)
+        differences = _differences(completed_space(self.document()), completed_space(document))
         if differences:
             listed = "\n".join(f"  {line}" for line in differences)
             other = f"another space than the one in {where}" if where else "another space"
@@ -349,8 +366,11 @@ class StudyFolder:
         if tier not in (*TELEMETRY, "spans"):
             raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "spans"))}')
         trials = self.path / "trials"
-        inside = "spans.parquet" if tier == "spans" else f"telemetry/*/{tier}.parquet"
-        schemas = {path: pq.read_schema(path) for path in sorted(trials.glob(f"*/{inside}"))}
+        if tier == "spans":
+            paths = [path for folder in sorted(trials.glob("*/")) if (path := table_path(folder, "spans")) is not None]
+        else:
+            paths = sorted(trials.glob(f"*/telemetry/*/{tier}.parquet"))
+        schemas = {path: pq.read_schema(path) for path in paths}
         if not schemas:
             raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
         parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()
@@ -379,7 +399,7 @@ class StudyFolder:
             rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
         except (pa.ArrowException, OSError) as error:
             raise PlanError(f"{path} cannot be read: {error}; `wattune run` of the space writes it anew") from error
-        return rows
+        return [upgraded_candidate(row) for row in rows]
 
     def write_ranking(self, table: pa.Table) -> None:
         """Writes the ranking of the moment."""

@@ -94,11 +94,11 @@ def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
 
 
 def test_another_space_is_refused_with_every_difference(study, tmp_path):
-    other = {"study": "x", "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+    other = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
     with pytest.raises(SpaceError) as caught:
         StudyFolder.create(tmp_path, "x", other)
     lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
-    assert lines == ["search.seed: was 0, now 1", "space.pp: was absent, now [2]", "space.tp: was [1, 2], now [1, 4]"]
+    assert lines == ["search.seed: was 0, now 1", "space.pp: was [1], now [2]", "space.tp: was [1, 2], now [1, 4]"]
     assert study.document() == DOCUMENT
 
 
