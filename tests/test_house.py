@@ -24,11 +24,11 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "orchestrate": "cluster cooldown events power_limit ray_settings run_study run_trial telemetry_actor "
-    "trial_result trial_telemetry",
+    "orchestrate": "cluster cooldown events node_products power_limit ray_settings run_study run_trial "
+    "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes order trial_queue",
-    "plan": "axes engines parallel placement rules",
+    "plan": "axes effective engines parallel placement rules",
     "ranking": "assessment comparison evidence order sources table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page traces write",

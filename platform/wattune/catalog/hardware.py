@@ -33,6 +33,10 @@ class DeviceSpec:
     """Core temperature at which the device slows down to protect itself."""
     devices_per_package: int = 1
     """Devices that share one package, and with it one power sensor (MI250: 2)."""
+    product_names: tuple[str, ...] = ()
+    """Whole names that its driver and its vendor's tools give it. A board of another form factor has another name."""
+    ray_accelerator_types: tuple[str, ...] = ()
+    """Values of Ray's label `ray.io/accelerator-type` on its nodes. Boards of other form factors may share them."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     """Data types training can run in."""
     source: str
@@ -41,6 +45,14 @@ class DeviceSpec:
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Dense peak for a data type, None where it is not known."""
         return {"bf16": self.peak_bf16_flop_per_s, "fp32": self.peak_fp32_flop_per_s}[dtype]
+
+    def is_product(self, name: str) -> bool:
+        """Tells whether a product name is one of this device's, written in any case and with any separators."""
+        return _words(name) in map(_words, self.product_names)
+
+
+def _words(product: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z0-9]+", product.lower()))
 
 
 DEVICES: Final[dict[str, DeviceSpec]] = {
@@ -57,6 +69,8 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=700.0,
             sm_clock_max_mhz=1980.0,
             temp_slowdown_c=89.0,
+            product_names=("NVIDIA H100 80GB HBM3",),  # NVML; other boards are "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
+            ray_accelerator_types=("H100",),  # ray 2.60 writes the same for PCIe and NVL boards
             source="NVIDIA H100 Tensor Core GPU datasheet (SXM5) and Hopper architecture white paper, table 2",
         ),
         DeviceSpec(
@@ -70,6 +84,8 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=700.0,
             sm_clock_max_mhz=1980.0,
             temp_slowdown_c=89.0,  # measured: NVML slowdown threshold, driver 580.159.04
+            product_names=("NVIDIA H200",),  # measured: NVML, driver 580.159.04; the NVL board is "NVIDIA H200 NVL"
+            ray_accelerator_types=("H200",),
             source="NVIDIA H200 Tensor Core GPU datasheet (SXM); limits and thresholds read by NVML on one H200",
         ),
         DeviceSpec(
@@ -84,6 +100,12 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             sm_clock_max_mhz=1700.0,
             temp_slowdown_c=None,
             devices_per_package=2,
+            product_names=(
+                "AMD Instinct MI250",
+                "AMD Instinct MI250X / MI250",  # libdrm, amdgpu.ids: PCI device 740C, revision 01
+                "AMD INSTINCT MI250 (MCM) OAM AC MBA",  # rocm-smi --showproductname
+            ),
+            ray_accelerator_types=("AMD-Instinct-MI250X-MI250",),  # ray 2.60, by PCI device 740C
             source="AMD Instinct MI250 accelerator datasheet, per-package figures halved for one GCD; not measured",
         ),
         DeviceSpec(
@@ -115,6 +137,17 @@ def device(name: str) -> DeviceSpec:
         return DEVICES[name]
     except KeyError:
         raise PlanError(f'unknown device "{name}"; {closest(name, DEVICES)}') from None
+
+
+def device_of_product(name: str) -> DeviceSpec | None:
+    """Finds the device that a driver gives this name, such as `NVIDIA H200`; None where the catalog has none."""
+    return next((one for one in DEVICES.values() if one.is_product(name)), None)
+
+
+def device_of_accelerator(accelerator_type: str) -> DeviceSpec | None:
+    """Finds the one device whose nodes Ray labels so, such as `H200`; None where there is none, or several."""
+    found = [one for one in DEVICES.values() if accelerator_type in one.ray_accelerator_types]
+    return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

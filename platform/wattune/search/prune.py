@@ -10,7 +10,7 @@ from typing import Any
 from wattune.catalog.hardware import device
 from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
-from wattune.plan.engines import effective
+from wattune.plan.effective import effective
 from wattune.plan.rules import violations
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
@@ -20,8 +20,8 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A combination that is a trial."""
+class Candidate:
+    """A combination that is kept: a trial."""
 
     spec: TrialSpec
     """The effective specification; it may differ from `config` in settings that do nothing there."""
@@ -57,14 +57,14 @@ class Equivalent:
 class Candidates:
     """Every combination of a space, each in exactly one of three lists, in the order they were met."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
     equivalent: tuple[Equivalent, ...]
 
     @property
     def specs(self) -> list[TrialSpec]:
         """The specifications that are trials."""
-        return [kept.spec for kept in self.kept]
+        return [candidate.spec for candidate in self.kept]
 
     def rejected_by_rule(self) -> Counter[str]:
         """Number of rejected combinations by rule."""
@@ -122,7 +122,7 @@ def prune(study: StudySpec) -> Candidates:
     neither rejects a combination nor makes it a trial of its own. Of equal combinations the one that is written as it
     runs is kept.
     """
-    kept: dict[TrialSpec, tuple[Kept, tuple[str, ...]]] = {}
+    kept: dict[TrialSpec, tuple[Candidate, tuple[str, ...]]] = {}
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
     for written, config in _combinations(study):
@@ -132,13 +132,13 @@ def prune(study: StudySpec) -> Candidates:
         if violation:
             rejected.append(Rejected(config=config, rule=violation.rule, reason=violation.reason))
         elif spec not in kept:
-            kept[spec] = Kept(spec=spec, config=config), equivalences
+            kept[spec] = Candidate(spec=spec, config=config), equivalences
         elif equivalences:
             same.append((spec, config, equivalences))
         else:
             earlier, earlier_equivalences = kept[spec]
             same.append((spec, earlier.config, earlier_equivalences))
-            kept[spec] = Kept(spec=spec, config=config), equivalences
+            kept[spec] = Candidate(spec=spec, config=config), equivalences
     ids = {spec: spec.trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
     return Candidates(
         kept=tuple(candidate for candidate, _ in kept.values()),
