@@ -18,8 +18,16 @@ import psutil
 import pytest
 
 RAY_GROUP = "ray"
-LONG_FOLDERS = ("tests/contracts/", "tests/golden/", "tests/e2e/", "tests/unit/calibration/")
-"""What takes longest beside Ray: it comes next, so that only short files are left for the end."""
+LONG_FOLDERS = (
+    "tests/contracts/",
+    "tests/unit/engines/",
+    "tests/unit/workers/",
+    "tests/unit/tracking/",
+    "tests/unit/telemetry/",
+    "tests/unit/calibration/",
+    "tests/e2e/",
+)
+"""What takes longest beside Ray, in this order after it, so that only short files are left for the end."""
 
 RUN_VARIABLE = "TEST_SUITE_RUN"
 """In the environment of every process of a run, so that what stays can be told from what others do."""
@@ -42,8 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> tuple[bool, bool]:
-        return item.get_closest_marker("ray") is None, not item.nodeid.startswith(LONG_FOLDERS)
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("ray") is not None:
+            return -1
+        folders = enumerate(LONG_FOLDERS)
+        return next((number for number, folder in folders if item.nodeid.startswith(folder)), len(LONG_FOLDERS))
 
     items.sort(key=place)  # stable: a file's tests stay in order
     for item in items:
