@@ -12,6 +12,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -47,35 +49,42 @@ def pytest_configure(config: pytest.Config) -> None:
     # All temporary folders but pytest's own, which it keeps for who looks into a failure. Short: sockets lie in there.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="wt-")
+    if config.getoption("dist", "no") != "no":
+        # No test runs in this process: a stop, as of `timeout`, ends the run as any other end does.
+        signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped by SIGTERM", pytest.ExitCode.INTERRUPTED))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("ray") is not None:
+        if starts_ray(item.path):
             return -1
         folders = enumerate(LONG_FOLDERS)
         return next((number for number, folder in folders if item.nodeid.startswith(folder)), len(LONG_FOLDERS))
 
     items.sort(key=place)  # stable: a file's tests stay in order
-    for item in items:
-        if item.get_closest_marker("ray") is not None:
-            item.add_marker(pytest.mark.xdist_group(RAY_GROUP))
+
+
+@cache
+def starts_ray(path: Path) -> bool:
+    """Says whether tests of a file are marked so. The process that hands out tests knows their names alone."""
+    return "pytest.mark.ray" in path.read_text()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups by file where a test names no group, and keeps the order of the collection."""
+    """Hands tests out by group, in the order of the collection."""
     if config.getvalue("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadGroupScheduling
+    # xdist's own groups are lost with pytest 9.2: it cannot put them into the names of tests any more.
+    from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroupOrFile(LoadGroupScheduling):
+    class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return str(group if group != nodeid else nodeid.split("::")[0])
+            file = nodeid.split("::")[0]
+            return RAY_GROUP if starts_ray(config.rootpath / file) else file
 
     config.option.loadscopereorder = False
-    return ByGroupOrFile(config, log)
+    return ByGroup(config, log)
 
 
 @pytest.fixture
@@ -126,7 +135,7 @@ def _processes_of_this_run() -> dict[psutil.Process, str]:
         try:
             ours = process.environ().get(RUN_VARIABLE) == os.environ[RUN_VARIABLE]
             if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found[process] = " ".join(process.cmdline()) or process.name()
+                found[process] = " ".join(process.cmdline()).strip()[:200] or process.name()
         except psutil.Error:  # it has ended, or is another user's
             continue
     return found
