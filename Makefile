@@ -1,8 +1,10 @@
 # Two commands: `make demo` runs the main job, `make test` the tests. Each installs what it needs first.
-# Variables: PYTHON (python3), TORCH_INDEX (package index of the torch wheel; the public default is the CUDA build).
+# Variables: PYTHON (python3), TORCH_INDEX (package index of the torch wheel; the public default is the CUDA build),
+# JOBS (processes that `make test` runs the tests in; 2).
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -32,7 +34,7 @@ demo: setup
 	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --storage $(STORAGE)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup
 
 check: setup
 	@$(BIN)/ruff format --check .

@@ -2,10 +2,11 @@
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ import pytest
 import yaml
 
 COMMAND = [sys.executable, "-m", "wattune"]
+
+TELLS_OFTEN = """
+from wattune.__main__ import main
+from wattune.terminal import progress
+progress.TELL_EVERY_S = 0.5
+main()
+"""
+"""The command as it is, but for how often a log is told how far a trial is: every minute, of trials of seconds."""
 
 TINY_MODEL = {
     "name": "llama3_8b",
@@ -94,28 +103,79 @@ def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subpro
     return run
 
 
+class Running:
+    """A command that runs, and the lines it has said so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self._lines: list[str] = []
+        self._said = threading.Condition()
+        self._over = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._said:
+                self._lines.append(line)
+                self._said.notify_all()
+        with self._said:
+            self._over = True
+            self._said.notify_all()
+
+    @property
+    def text(self) -> str:
+        """All it has said."""
+        return "".join(self._lines)
+
+    def says(self, pattern: str, within_s: float = 240) -> None:
+        """Waits for a line, of those before too."""
+        looked_at = 0
+
+        def come() -> bool:
+            nonlocal looked_at
+            new, looked_at = self._lines[looked_at:], len(self._lines)
+            return any(re.search(pattern, line) for line in new)
+
+        with self._said:
+            found = self._said.wait_for(lambda: come() or self._over, within_s)
+        assert found, f"within {within_s:g} s no line was {pattern!r}:\n{self.text}"
+        assert re.search(pattern, self.text, re.MULTILINE), f"it ended, and no line was {pattern!r}:\n{self.text}"
+
+    def ends(self, within_s: float) -> int:
+        """Waits for its end; returns its exit code."""
+        code = self.process.wait(within_s)
+        self._reader.join(30)
+        return code
+
+
 @pytest.fixture
-def start_wattune(tmp_path: Path, environment: dict[str, str]):
-    """Starts a command, and ends it with the test whatever happens."""
-    started: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path, environment: dict[str, str]):
+    """Starts a program that says on one stream what it does, and ends it with the test whatever happens."""
+    started: list[Running] = []
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append(process)
-        return process
+    def start_one(command: Sequence[str], **more: Any) -> Running:
+        settings: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE} | more
+        running = Running(subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **settings))
+        started.append(running)
+        return running
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
+    yield start_one
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait(30)
+
+
+@pytest.fixture
+def start_wattune(start: Callable[..., Running]) -> Callable[..., Running]:
+    """Starts a command, in a place of `before` where that is given."""
+
+    def start_command(*arguments: object, before: Sequence[str] = ()) -> Running:
+        return start([*before, sys.executable, "-c", TELLS_OFTEN, *map(str, arguments)])
+
+    return start_command
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,9 @@ def dependencies(tmp_path: Path) -> Path:
     ray = folder / "bin" / "ray"
     ray.write_text(f"#!{folder}/bin/python\nfrom ray.scripts.scripts import main\nmain()\n")
     ray.chmod(0o755)
-    missing = subprocess.run([folder / "bin" / "python", "-c", "import ray, torch, wattune"], capture_output=True)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    imports = [folder / "bin" / "python", "-c", "import ray, torch, wattune"]
+    missing = subprocess.run(imports, capture_output=True, env=own)
     assert b"No module named 'wattune'" in missing.stderr
     return folder
 
@@ -116,6 +119,10 @@ def project(tmp_path: Path, tiny_model: dict[str, Any]) -> Path:
     folder = tmp_path / "project"
     for part in ("experiments", "search_spaces", "platform"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    progress = folder / "platform" / "wattune" / "terminal" / "progress.py"
+    often = progress.read_text().replace("TELL_EVERY_S: Final = 60.0", "TELL_EVERY_S: Final = 0.5")
+    assert often != progress.read_text()  # a log is told every minute how far a trial is; these take seconds
+    progress.write_text(often)
     document = {
         "study": "short",
         "model": tiny_model,
@@ -224,9 +231,9 @@ def test_a_stopped_job_leaves_its_study_in_order_and_the_same_job_goes_on(
     study = storage / "long"
     done = _ray(cluster, tmp_path, *submit, "first", *entrypoint)
     assert done.returncode == 0, done.stdout + done.stderr
-    _wait_for(lambda: results(study) and len(list(study.glob("trials/*/spec.json"))) == 2, 200)
-    _wait_for(lambda: len(_samplers(str(tmp_path))) == 1, 60)
-    time.sleep(5)  # into the measured steps of the second trial, whose workers are warm
+    measures = re.compile(r"^\[1/2\].* measure [1-9]", re.MULTILINE)
+    _wait_for(lambda: measures.search(_ray(cluster, tmp_path, "job", "logs", "first").stdout), 240)
+    assert len(_samplers(str(tmp_path))) == 1
     stopped = _ray(cluster, tmp_path, "job", "stop", "first")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     found = {one["status"]: one["reason"] for one in results(study).values()}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,6 +43,13 @@ def environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
 def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         time.sleep(0.05)
+
+
+def rows_of(folder: Path, tier: str) -> int:
+    """How much of a tier a recording's sampler has written so far."""
+    (node,) = (folder / "telemetry").iterdir()
+    tables, _ = read_tables(node)
+    return tables[tier].num_rows if tier in tables else 0
 
 
 def test_the_commands_output_and_exit_code_are_its_own(wattune: Run, storage: Path) -> None:
@@ -116,6 +124,7 @@ def test_what_cannot_be_recorded_is_one_message_and_leaves_nothing(
     assert not list(storage.glob("recordings/*"))
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_a_signal_to_the_recorder_reaches_the_command_once(tmp_path: Path, environment: dict[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         arguments = [sys.executable, "-m", "wattune", "record", sys.executable, "-u", "-c", COUNTS_INTERRUPTS]
@@ -128,6 +137,7 @@ def test_a_signal_to_the_recorder_reaches_the_command_once(tmp_path: Path, envir
         assert process.wait(30) == 7
 
 
+@pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize("live", [False, True])
 def test_ctrl_c_on_a_terminal_reaches_the_command_once_and_the_recording_is_closed(
     tmp_path: Path, storage: Path, environment: dict[str, str], live: bool
@@ -166,7 +176,7 @@ def test_after_kill_9_of_the_recorder_everything_is_readable(
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, start_new_session=True)
     folder = storage / "recordings" / "mine"
     wait_for(lambda: (folder / "manifest.json").exists() and "window" in (folder / "manifest.json").read_text())
-    time.sleep(3)
+    wait_for(lambda: rows_of(folder, "host") >= 3)  # read once a second
     os.killpg(process.pid, signal.SIGKILL)  # the command too; the sampler has a session of its own
     process.wait()
     facts = json.loads((folder / "manifest.json").read_text())

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,37 +22,25 @@ def in_flight(study: Path) -> set[str]:
     return {path.parent.name for path in study.glob("trials/*/spec.json") if not (path.parent / "result.json").exists()}
 
 
-def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]", timeout_s: float = 150) -> Any:
-    """What the condition gives as soon as it is true, while the process lives."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        if found := condition():
-            return found
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.2)
-    raise AssertionError("waited in vain")
-
-
 @pytest.fixture
-def halfway(start_wattune, write_two_trials, results, storage: Path) -> Callable[[str], tuple[Path, Path, Any]]:
-    """Starts a study of two trials; its space, folder and process once one is done and the other was begun."""
+def halfway(start_wattune, write_two_trials, storage: Path) -> Callable[[str], tuple[Path, Path, Any]]:
+    """Starts a study of two trials; its space, folder and command once one is done and the other measures."""
 
-    def start(name: str) -> tuple[Path, Path, "subprocess.Popen[str]"]:
-        space, study = write_two_trials(name, min_seconds=3), storage / name
+    def start(name: str) -> tuple[Path, Path, Any]:
+        space = write_two_trials(name, min_seconds=3)
         running = start_wattune("run", space)
-        wait_until(lambda: results(study) and in_flight(study), running)
-        return space, study, running
+        running.says(r"^\[1/2\].* measure [1-9]")
+        return space, storage / name, running
 
     return start
 
 
 def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, results) -> None:
     space, study, running = halfway("killed_driver")
-    time.sleep(2)  # into the second trial
     finished = {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in results(study)}
     (cut_off,) = in_flight(study)
-    running.send_signal(signal.SIGKILL)
-    running.wait(30)
+    running.process.kill()
+    running.ends(30)
 
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
@@ -78,11 +64,10 @@ def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, resul
 @pytest.mark.timeout(1200)
 def test_a_killed_head_ends_the_call_and_the_same_command_continues(halfway, wattune, results) -> None:
     space, study, running = halfway("killed_head")
-    children = psutil.Process(running.pid).children(recursive=True)
+    children = psutil.Process(running.process.pid).children(recursive=True)
     (gcs,) = [process for process in children if process.name() == "gcs_server"]
     gcs.kill()
-    output, _ = running.communicate(timeout=200)
-    assert running.returncode != 0, output
+    assert running.ends(200) == 1, running.text
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     assert {one["status"] for one in results(study).values()} == {"completed"}
@@ -152,16 +137,16 @@ def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits
         "killed_node",
         cluster=[one, one | {"num_nodes": 2}],
         space={"micro_batch_size": [1, 2]},
-        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 6},
+        measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 10},
         search={"strategy": "grid", "order": "listed"},
     )
     study = storage / "killed_node"
     running = start_wattune("run", space, "--address", raylets.address)
-    wait_until(lambda: len(in_flight(study)) == 2, running)
-    time.sleep(20)  # workers start, and train
+    for size in (1, 2):
+        running.says(rf"^\[0/4\].* mbs{size} .* measure [1-9]")
     raylets("kill b")
-    output, _ = running.communicate(timeout=250)
-    assert running.returncode == 1, output
+    assert running.ends(250) == 1, running.text
+    output = running.text
     assert "Traceback" not in output
     assert "not run: 2x1 cpu simulating h200_sxm needs 2 node(s) with 1 device(s) cpu each; the cluster has" in output
     assert "2 trial(s) wait for nodes; start them, the same command continues" in output

@@ -1,9 +1,11 @@
 """A whole study as a user runs it: real Ray, real workers, real files."""
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -70,21 +72,17 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
     assert len(json.loads(from_mlflow.stdout)["failed"]) == 2
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
     start_wattune, wattune, write_two_trials, results, storage: Path
 ) -> None:
-    space = write_two_trials("stopped", min_seconds=12)
+    space = write_two_trials("stopped", min_seconds=6)
     running = start_wattune("run", space)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("[1/2]"):
-            break
-    time.sleep(6)  # into the second trial, which has warm workers and 12 s to measure
-    running.send_signal(signal.SIGINT)
-    rest = running.stdout.read()
-    assert running.wait(90) == 1, rest
-    assert "Traceback" not in rest
-    assert "1 interrupted: run again by the same command" in rest and "failed" not in rest
+    running.says(r"^\[1/2\].* measure [1-9]")
+    running.process.send_signal(signal.SIGINT)
+    assert running.ends(90) == 1, running.text
+    assert "Traceback" not in running.text
+    assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
     statuses = sorted(one["status"] for one in results(storage / "stopped").values())
     assert statuses == ["completed", "interrupted"]
     assert (storage / "stopped" / "report.html").exists()
@@ -99,29 +97,22 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
 def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials, results, storage: Path) -> None:
     space = write_two_trials("killed", min_seconds=24.9, timeout_s=25)
     running = start_wattune("run", space)
-    worker = _wait_for_worker(running.pid)
-    worker.kill()
-    output, _ = running.communicate(timeout=300)
-    assert running.returncode == 3, output  # both failed: nothing is feasible
+    running.says(r"^\[0/2\].* measure [1-9]")
+    _worker(running.process.pid).kill()
+    assert running.ends(300) == 3, running.text  # both failed: nothing is feasible
     statuses = sorted((one["status"], one["reason"]) for one in results(storage / "killed").values())
     assert [status for status, _ in statuses] == ["crashed", "timed_out"]
     assert "timeout_s = 25" in statuses[1][1]
-    assert "Traceback" not in output
+    assert "Traceback" not in running.text
 
 
-def _wait_for_worker(driver_pid: int) -> psutil.Process:
-    """A Ray Train worker of the first trial, once it trains."""
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        for process in psutil.Process(driver_pid).children(recursive=True):
-            try:
-                if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
-                    time.sleep(14)  # its trial runs for 25 s
-                    return process
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.5)
-    raise AssertionError("no worker started")
+def _worker(driver_pid: int) -> psutil.Process:
+    """A Ray Train worker of the trial that runs."""
+    for process in psutil.Process(driver_pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
+                return process
+    raise AssertionError("no worker runs")
 
 
 def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:
@@ -132,6 +123,7 @@ def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_foreground")
 def test_a_closed_terminal_leaves_a_study_in_order(
     environment: dict[str, str], wattune, write_two_trials, results, storage: Path, tmp_path: Path
 ) -> None:
@@ -150,15 +142,12 @@ def test_a_closed_terminal_leaves_a_study_in_order(
     os.close(theirs)
     study = storage / "hung_up"
     try:
-        deadline_s = time.monotonic() + 180
-        while not results(study) and time.monotonic() < deadline_s:
+        shown, deadline_s = "", time.monotonic() + 240
+        # The live view is drawn anew twice a second; its last lines say what runs.
+        while not (results(study) and re.search(r"1/2 trials.* measure [1-9]", shown, re.DOTALL)):
+            assert time.monotonic() < deadline_s, shown
             if select.select([ours], [], [], 1.0)[0]:
-                os.read(ours, 65536)
-        assert results(study), "no trial was done"
-        until_s = time.monotonic() + 6
-        while time.monotonic() < until_s:
-            if select.select([ours], [], [], 0.5)[0]:
-                os.read(ours, 65536)
+                shown = (shown + os.read(ours, 65536).decode(errors="replace"))[-2000:]
         os.close(ours)
         assert running.wait(90) == 1
     finally:

@@ -152,14 +152,6 @@ def _wait_for(condition: Callable[[], object], timeout_s: float) -> None:
         time.sleep(0.2)
 
 
-def _start(nodes: Nodes, environment: dict[str, str], cwd: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Runs wattune on the first node."""
-    command = [*nodes.here, sys.executable, "-m", "wattune", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def _two_node_space(write_space: Callable[..., Path], name: str, **changes: Any) -> Path:
     cluster = {"device": "cpu", "num_nodes": 2, "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"}
     return write_space(name, cluster=cluster, **changes)
@@ -176,10 +168,10 @@ def _span_ns(times_ns: Sequence[int]) -> tuple[int, int]:
 
 def test_both_nodes_are_on_one_time_axis(nodes, environment, write_space, tmp_path: Path, storage: Path) -> None:
     space = _two_node_space(write_space, "two")
-    running = _start(nodes, environment, tmp_path, "run", space, "--address", nodes.address, "--json")
-    out, err = running.communicate(timeout=300)
-    assert running.returncode == 0, err
-    assert len(json.loads(out)["feasible"]) == 1
+    command = [*nodes.here, sys.executable, "-m", "wattune", "run", space, "--address", nodes.address, "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["feasible"]) == 1
     folder = _folder(storage / "two")
     names = folder.nodes()
     assert len(names) == 2 and (not nodes.apart or names == ["node0", "node1"])
@@ -207,32 +199,19 @@ def test_both_nodes_are_on_one_time_axis(nodes, environment, write_space, tmp_pa
 
 
 def test_what_one_node_measured_is_kept_when_the_other_is_lost(
-    nodes, environment, write_space, results, tmp_path: Path, storage: Path
+    nodes, start_wattune, write_space, results, storage: Path
 ) -> None:
     measure = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 60, "timeout_s": 120}
     space = _two_node_space(write_space, "lost", measure=measure)
-    running = _start(nodes, environment, tmp_path, "run", space, "--address", nodes.address)
-    second = psutil.Process(nodes.processes[1].pid)
-    _wait_for(lambda: any("RayTrainWorker" in name for name in _commands(second)), 120)
-    time.sleep(12)  # into the measured steps
+    running = start_wattune("run", space, "--address", nodes.address, before=nodes.here)
+    running.says(r"^\[0/1\].* runs for ([2-9]\d s|\d+:\d+ min) +measure [1-9]")
     nodes.lose(1)
-    out, err = running.communicate(timeout=240)
-    assert running.returncode != 0 and "Traceback" not in err, err
+    assert running.ends(240) == 1 and "Traceback" not in running.text, running.text
     (result,) = results(storage / "lost").values()
-    assert result["status"] in ("interrupted", "crashed") and result["reason"], (out, err)
+    assert result["status"] == "interrupted" and "left the cluster" in result["reason"], running.text
     folder = _folder(storage / "lost")
     (kept,) = folder.nodes()
     host = pq.read_table(folder.path / "telemetry" / kept / "host.parquet")
     start_ns, end_ns = _span_ns(host["wall_ns"].to_pylist())
     assert end_ns - start_ns > 8 * NS_PER_S
     assert folder.manifests()[kept]["closed"] is True
-
-
-def _commands(process: psutil.Process) -> list[str]:
-    found = []
-    for child in process.children(recursive=True):
-        try:
-            found.append(" ".join(child.cmdline()))
-        except psutil.NoSuchProcess:
-            continue
-    return found

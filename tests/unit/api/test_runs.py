@@ -21,7 +21,7 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     planned = wattune.plan(SPACE)
     whole = preview(planned, storage=str(storage))
     repeats = planned.spec.measure.repeats
-    assert whole.num_turns - whole.num_references - whole.num_finalists == planned.num_trials * repeats
+    assert whole.num_left - whole.num_references - whole.num_finalists == planned.num_trials * repeats
     assert whole.done == {} and not storage.exists()
 
     study = StudyFolder.create(storage, planned.name, planned.spec.document)
@@ -30,11 +30,11 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     folder.write_spec(spec)
     files = sorted(storage.rglob("*"))
     begun = preview(planned, storage=str(storage))
-    assert (begun.num_turns, begun.done) == (whole.num_turns, {})  # it runs, or was killed: either way it is left
+    assert (begun.num_left, begun.done) == (whole.num_left, {})  # it runs, or was killed: either way it is left
     assert sorted(storage.rglob("*")) == files
     folder.write_result(TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.CRASHED, reason="x"))
     left = preview(planned, storage=str(storage), max_trials=2)
-    assert (left.num_turns, left.num_now) == (whole.num_turns - repeats, 2)
+    assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
     assert left.done == {TrialStatus.CRASHED: 1}
 
 

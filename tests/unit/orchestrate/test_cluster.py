@@ -212,7 +212,7 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.usefixtures("sigterm")
+@pytest.mark.usefixtures("sigterm", "in_foreground")
 def test_a_stop_while_ray_starts_waits_and_goes_to_the_callers_handler() -> None:
     """Ray's own handler would end the process at once; `ray job stop` then finds no report."""
     seen = []

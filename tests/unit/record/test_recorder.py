@@ -59,6 +59,7 @@ def test_handlers_are_put_back_and_other_threads_keep_theirs(tmp_path: Path) -> 
     assert load(tmp_path / "recordings" / "b").facts["exit_code"] == 0
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_an_interrupt_ends_a_recording_of_the_machine(tmp_path: Path) -> None:
     def interrupt(_folder: Path, _start_mono_ns: int) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -114,12 +115,16 @@ def test_a_program_the_kernel_refuses_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_sampler_that_is_killed_ends_no_command_and_leaves_its_log(tmp_path: Path) -> None:
-    def kill(folder: Path, _start_mono_ns: int) -> None:
-        sampler = int((folder / "sampler.lock").read_text())
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(sampler, signal.SIGKILL)
+    killed = tmp_path / "killed"
 
-    path = record(["sh", "-c", "sleep 2; exit 4"], storage=tmp_path, backends=["host"], name="a", watcher=kill)
+    def kill(folder: Path, _start_mono_ns: int) -> None:
+        if not killed.exists():
+            os.kill(int((folder / "sampler.lock").read_text()), signal.SIGKILL)
+            killed.touch()
+
+    script = 'until [ -e "$1" ]; do sleep 0.1; done; exit 4'
+    command = ["sh", "-c", script, "sh", str(killed)]
+    path = record(command, storage=tmp_path, backends=["host"], name="a", watcher=kill)
     measured = load(path)
     assert measured.facts["exit_code"] == 4 and measured.facts["closed"] is True
     (manifest,) = measured.manifests.values()

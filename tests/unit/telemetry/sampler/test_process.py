@@ -84,8 +84,7 @@ def test_after_kill_9_all_but_the_last_second_is_read_back(start: Callable[..., 
     lost_s = []
     while len(lost_s) < 3 and min(lost_s, default=1.0) >= 1.0:  # a busy machine delays one's writing, not each one's
         sampler = start(f"recording-{len(lost_s)}")
-        wait_for(lambda sampler=sampler: rows_of(sampler) > 0)
-        time.sleep(1.2)
+        wait_for(lambda sampler=sampler: rows_of(sampler) > RATE_HZ)  # beyond the first second
         killed_ns = time.monotonic_ns()
         os.kill(pid_of(sampler), signal.SIGKILL)
         wait_for(lambda sampler=sampler: not sampler.alive())

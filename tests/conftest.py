@@ -1,0 +1,141 @@
+"""The suite as a whole: the groups it is divided into, and that nothing of it is left behind.
+
+`make test` runs it on two processes. A file's tests stay together, since they share what they measured; all that start
+Ray are one group, since clusters that start side by side take each other's ports. That group comes first: it takes
+longest and mostly waits, while the other process works through everything else.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+RAY_GROUP = "ray"
+LONG_FOLDERS = (
+    "tests/contracts/",
+    "tests/unit/engines/",
+    "tests/unit/workers/",
+    "tests/unit/tracking/",
+    "tests/unit/telemetry/",
+    "tests/unit/calibration/",
+    "tests/e2e/",
+)
+"""What takes longest beside Ray, in this order after it, so that only short files are left for the end."""
+
+RUN_VARIABLE = "TEST_SUITE_RUN"
+"""In the environment of every process of a run, so that what stays can be told from what others do."""
+
+GONE_WITHIN_S = 20.0
+"""Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several processes of tests share the processors; threads of torch's own would only take turns.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
+    # All temporary folders but pytest's own, which it keeps for who looks into a failure. Short: sockets lie in there.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="wt-")
+    if config.getoption("dist", "no") != "no":
+        # No test runs in this process: a stop, as of `timeout`, ends the run as any other end does.
+        signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped by SIGTERM", pytest.ExitCode.INTERRUPTED))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        if starts_ray(item.path):
+            return -1
+        folders = enumerate(LONG_FOLDERS)
+        return next((number for number, folder in folders if item.nodeid.startswith(folder)), len(LONG_FOLDERS))
+
+    items.sort(key=place)  # stable: a file's tests stay in order
+
+
+@cache
+def starts_ray(path: Path) -> bool:
+    """Says whether tests of a file are marked so. The process that hands out tests knows their names alone."""
+    return "pytest.mark.ray" in path.read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands tests out by group, in the order of the collection."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    # xdist's own groups are lost with pytest 9.2: it cannot put them into the names of tests any more.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return RAY_GROUP if starts_ray(config.rootpath / file) else file
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
+@pytest.fixture
+def in_foreground() -> Iterator[None]:
+    """A terminal's signals act as on a job in the foreground, in this process and in those the test starts.
+
+    A shell has a job in its background ignore them (`make test &`, `nohup make test`), and so does what that starts.
+    """
+    ordinary = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in ordinary.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Fails a run that leaves processes behind, and ends them; then its temporary folders go."""
+    result = yield
+    if hasattr(session.config, "workerinput"):
+        return result
+    until_s = time.monotonic() + GONE_WITHIN_S
+    while (left := _processes_of_this_run()) and time.monotonic() < until_s:
+        time.sleep(0.2)
+    if left:
+        report = session.config.pluginmanager.getplugin("terminalreporter")
+        if report is not None:
+            report.section("processes left behind", red=True, bold=True)
+            for process, command in left.items():
+                report.line(f"{process.pid}: {command}")
+        for process in left:
+            process.kill()
+        psutil.wait_procs(list(left), timeout=10)
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+    return result
+
+
+def _processes_of_this_run() -> dict[psutil.Process, str]:
+    """Everything that runs on this machine because of this run, with its command; not this process."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(RUN_VARIABLE) == os.environ[RUN_VARIABLE]
+            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found[process] = " ".join(process.cmdline()).strip()[:200] or process.name()
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return found
