@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.summary import summarize
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.storage.study import TrialFolder
@@ -68,6 +69,7 @@ def trial_result(
             folder.manifests(),
             kernels=folder.kernels(),
             memory_peak_bytes=[outcome.memory_peak_bytes for outcome in outcomes],
+            expert_imbalance_frac=expert_imbalance_frac([one.expert_tokens for one in outcomes], spec.plan.ep),
         )
         metrics, quality, quality_reasons = summary.metrics, summary.quality, summary.quality_reasons
         tags |= summary.tags
