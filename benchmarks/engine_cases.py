@@ -41,7 +41,8 @@ from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import workload_flop_per_token
 from wattune.plan.axes import Plan
-from wattune.plan.engines import CAPABILITIES, effective
+from wattune.plan.effective import effective
+from wattune.plan.engines import CAPABILITIES
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
 from wattune.trial import Lora, TrialSpec, Workload

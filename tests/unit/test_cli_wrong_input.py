@@ -144,7 +144,10 @@ def test_files_of_somebody_else_are_not_called_another_version(
 
 
 def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Run) -> None:
-    for name, said in (("a" * 5000, "File name too long"), ("~nobody-of-this-machine/x", "home of no user")):
+    for name, said in (
+        ("a" * 5000, "File name too long"),
+        ("~nobody-of-this-machine/x", "in the home of a user"),
+    ):
         code, out, err = wattune("rank", name)
         assert (code, out) == (2, "") and said in err
     (study.path / "trials").rename(study.path / "elsewhere")
@@ -164,7 +167,7 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
     rest = {"run": [space, "--max-trials", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
     code, out, err = wattune(verb, "--storage", occupied, *rest)
     assert (code, out) == (2, ""), err
-    assert f"cannot be written: {occupied} is no folder" in err and "give --storage" in err
+    assert f"cannot be written: {occupied} is not a folder" in err and "give --storage" in err
     assert not ran.exists() and occupied.read_text() == ""
 
 

@@ -117,7 +117,7 @@ def test_a_missing_node_is_invalid_and_gives_no_figure_of_power(folder):
     assert found.detail.phases["energy_j"].null_count == found.detail.phases.num_rows
 
 
-@pytest.mark.parametrize("name", ["ring", "marks"])
+@pytest.mark.parametrize("name", ["ring", "spans"])
 def test_another_schema_version_is_refused_by_name(folder, name):
     path = folder / "spans.parquet" if name == "spans" else tier(folder, name)
     table = pq.read_table(path)

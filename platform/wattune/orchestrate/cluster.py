@@ -14,9 +14,10 @@ from typing import Any, Final
 import ray
 
 import wattune
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_accelerator, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
+from wattune.orchestrate.node_products import ask_products
 
 NAMESPACE: Final = "wattune"
 """Ray namespace of every named actor of ours."""
@@ -34,15 +35,14 @@ KNOCK_S: Final = 2.0
 DEVICE_LABEL: Final = "wattune.io/device"
 """Ray node label that names a node's devices by their catalog name; it outweighs what Ray detected."""
 
+PRODUCT_LABEL: Final = "wattune.io/product"
+"""Ray node label with the product name of a node's GPUs, its separators as hyphens; without it the node is asked."""
+
 DOMAIN_LABEL: Final = "wattune.io/domain"
 """Ray node label of nodes that share power or air, such as a rack; without it every host is a domain of its own."""
 
 _ACCELERATOR_LABEL: Final = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE: Final = "accelerator_type:"
-
-_DEVICE_OF_ACCELERATOR: Final = {"H100": "h100_sxm", "H200": "h200_sxm", "AMD-Instinct-MI250X-MI250": "mi250_gcd"}
-"""Catalog names by what Ray detects (`ray.util.accelerators` of 2.60). It cannot tell SXM boards from PCIe or NVL ones:
-nodes with those need `DEVICE_LABEL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +61,31 @@ class Node:
     """Name of the machine; empty is `name`."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Ray's labels of the node, an accelerator Ray detected among them."""
+    products: tuple[str, ...] = ()
+    """Product names of its GPUs, as their driver or `PRODUCT_LABEL` gives them; empty where nobody knows."""
 
     @property
     def device(self) -> str | None:
-        """Catalog name of its devices, None where it has GPUs of a kind that nobody named."""
-        if DEVICE_LABEL in self.labels:
-            return self.labels[DEVICE_LABEL]
+        """Catalog name of its devices; None where they are in no catalog, of several kinds, or labelled wrongly.
+
+        Product names decide, since PCIe and NVL boards have Ray's label of SXM ones.
+        """
+        labelled = self.labels.get(DEVICE_LABEL)
         if not self.num_gpus:
-            return "cpu"
-        return _DEVICE_OF_ACCELERATOR.get(self.labels.get(_ACCELERATOR_LABEL, ""))
+            return labelled or "cpu"
+        if labelled is not None:
+            return None if self._contradicts(labelled) else labelled
+        if self.products:
+            kinds = {device_of_product(product) for product in self.products}
+        else:
+            kinds = {device_of_accelerator(self.labels.get(_ACCELERATOR_LABEL, ""))}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        return kind.name if kind is not None else None
+
+    def _contradicts(self, labelled: str) -> bool:
+        spec = DEVICES.get(labelled)
+        names_products = spec is not None and bool(spec.product_names)
+        return names_products and not all(map(DEVICES[labelled].is_product, self.products))
 
     @property
     def domain(self) -> str:
@@ -81,9 +97,16 @@ class Node:
         if not self.num_gpus:
             kind = "" if self.device == "cpu" else f" ({self.device})"
             return f"{self.name}: {self.num_cpus:g} CPU{kind}"
+        return f"{self.name}: {self.num_cpus:g} CPU, {self.num_gpus:g} GPU ({self.device or self._why_unknown()})"
+
+    def _why_unknown(self) -> str:
+        products, labelled = " and ".join(self.products), self.labels.get(DEVICE_LABEL)
+        if labelled is not None:
+            return f"labelled {labelled}, its driver says {products}; correct or remove the label {DEVICE_LABEL}"
+        if products:
+            return f"kind unknown, its driver says {products}; a device is added in wattune/catalog/hardware.py"
         detected = self.labels.get(_ACCELERATOR_LABEL) or "nothing"
-        kind = self.device or f"kind unknown, Ray detected {detected}; label it {DEVICE_LABEL}=NAME"
-        return f"{self.name}: {self.num_cpus:g} CPU, {self.num_gpus:g} GPU ({kind})"
+        return f"kind unknown, Ray detected {detected}; label it {DEVICE_LABEL}=NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +166,8 @@ class Cluster:
         """What a trial wants of the cluster, and what the cluster has."""
         have = ", ".join(map(str, self.nodes)) or "no node"
         wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
+        if names := device(spec.device).product_names:
+            wanted += f" ({' or '.join(names)})"
         return f"{spec.label} needs {wanted}; the cluster has {have}"
 
 
@@ -289,13 +314,14 @@ def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
     fresh = [alive[node_id] for node_id in sorted(alive.keys() - {node.node_id for node in kept})]
     taken = {node.name for node in known}
     hosts = [node["NodeManagerHostname"] for node in fresh]
+    products = ask_products([node["NodeID"] for node in fresh if _product_unknown(node)])
     for entry in fresh:
         host = entry["NodeManagerHostname"]
         numbered = (f"{host}-{index}" for index in range(len(fresh) + len(taken) + 1))
         alone = hosts.count(host) == 1 and not any(node.host == host for node in known)
         name = host if alone else next(name for name in numbered if name not in taken)
         taken.add(name)
-        kept.append(_node(entry, name))
+        kept.append(_node(entry, name, products.get(entry["NodeID"], ())))
     return kept
 
 
@@ -315,7 +341,11 @@ def has_left(node: Node) -> bool:
     return False
 
 
-def _node(entry: Mapping[str, Any], name: str) -> Node:
+def _product_unknown(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["Resources"].get("GPU")) and PRODUCT_LABEL not in (entry.get("Labels") or {})
+
+
+def _node(entry: Mapping[str, Any], name: str, products: tuple[str, ...]) -> Node:
     labels: dict[str, str] = dict(entry.get("Labels") or {})
     resources: Mapping[str, float] = entry["Resources"]
     # Where Ray was told of its GPUs by hand it may have set the resource and no label.
@@ -330,6 +360,7 @@ def _node(entry: Mapping[str, Any], name: str) -> Node:
         num_gpus=resources.get("GPU", 0.0),
         host=entry["NodeManagerHostname"],
         labels=labels,
+        products=(labels[PRODUCT_LABEL],) if PRODUCT_LABEL in labels else products,
     )
 
 

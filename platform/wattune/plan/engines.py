@@ -1,8 +1,8 @@
-"""What each engine can do, and what a setting really does: data and arithmetic, no training library."""
+"""Limits of each engine and settings that act as others there: data, without a training library."""
 
 import sys
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from wattune.catalog.hardware import ClusterSpec
@@ -69,27 +69,32 @@ class WorkloadLike(Protocol):
 
 
 class Configuration(Protocol):
-    """What planning reads of a trial; `wattune.trial.TrialSpec` is one."""
+    """The parts of a trial that planning reads; `wattune.trial.TrialSpec` is one."""
 
     @property
     def model(self) -> ModelSpec:
-        """What is trained."""
+        """The model that is trained."""
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Where."""
+        """The machines it runs on."""
 
     @property
     def engine(self) -> str:
-        """By which engine."""
+        """Name of the engine that runs it."""
 
     @property
     def workload(self) -> WorkloadLike:
-        """On what."""
+        """The data and the kind of work."""
 
     @property
     def plan(self) -> Plan:
-        """Laid out how."""
+        """The layout over ranks."""
+
+
+def matches(setting: Mapping[str, Container[Any]], plan: Plan) -> bool:
+    """Tells whether a plan has one of the values of `setting` on every axis there."""
+    return all(getattr(plan, axis) in values for axis, values in setting.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +102,22 @@ class Exclusion:
     """A combination of axis values an engine cannot run."""
 
     setting: Mapping[str, Container[Any]]
-    """Axis to values; the combination is met where every axis has one of its values."""
+    """Values by axis; the plan has one of them on every axis."""
     why: str
     transformer_engine: bool | None = None
-    """Met only where the cluster has TransformerEngine, or has it not; in either case where it is None."""
+    """True: only with TransformerEngine on the cluster. False: only without. None: either way."""
     mode: str = ""
-    """The mode of work it is met in; any where it is empty."""
+    """The mode of work that cannot run it; empty means every mode."""
     of_experts: bool = False
-    """Whether it is met by models with experts only."""
+    """True where only models with experts cannot run it."""
 
     def met_by(self, configuration: Configuration) -> bool:
-        """Whether a configuration is such a combination."""
+        """Tells whether a configuration is such a combination."""
         if self.transformer_engine not in (None, configuration.cluster.transformer_engine):
             return False
         if self.mode not in ("", configuration.workload.mode) or (self.of_experts and not configuration.model.is_moe):
             return False
-        plan = configuration.plan
-        return all(getattr(plan, axis) in values for axis, values in self.setting.items())
+        return matches(self.setting, configuration.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,59 +125,61 @@ class Equivalence:
     """A setting that acts as another one in an engine."""
 
     setting: Mapping[str, Container[Any]]
-    """Axis to values; it applies where every axis has one of its values."""
+    """Values by axis; it applies where the plan has one of them on every axis."""
     axis: str
+    """The axis whose value acts as another one."""
     to: Any
+    """The value that it acts as."""
     why: str
     needs_replicas: bool = False
-    """Whether it applies only where some weight is held by more than one rank."""
+    """True where it applies only if more than one rank holds some weight."""
     needs_training: bool = False
-    """Whether it applies only where something is trained."""
+    """True where it applies only if something is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLimits:
-    """What an engine's expert layer is made for: whole SwiGLU experts without bias that drop no token."""
+    """Limits of an expert layer that takes whole SwiGLU experts without bias, and drops no token."""
 
     why: str
-    """Which layer that is."""
+    """Names the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one engine can run."""
+    """Abilities and limits of one engine."""
 
     name: str
     vendors: tuple[str, ...]
     """Vendors of the devices it runs on, as `DeviceSpec.vendor`."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     etp_is_tp: bool = True
-    """Whether experts can only be split by the same tensor parallel degree as the rest."""
+    """True where experts can only be split by the tensor parallel degree of the rest."""
     fills_pipeline: bool = False
-    """Whether its 1F1B schedule, which prompts do not run through, needs as many micro-batches as stages at least."""
+    """True where its 1F1B schedule needs at least as many micro-batches as stages. Prompts do not run through it."""
     rounds_of_pp: bool = True
-    """Whether interleaved stages take micro-batches in rounds of `pp`; else equal rounds of `pp` or more will do."""
+    """True where interleaved stages take micro-batches in rounds of `pp`; else in equal rounds of `pp` or more."""
     expert_row_bytes: int = 1
-    """What the width of an expert's matrices, in bytes on one rank, must be a multiple of."""
-    experts: "ExpertLimits | None" = None
-    """What its own expert layer cannot do; None where it runs any expert of the catalog."""
+    """Bytes that the width of an expert's matrices on one rank must be a multiple of."""
+    experts: ExpertLimits | None = None
+    """Limits of its own expert layer; None where it runs any expert of the catalog."""
     least_experts_per_token: int = 1
-    """Experts a token must be sent to at least."""
+    """Fewest experts that a token may be sent to."""
     splits_expert_bias: bool = True
-    """Whether experts with biases can be split by tensor parallelism."""
+    """True where tensor parallel can split experts with biases."""
     splits_ends: bool = True
-    """Whether tensor parallel also splits the vocabulary (embedding, logits) and the sequence between the layers."""
+    """True where tensor parallel also splits the vocabulary (embedding, logits) and the sequence between layers."""
     splits_adapters: bool = True
-    """Whether tensor parallel splits adapters by their rank."""
+    """True where tensor parallel splits adapters by their rank."""
     interleaves_prompts: bool = False
-    """Whether stages of several chunks can run forward only."""
+    """True where stages of several chunks can run forward only."""
     exclusions: tuple[Exclusion, ...] = ()
-    equivalences: tuple["Equivalence", ...] = ()
-    """Settings that act as others there, applied in this order after those that hold for every engine."""
+    equivalences: tuple[Equivalence, ...] = ()
+    """Settings that act as others there, in the order `wattune.plan.effective` applies them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables its processes need when they start: they are read once."""
+    """Environment variables that its processes read once, when they start."""
     source: str
-    """Where the limits come from."""
+    """Origin of the limits: versions, files, runs."""
 
 
 _ZERO_2_3: Final = ("zero2", "zero3")
@@ -305,93 +311,11 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
 
 
 def capabilities(name: str) -> Capabilities:
-    """What an engine can do.
+    """Returns the limits of an engine.
 
     Raises:
-        PlanError: There is no engine of that name.
+        PlanError: No engine has that name.
     """
     if name not in CAPABILITIES:
         raise PlanError(f'unknown engine "{name}"; {closest(name, CAPABILITIES)}')
     return CAPABILITIES[name]
-
-
-def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
-    """The plan that really runs: every setting that does nothing there is set to its neutral value.
-
-    Two configurations that differ in nothing else than such settings do equal work and are one trial.
-
-    Returns:
-        The plan, and one text per setting that was changed, saying why; no text means the plan as it was.
-    """
-    plan, model, world_size = configuration.plan, configuration.model, configuration.cluster.world_size
-    equivalences: dict[str, tuple[Any, str]] = {}
-
-    if plan.etp != plan.tp and not model.is_moe:
-        equivalences["etp"] = plan.tp, f"{model.name} has no experts"
-    if plan.layout and len(plan.layout) == plan.pp * plan.vpp and plan.layout == _even(model, plan):
-        equivalences["layout"] = (), "it is the even split"
-    if plan.rank_order == tuple(range(world_size)):
-        equivalences["rank_order"] = "topology", "it is the order of the topology"
-
-    sharding, replicated = plan.sharding, _has_replicas(model, plan, world_size)
-    if sharding != "none" and not replicated:
-        sharding = "none"
-        equivalences["sharding"] = "none", "no replicas to share it with at dp=1"
-    if plan.overlap in ("grad", "grad_param") and not replicated:
-        equivalences["overlap"] = "none", "no gradients to reduce at dp=1"
-    elif plan.overlap == "grad_param" and sharding == "none":
-        equivalences["overlap"] = "grad", "no parameters to gather at sharding=none"
-    elif plan.overlap == "tp" and plan.tp == 1:
-        equivalences["overlap"] = "none", "nothing to overlap at tp=1"
-    trains = configuration.workload.mode != "prefill"
-    if not trains:
-        equivalences |= _without_training(plan, equivalences)
-
-    for equivalence in CAPABILITIES[configuration.engine].equivalences:
-        now = replace(plan, **{axis: to for axis, (to, _) in equivalences.items()})
-        met = all(getattr(now, axis) in values for axis, values in equivalence.setting.items())
-        if met and (replicated or not equivalence.needs_replicas) and (trains or not equivalence.needs_training):
-            equivalences[equivalence.axis] = equivalence.to, equivalence.why
-
-    if not equivalences:
-        return plan, ()
-    texts = tuple(
-        f"{axis}={_text(getattr(plan, axis))} acts as {_text(to)}: {why}" for axis, (to, why) in equivalences.items()
-    )
-    return replace(plan, **{axis: to for axis, (to, _) in equivalences.items()}), texts
-
-
-def _without_training(plan: Plan, equivalences: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """What does nothing where nothing is trained, given what does nothing anyway."""
-    sharding, _ = equivalences.get("sharding", (plan.sharding, ""))
-    overlap, _ = equivalences.get("overlap", (plan.overlap, ""))
-    found: dict[str, tuple[Any, str]] = {}
-    if plan.recompute != "none":
-        found["recompute"] = "none", "mode=prefill has no backward pass"
-    if sharding in ("zero1", "zero2"):
-        found["sharding"] = "none", "mode=prefill has no gradients and no optimizer state"
-    if overlap == "grad" or (overlap == "grad_param" and sharding != "zero3"):
-        found["overlap"] = "none", "mode=prefill reduces no gradients"
-    return found
-
-
-def _even(model: ModelSpec, plan: Plan) -> tuple[int, ...] | None:
-    """The layout an empty one stands for, None where layers do not split evenly."""
-    num_virtual = plan.pp * plan.vpp
-    return None if model.num_layers % num_virtual else (model.num_layers // num_virtual,) * num_virtual
-
-
-def _has_replicas(model: ModelSpec, plan: Plan, world_size: int) -> bool:
-    """Whether some weight is held by more than one rank, so that gradients are reduced and state can be shared.
-
-    Context parallel ranks hold the same weights as data parallel ones do; experts have replicas of their own. A world
-    that the degrees do not divide has none of this to ask about and counts as replicated: nothing is equivalent there.
-    """
-    if world_size % (plan.tp * plan.pp * plan.cp):
-        return True
-    dense = world_size // (plan.tp * plan.pp)
-    return dense > 1 or (model.is_moe and dense * plan.tp > plan.etp * plan.ep)
-
-
-def _text(value: Any) -> str:
-    return ("even" if not value else str(list(value))) if isinstance(value, tuple) else str(value)

@@ -1,7 +1,7 @@
-"""What a search space file may say: its keys, types and bounds, and every problem of it in words with its path.
+"""The grammar of a search space file: keys, types and bounds, and every problem in words with its path.
 
-pydantic reads the file strictly (a boolean is no integer, an unknown key is an error) and goes on after a problem, so
-one reading finds them all; `wattune.search.problems` puts them in words.
+pydantic reads the file strictly: a boolean is not an integer, and an unknown key is an error. It goes on after a
+problem, so one reading finds all of them. `wattune.search.problems` puts them in words.
 """
 
 import math
@@ -21,6 +21,7 @@ from wattune.plan.engines import MODES, ROUTINGS, capabilities
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.storage.study import check_study_name
+from wattune.storage.versions import check_version
 from wattune.trial import (
     FIRST_REFERENCE_REPEAT,
     LORA_TARGETS,
@@ -33,11 +34,11 @@ from wattune.trial import (
 )
 
 LARGEST_COUNT: Final = 10**9
-"""Bound on every count of a file: above any real one, below what arithmetic on it could choke on."""
+"""Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
 
 
 def _named_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Accepts what one of wattune's own functions does, and passes on its message otherwise."""
+    """Accepts a text that one of wattune's own functions accepts, else passes on its message."""
 
     def check(text: str) -> str:
         try:
@@ -61,12 +62,12 @@ def _one_of(names: tuple[str, ...]) -> AfterValidator:
 
 
 def _one_or_more(value: Any) -> Any:
-    """A single entry as the list of itself: model, cluster and engine may be written either way."""
+    """Returns a list: a single model, cluster or engine may stand without one."""
     return value if isinstance(value, list) else [value]
 
 
 def _distinct(values: list[Any]) -> list[Any]:
-    """A list whose entries mean different things; a repetition is always a slip."""
+    """Accepts a list whose entries mean different things. A repetition is always a slip."""
     meant = [value.resolve() if isinstance(value, ModelEntry | ClusterEntry) else value for value in values]
     repeated = _repetitions([repr(value) for value in meant])
     if repeated:
@@ -80,7 +81,7 @@ def _repetitions(texts: list[str]) -> list[tuple[Path, str]]:
 
 
 def _axis_problem(axis: Axis, value: Any) -> str | None:
-    """Why a value cannot be on an axis, None where it can."""
+    """Says why an axis cannot have a value; None where it can."""
     if axis.kind == "count":
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT:
             return None
@@ -99,7 +100,7 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
 
 
 def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
-    """Axes that exist, each with a list of different values it can take."""
+    """Accepts axes that exist, each with a list of different values that it can have."""
     found: list[tuple[Path, str]] = []
     if not space:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
@@ -116,6 +117,11 @@ def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
     if found:
         raise refuse(found)
     return space
+
+
+def _readable(version: int) -> int:
+    check_version(version, "this space")
+    return version
 
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -175,7 +181,7 @@ class ModelEntry(_Entry):
 
 
 def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
-    """Why a model of these fields cannot exist, field by field."""
+    """Says why a model of these fields cannot exist, field by field."""
     found: list[tuple[Path, str]] = []
     heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
     if spec.hidden_size % heads:
@@ -196,7 +202,7 @@ def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
 
 
 class ClusterEntry(_Entry):
-    """`cluster`: the machines, and what planning has to know of them."""
+    """`cluster`: the machines, as far as planning needs to know them."""
 
     device: Annotated[str, _named_by(device)]
     num_nodes: Count = 1
@@ -234,7 +240,7 @@ class TokensEntry(_Entry):
     dtype: Annotated[str, _one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
 
     def problem(self, seq_len: int) -> str | None:
-        """Why the file cannot be used, where it can be seen from here; its nodes may be other machines."""
+        """Says why the file cannot be used, if it is on this machine. Its nodes may be other machines."""
         seen = FilePath(self.path)
         if not (seen.is_absolute() and seen.is_file()):  # a relative path starts in the workers' folder
             return None
@@ -268,7 +274,7 @@ def _routing(value: Any) -> Any:
 
 
 class WorkloadEntry(_Entry):
-    """`workload`: what is trained on."""
+    """`workload`: the data and the kind of work."""
 
     mode: Annotated[str, _one_of(MODES)] = "pretrain"
     seq_len: Count
@@ -342,7 +348,7 @@ ORDERS: Final = ("shuffled", "listed")
 """In which order trials run: drawn by the seed, or as the strategy lists them."""
 
 ISOLATIONS: Final = ("warm", "fresh")
-"""Whether workers run one trial after another, or start anew for each."""
+"""`warm`: workers run one trial after another. `fresh`: they start anew for each."""
 
 
 class SearchEntry(_Entry):
@@ -358,6 +364,8 @@ class SearchEntry(_Entry):
 class SpaceFile(_Entry):
     """The whole file."""
 
+    version: Annotated[int, AfterValidator(_readable)] | None = None
+    """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
     study: Annotated[str, _named_by(check_study_name)]
     model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
     cluster: Annotated[

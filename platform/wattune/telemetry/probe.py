@@ -3,7 +3,8 @@
 import ctypes
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,21 +49,46 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[Sens
     return sources
 
 
-def _find_nvml() -> str:
+def nvidia_products() -> list[str]:
+    """Returns the product name of every NVIDIA GPU of this machine, in the driver's order.
+
+    Raises:
+        TelemetryError: The driver does not answer.
+        OSError: There is no driver.
+    """
+    names, count = [], ctypes.c_uint()
+    with _nvml() as (library, check):
+        check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        for index in range(count.value):
+            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+            check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+            check(library.nvmlDeviceGetName(handle, name, len(name)))
+            names.append(name.value.decode())
+    return names
+
+
+@contextmanager
+def _nvml() -> Iterator[tuple[ctypes.CDLL, Callable[[int], None]]]:
+    """Opens NVML; yields its library, and a function that raises where a call's return code is an error."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     library.nvmlErrorString.restype = ctypes.c_char_p
-    if code := library.nvmlInit_v2():
-        raise TelemetryError(f"nvmlInit failed: {library.nvmlErrorString(code).decode()}")
+
+    def check(code: int, what: str = "the driver does not answer") -> None:
+        if code:
+            raise TelemetryError(f"{what}: {library.nvmlErrorString(code).decode()}")
+
+    check(library.nvmlInit_v2(), "nvmlInit failed")
     try:
-        count, driver = ctypes.c_uint(), ctypes.create_string_buffer(80)
-        for code in (
-            library.nvmlDeviceGetCount_v2(ctypes.byref(count)),
-            library.nvmlSystemGetDriverVersion(driver, len(driver)),
-        ):
-            if code:
-                raise TelemetryError(f"the driver does not answer: {library.nvmlErrorString(code).decode()}")
+        yield library, check
     finally:
         library.nvmlShutdown()
+
+
+def _find_nvml() -> str:
+    count, driver = ctypes.c_uint(), ctypes.create_string_buffer(80)
+    with _nvml() as (library, check):
+        check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        check(library.nvmlSystemGetDriverVersion(driver, len(driver)))
     if not count.value:
         raise TelemetryError(f"driver {driver.value.decode()} has no device")
     return f"{count.value} devices, driver {driver.value.decode()}"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from wattune.plan.axes import Plan
-from wattune.plan.engines import CAPABILITIES, effective
+from wattune.plan.effective import effective
+from wattune.plan.engines import CAPABILITIES
 from wattune.plan.rules import violations
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "engine_cases.py"

@@ -68,7 +68,7 @@ def test_a_study_keeps_a_devices_limits_with_its_manifest(found: dict[str, Any],
 def test_a_broken_calibration_is_an_error_not_a_guess(tmp_path: Path) -> None:
     path = write_calibration(tmp_path, {"uuid": "GPU-1", "limits": {}})
     path.write_text("[]")
-    with pytest.raises(TelemetryError, match=r"GPU-1\.json is no calibration.*calibrate gpu0 again"):
+    with pytest.raises(TelemetryError, match=r"GPU-1\.json is not a calibration.*calibrate gpu0 again"):
         with_calibrations(tmp_path, {"devices": {"gpu0": {"uuid": "GPU-1"}}})
 
 

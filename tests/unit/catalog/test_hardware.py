@@ -4,8 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
+from wattune.catalog.hardware import (
+    DEVICES,
+    ClusterSpec,
+    DeviceSpec,
+    device,
+    device_of_accelerator,
+    device_of_product,
+    parse_cluster_label,
+)
 from wattune.errors import PlanError
+from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.trial_telemetry import sensor_backends
+from wattune.plan.engines import CAPABILITIES
+from wattune.search.prune import prune
+from wattune.search.space import load_space
+from wattune.simulation.device_model import device_model
 
 
 @pytest.mark.parametrize("spec", DEVICES.values(), ids=DEVICES)
@@ -55,3 +69,104 @@ def test_sensors_are_those_of_the_simulated_device():
     cluster = ClusterSpec(device="cpu", devices_per_node=4, simulate_sensors_of="h200_sxm")
     assert cluster.sensed_device is DEVICES["h200_sxm"]
     assert ClusterSpec(device="cpu", devices_per_node=4).sensed_device is DEVICES["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA-H100-80GB-HBM3", "h100_sxm"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H100", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H200", "h200_sxm"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+        ("AMD Instinct MI250X / MI250", "mi250_gcd"),
+        ("AMD INSTINCT MI250 (MCM) OAM AC MBA", "mi250_gcd"),
+        ("AMD Instinct MI250X", None),
+        ("AMD Instinct MI210", None),
+        ("", None),
+    ],
+)
+def test_a_product_is_the_device_of_its_whole_name(product, name):
+    found = device_of_product(product)
+    assert (found and found.name) == name
+
+
+def test_every_accelerator_has_names_and_shares_none():
+    names = [name for spec in DEVICES.values() for name in spec.product_names]
+    assert [device_of_product(name).name for name in names] == [
+        spec.name for spec in DEVICES.values() for _ in spec.product_names
+    ]
+    assert all(spec.product_names and spec.ray_accelerator_types for spec in DEVICES.values() if spec.vendor != "cpu")
+    assert device_of_product("cpu") is None and device_of_accelerator("") is None
+
+
+@given(st.sampled_from(sorted(name for spec in DEVICES.values() for name in spec.product_names)), st.data())
+def test_case_and_separators_of_a_product_do_not_matter(name, data):
+    separator = data.draw(st.sampled_from([" ", "-", "_", " / ", "  "]))
+    written = separator.join(name.replace("(", "").replace(")", "").replace("/", " ").split())
+    assert device_of_product(written.swapcase()) is device_of_product(name)
+    assert device_of_product(f"{name} NVL") is None and device_of_product(name[:-1]) is None
+
+
+MADE_UP = {
+    "nvidia": {"product_names": ("NVIDIA X900 SXM",), "ray_accelerator_types": ("X900",)},
+    "amd": {"product_names": ("AMD Instinct MI9 OAM",), "ray_accelerator_types": ("AMD-Instinct-MI9-OAM",)},
+}
+SPACE = """
+study: made_up
+model: {name: llama3_8b, scale_to: 1x2 x900}
+cluster: {device: x900, devices_per_node: 2}
+engine: torch
+workload: {mode: pretrain, seq_len: 1024, global_batch_size: 8}
+space: {tp: [1, 2]}
+objective: maximize tokens_per_s
+"""
+
+
+@pytest.mark.parametrize("vendor", MADE_UP)
+def test_a_new_device_is_one_constant(vendor, monkeypatch, tmp_path):
+    """Search spaces, plans, nodes, sensors and their simulation know a device by its `DeviceSpec` alone."""
+    made_up = DeviceSpec(
+        name="x900",
+        vendor=vendor,
+        peak_bf16_flop_per_s=3e15,
+        peak_fp32_flop_per_s=2e14,
+        memory_bytes=250 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        link_bandwidth_bytes_per_s=900e9,
+        power_limit_w=1200.0,
+        sm_clock_max_mhz=2100.0,
+        temp_slowdown_c=90.0,
+        source="made up",
+        **MADE_UP[vendor],
+    )
+    (product,), (accelerator,) = made_up.product_names, made_up.ray_accelerator_types
+    monkeypatch.setitem(DEVICES, "x900", made_up)
+    assert device("x900") is device_of_product(product) is device_of_accelerator(accelerator) is made_up
+
+    (tmp_path / "space.yaml").write_text(SPACE)
+    candidates = prune(load_space(tmp_path / "space.yaml"))
+    assert {one.spec.plan.tp for one in candidates.kept} == {1, 2}
+    spec = candidates.specs[0]
+    assert parse_cluster_label("1x2 x900") == spec.cluster and vendor in CAPABILITIES["torch"].vendors
+
+    def node(**more):
+        return Node(node_id="1", name="n0", address="node:1", num_cpus=8, num_gpus=2, **more)
+
+    nodes = [
+        node(labels={"ray.io/accelerator-type": accelerator}),
+        node(products=(product,)),
+        node(labels={"wattune.io/device": "x900"}),
+    ]
+    for one in nodes:
+        assert Cluster(nodes=(one,), driver_node_id="1").resources_per_rank(spec.cluster)["GPU"] == 1
+    other = Cluster(nodes=(node(products=("NVIDIA H200",)),), driver_node_id="1")
+    assert other.fitting(spec.cluster) == [] and product in other.missing(spec.cluster)
+
+    assert set(sensor_backends(spec)) == {"host", {"nvidia": "nvml", "amd": "amd_smi"}[vendor]}
+    simulated = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="x900").sensed_device
+    assert simulated is made_up and device_model(simulated).power.limit_w == 1200

@@ -12,14 +12,23 @@ import ray
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import EngineError
+from wattune.orchestrate import cluster as cluster_module
 from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect, has_left
 
 H200 = {"ray.io/accelerator-type": "H200"}
 H100 = {"ray.io/accelerator-type": "H100"}
 
 
-def node(name: str, cpus: float, gpus: float = 0, **labels: str) -> Node:
-    return Node(node_id=f"id-{name}", name=name, address="node:1", num_cpus=cpus, num_gpus=gpus, labels=labels)
+def node(name: str, cpus: float, gpus: float = 0, products: tuple[str, ...] = (), **labels: str) -> Node:
+    return Node(
+        node_id=f"id-{name}",
+        name=name,
+        address="node:1",
+        num_cpus=cpus,
+        num_gpus=gpus,
+        labels=labels,
+        products=products,
+    )
 
 
 def cluster(*nodes: Node) -> Cluster:
@@ -85,6 +94,27 @@ def test_a_label_makes_a_node_what_it_says() -> None:
     assert [one.name for one in fitting] == ["a"]
 
 
+@pytest.mark.parametrize("label", [{}, {"wattune.io/device": "h100_sxm"}], ids=["detected", "labelled"])
+@pytest.mark.parametrize("product", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"])
+def test_a_board_of_another_form_factor_is_no_sxm_board(product: str, label: dict[str, str]) -> None:
+    """Ray labels all of them H100; the product's name decides, also against a person's label."""
+    found = cluster(node("a", 8, 8, (product,), **H100, **label))
+    with pytest.raises(EngineError) as error:
+        found.resources_per_rank(ClusterSpec(device="h100_sxm", devices_per_node=8))
+    text = str(error.value)
+    assert f"its driver says {product}" in text, "what was found"
+    assert "8 device(s) h100_sxm each (NVIDIA H100 80GB HBM3)" in text, "what is allowed"
+    assert ("correct or remove the label" if label else "is added in wattune/catalog/hardware.py") in text, "what to do"
+
+
+def test_a_product_of_the_catalog_needs_no_label() -> None:
+    assert node("a", 8, 8, ("NVIDIA H100 80GB HBM3",), **H100).device == "h100_sxm"
+    assert node("a", 8, 8, ("NVIDIA H100 80GB HBM3",)).device == "h100_sxm"
+    assert node("a", 8, 8, ("NVIDIA H200",), **{"wattune.io/device": "h200_sxm"}).device == "h200_sxm"
+    assert node("a", 8, 2, ("NVIDIA H100 80GB HBM3", "NVIDIA H200")).device is None, "of several kinds"
+    assert node("a", 8, 2, ("NVIDIA H200",), **{"wattune.io/device": "cpu"}).device == "cpu", "its processors are meant"
+
+
 def test_processors_of_a_gpu_node_serve_where_there_are_no_others() -> None:
     """A study on `cpu` runs on a lone GPU machine; where there are nodes without GPUs it leaves the others alone."""
     spec = ClusterSpec(device="cpu", devices_per_node=2)
@@ -138,7 +168,27 @@ def test_a_node_whose_raylet_is_gone_has_left_though_it_is_listed(monkeypatch: p
         assert has_left(node)
 
 
+def test_nodes_whose_product_is_not_known_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def answer(node_ids: list[str]) -> dict[str, tuple[str, ...]]:
+        asked.append(node_ids)
+        return dict.fromkeys(node_ids, ("NVIDIA H100 PCIe",))
+
+    listed = [
+        entry("1", "a", resources={"GPU": 4.0}, labels=H100),
+        entry("2", "b", resources={"GPU": 4.0}, labels={"wattune.io/product": "NVIDIA-H100-80GB-HBM3"}),
+        entry("3", "c"),
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    monkeypatch.setattr(cluster_module, "ask_products", answer)
+    first = alive_nodes()
+    assert {one.name: one.device for one in first} == {"a": None, "b": "h100_sxm", "c": "cpu"}
+    assert alive_nodes(first) == first and asked == [["1"], []]
+
+
 def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ask_products", lambda _node_ids: {})
     listed = [
         entry("1", "a", resources={"GPU": 4.0, "accelerator_type:H100": 1.0}),
         entry("2", "b", resources={"GPU": 4.0}, labels={**H200, "wattune.io/domain": "rack7"}),

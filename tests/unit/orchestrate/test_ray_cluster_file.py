@@ -13,13 +13,16 @@ import yaml
 from ray._private.label_utils import parse_node_labels_string, validate_node_labels
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from wattune.catalog.hardware import DEVICES
+from wattune.orchestrate.cluster import Node, _node
 
 FILE = Path(__file__).parents[3] / "ray_cluster.yaml"
 CONFIG = yaml.safe_load(FILE.read_text())
 
 H200 = "#!/bin/sh\nfor i in 0 1 2 3; do echo 'NVIDIA H200'; done\n"
+H100 = "#!/bin/sh\nfor i in 0 1; do echo 'NVIDIA H100 80GB HBM3'; done\n"
 H100_PCIE = "#!/bin/sh\necho 'NVIDIA H100 PCIe'\n"
+H100_NVL = "#!/bin/sh\necho 'NVIDIA H100 NVL'\n"
+LONG_NAME = f"#!/bin/sh\necho 'NVIDIA {'X' * 55} PCIe'\n"
 MIXED = "#!/bin/sh\necho 'NVIDIA H200'; echo 'NVIDIA H100 80GB HBM3'\n"
 NO_DRIVER = "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n"
 MI250 = r"""#!/bin/sh
@@ -93,6 +96,22 @@ def started(node: Run) -> tuple[list[str], dict[str, str]]:
     return (node.home / "called").read_text().splitlines(), dict(line.split("=", 1) for line in environment)
 
 
+def described(stdout: str) -> Node:
+    """The node that studies see, by the labels `describe` prints."""
+    (labels,) = re.findall(r"labels=(\S*)", stdout)
+    (num_gpus,) = re.findall(r"num_gpus=(\d+)", stdout)
+    parsed = parse_node_labels_string(labels)
+    validate_node_labels(parsed)
+    entry = {
+        "NodeID": "1",
+        "NodeManagerAddress": "10.0.0.11",
+        "NodeManagerHostname": "node11",
+        "Resources": {"CPU": 8.0, "GPU": float(num_gpus)},
+        "Labels": parsed,
+    }
+    return _node(entry, "node11", ())
+
+
 def test_ray_takes_the_file() -> None:
     prepared = prepare_config(CONFIG)
     validate_config(prepared)
@@ -116,6 +135,10 @@ def test_nothing_stops_rays_of_others() -> None:
     ("programs", "vendor", "num_gpus", "device", "environment"),
     [
         ({"nvidia_smi": H200}, "nvidia", 4, "h200_sxm", "cuda"),
+        ({"nvidia_smi": H100}, "nvidia", 2, "h100_sxm", "cuda"),
+        ({"nvidia_smi": H100_PCIE}, "nvidia", 1, None, "cuda"),
+        ({"nvidia_smi": H100_NVL}, "nvidia", 1, None, "cuda"),
+        ({"nvidia_smi": LONG_NAME}, "nvidia", 1, None, "cuda"),
         ({"rocm_smi": MI250}, "amd", 8, "mi250_gcd", "rocm"),
         ({}, "none", 0, "cpu", "cpu"),
         ({"nvidia_smi": NO_DRIVER}, "none", 0, "cpu", "cpu"),
@@ -126,8 +149,8 @@ def test_a_node_is_known_by_its_devices(node, programs, vendor, num_gpus, device
     done = node(node.setup, **programs)
     assert done.returncode == 0, done.stderr
     assert f"vendor={vendor} num_gpus={num_gpus}" in done.stdout
-    assert f"wattune.io/device={device}" in done.stdout and done.stdout.rstrip().endswith(environment)
-    assert device in DEVICES
+    assert described(done.stdout).device == device
+    assert ("wattune.io/device=cpu" in done.stdout) == (device == "cpu") and done.stdout.rstrip().endswith(environment)
     assert (node.home / ".wattune" / "ray_node.sh").stat().st_mode & 0o777 == 0o700
 
 
@@ -140,7 +163,7 @@ def test_the_place_of_a_node_is_in_labels_that_ray_takes(node) -> None:
     parsed = parse_node_labels_string(labels)
     validate_node_labels(parsed)
     assert parsed == {
-        "wattune.io/device": "h200_sxm",
+        "wattune.io/product": "NVIDIA-H200",
         "wattune.io/rack": "r1",
         "wattune.io/pdu": "r1a",
         "wattune.io/slot": "u10",
@@ -161,7 +184,7 @@ def test_what_a_login_brings_along_is_taken_away_and_ray_is_set_explicitly(node)
     assert int(environment["REPORTER_UPDATE_INTERVAL_MS"]) >= 3_600_000
     assert int(environment["RAY_JOB_STOP_WAIT_TIME_S"]) >= 30
     assert "--dashboard-host=127.0.0.1" in arguments and "--head" in arguments
-    assert "--labels=wattune.io/device=mi250_gcd" in arguments
+    assert "--labels=wattune.io/product=AMD-INSTINCT-MI250-MCM-OAM-AC-MBA" in arguments
 
 
 def test_starting_again_ends_the_earlier_one_and_stop_ends_it_once(node) -> None:
@@ -190,9 +213,10 @@ def test_a_process_that_got_the_number_of_an_old_ray_is_left_alone(node) -> None
         stranger.wait()
 
 
-def test_a_board_in_no_catalog_has_no_device_and_a_mixed_node_is_refused(node) -> None:
+def test_a_board_in_no_catalog_says_its_product_and_a_mixed_node_is_refused(node) -> None:
     done = node(node.setup, nvidia_smi=H100_PCIE, host="elsewhere")
-    assert done.returncode == 0 and "in no catalog" in done.stderr and "labels= " in done.stdout
+    assert done.returncode == 0 and "labels=wattune.io/product=NVIDIA-H100-PCIe " in done.stdout
+    assert "its driver says NVIDIA-H100-PCIe" in str(described(done.stdout))
     done = node("~/.wattune/ray_node.sh describe", nvidia_smi=MIXED)
     assert done.returncode == 1 and "several models: NVIDIA H100 80GB HBM3, NVIDIA H200" in done.stderr
 

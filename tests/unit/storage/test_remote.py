@@ -12,6 +12,7 @@ from wattune.errors import PlanError, SpaceError, TrackingError
 from wattune.storage import remote as module
 from wattune.storage.remote import RETRY_AFTER_S, RemoteStorage
 from wattune.storage.study import StudyFolder
+from wattune.storage.versions import VERSION
 from wattune.trial import TrialStatus
 
 
@@ -122,7 +123,7 @@ def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, her
     with pytest.raises(SpaceError, match="another space"):
         remote.send_study(other)
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/study.yaml")
-    assert yaml.safe_load(fs.cat_file(root)) == DOCUMENT
+    assert yaml.safe_load(fs.cat_file(root)) == {"version": VERSION, **DOCUMENT}
 
 
 def test_a_study_that_is_nowhere_is_named_with_those_there_are(url: str, here: StudyFolder, tmp_path: Path) -> None:

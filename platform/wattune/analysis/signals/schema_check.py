@@ -14,7 +14,7 @@ WRONG_COLUMNS: Final = "schema_columns"
 """A table lacks a column nothing can be placed without, or has one of another kind than its name says."""
 
 _NEEDED: Final = ("node", "device", "mono_ns", "wall_ns")
-_NEEDED_OF_MARKS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
+_NEEDED_OF_SPANS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
 
 
 def schema_problems(tables: Tables, spans: pa.Table | None) -> dict[str, str]:
@@ -28,7 +28,7 @@ def schema_problems(tables: Tables, spans: pa.Table | None) -> dict[str, str]:
         if version != SCHEMA_VERSION:
             problems.setdefault(WRONG_VERSION, []).append(f"{name} is of version {version}, not {SCHEMA_VERSION}")
         expected = SPANS if name == "spans" else TELEMETRY[name]
-        needed = _NEEDED_OF_MARKS if name == "spans" else (*_NEEDED, *(("sensor_ns",) if name == "ring" else ()))
+        needed = _NEEDED_OF_SPANS if name == "spans" else (*_NEEDED, *(("sensor_ns",) if name == "ring" else ()))
         wrong = [f"{name} has no {column}" for column in needed if column not in schema.names]
         wrong += [
             f"{name}.{field.name} is {schema.field(field.name).type}"

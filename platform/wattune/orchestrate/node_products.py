@@ -1,0 +1,58 @@
+"""Product names of a node's GPUs, asked of the node itself: Ray's labels do not tell form factors of a GPU apart."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from wattune.errors import TelemetryError
+from wattune.telemetry.probe import nvidia_products
+
+_log = logging.getLogger(__name__)
+
+ASK_S: Final = 30.0
+"""Longest time for the nodes' answers: each starts a process for it."""
+
+
+def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Asks nodes for the product names of their GPUs.
+
+    Args:
+        node_ids: Ray's ids of the nodes.
+
+    Returns:
+        The different names by node id. A node without NVIDIA's driver has none: Ray tells AMD products apart by their
+        PCI ids. A node that does not answer is left out, and the log says so.
+    """
+    if not node_ids:
+        return {}
+    own_id = ray.get_runtime_context().get_node_id()
+    found: dict[str, tuple[str, ...]] = {}
+    task = ray.remote(products_here)
+    asked = {}
+    for node_id in node_ids:
+        if node_id == own_id:  # Ray would take seconds to start a process for it
+            found[node_id] = products_here()
+            continue
+        place = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        asked[task.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node_id
+    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+    for answer in ready:
+        try:
+            found[asked[answer]] = ray.get(answer)
+        except RayError:
+            silent.append(answer)
+    for answer in silent:
+        _log.warning("node %s did not say which GPUs it has; Ray's label of it is believed", asked[answer])
+    return found
+
+
+def products_here() -> tuple[str, ...]:
+    """Returns the different product names of this machine's NVIDIA GPUs; none where no driver answers."""
+    try:
+        return tuple(sorted(set(nvidia_products())))
+    except (TelemetryError, OSError):
+        return ()

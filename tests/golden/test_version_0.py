@@ -1,0 +1,130 @@
+"""Folders that version 0 wrote open, rank and resume; its last commit made those in `version_0`."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from wattune import api
+from wattune.errors import PlanError, SpaceError
+from wattune.inspection import inspect
+from wattune.plan.axes import Plan
+from wattune.search.prune import prune
+from wattune.search.space import parse_space
+from wattune.storage.measured import RecordingFolder
+from wattune.storage.study import StudyFolder
+from wattune.storage.versions import VERSION
+from wattune.trial import TrialSpec, TrialStatus
+
+HERE = Path(__file__).parent / "version_0"
+ENDED = {"664a69b4ab77", "718443cd2b9a", "6ab1b16ad5f6", "585a64df2745", "99fe450c66be", "c0ff569343c9"}
+REFERENCE = "c0ff569343c9"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    shutil.copytree(HERE / "before_versions", tmp_path / "before_versions")
+    return tmp_path
+
+
+def todays_space(study: StudyFolder) -> dict[str, object]:
+    """The space as its author would write it today, from what the study kept."""
+    kept = yaml.safe_load((study.path / "study.yaml").read_text())
+    measure, search = dict(kept["measure"]), dict(kept["search"])
+    measure["reference_every"], search["reference"] = measure.pop("anchor_every"), search.pop("anchor")
+    return {**kept, "measure": measure, "search": search}
+
+
+def test_every_result_is_read_in_todays_words(storage: Path) -> None:
+    study = StudyFolder.open("before_versions", storage)
+    results = study.results()
+    assert {spec.trial_id for spec, _ in results} == ENDED and len(results) == 8
+    assert all(result.status is TrialStatus.COMPLETED for _, result in results)
+    references = sorted(result.repeat for _, result in results if result.tags.get("reference") == "true")
+    assert references == [1000, 1001]
+    assert not any("anchor" in result.tags for _, result in results)
+    assert {row["status"] for row in study.candidates()} == {"kept", "equivalent"}
+
+
+def test_ids_of_old_trials_are_what_they_were(storage: Path) -> None:
+    for folder in StudyFolder.open("before_versions", storage).trials():
+        assert folder.spec().trial_id == folder.path.name.split("-")[0]
+
+
+def test_a_neutral_axis_of_tomorrow_changes_no_id(storage: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Tomorrow(Plan):
+        fp8_recipe: str = "none"
+
+    spec = StudyFolder.open("before_versions", storage).trials()[0].spec()
+    written = {name: getattr(spec.plan, name) for name in Plan.__dataclass_fields__}
+    assert replace(spec, plan=Tomorrow(**written)).trial_id == spec.trial_id
+    assert replace(spec, plan=Tomorrow(**written, fp8_recipe="mxfp8")).trial_id != spec.trial_id
+
+
+def test_an_old_study_ranks(storage: Path) -> None:
+    ranking = api.rank(["before_versions"], storage=str(storage))
+    assert [row.trial_id for row in ranking.feasible][:1] == ["664a69b4ab77"]
+    assert {row.trial_id for row in ranking.unknown} == {REFERENCE}  # one of its runs has no power
+
+
+def test_an_old_study_resumes_with_every_trial_done(storage: Path) -> None:
+    study = StudyFolder.open("before_versions", storage)
+    space = parse_space(todays_space(study))
+    again = StudyFolder.create(storage, "before_versions", space.document)
+    assert {kept.spec.trial_id for kept in prune(space).kept} == ENDED
+    assert yaml.safe_load((again.path / "study.yaml").read_text())["version"] == VERSION
+    assert parse_space(yaml.safe_load((again.path / "study.yaml").read_text())).document == space.document
+
+
+def test_another_space_is_still_another_space(storage: Path) -> None:
+    study = StudyFolder.open("before_versions", storage)
+    other = {**todays_space(study), "workload": {"mode": "pretrain", "seq_len": 64, "global_batch_size": 8}}
+    with pytest.raises(SpaceError, match=r"workload\.seq_len: was 32, now 64"):
+        StudyFolder.create(storage, "before_versions", parse_space(other).document)
+
+
+def test_old_keys_of_a_space_are_named_with_their_new_names(storage: Path) -> None:
+    kept = yaml.safe_load((storage / "before_versions" / "study.yaml").read_text())
+    with pytest.raises(SpaceError) as caught:
+        parse_space(kept)
+    assert "measure.anchor_every: is now reference_every; rename it" in str(caught.value)
+    assert "search.anchor: is now reference; rename it" in str(caught.value)
+
+
+def test_spans_and_telemetry_of_an_old_trial_are_analysed(storage: Path) -> None:
+    study = StudyFolder.open("before_versions", storage)
+    folder = study.trial("664a69b4ab77", 0)
+    assert not (folder.path / "spans.parquet").exists()
+    stored = folder.result()
+    assert stored is not None
+    metrics = inspect(folder.path).summary.metrics
+    assert metrics["tokens_per_s"] == pytest.approx(stored.metrics["tokens_per_s"], rel=1e-9)
+    assert metrics["node_device_power_peak_1s_w"] == pytest.approx(
+        stored.metrics["node_device_power_peak_1s_w"], rel=1e-9
+    )
+    assert study.dataset("spans").count_rows() > 100
+
+
+def test_an_old_recording_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "recordings" / "sleeping"
+    shutil.copytree(HERE / "recordings" / "sleeping", folder)
+    assert "version" not in RecordingFolder(folder).facts()
+    summary = inspect(folder).summary
+    assert summary.metrics["node_device_power_peak_1s_w"] == pytest.approx(704, rel=0.01)
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, "two", -1, True])
+def test_a_folder_of_a_later_version_is_refused_in_one_line(storage: Path, version: object) -> None:
+    path = storage / "before_versions" / "study.yaml"
+    path.write_text(yaml.safe_dump({"version": version, **yaml.safe_load(path.read_text())}))
+    with pytest.raises(PlanError, match=f"got version .*, allowed: up to {VERSION}; read it with"):
+        StudyFolder.open("before_versions", storage).document()
+
+
+def test_a_specification_reads_back_as_it_was(storage: Path) -> None:
+    for folder in StudyFolder.open("before_versions", storage).trials():
+        spec = folder.spec()
+        assert TrialSpec.from_json(spec.to_json()) == spec
