@@ -34,7 +34,7 @@ from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.upload import Delivery
-from wattune.workers.engine import Ranks, StepSpans
+from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
 ENGINE: Final = "queued_trials:TenMilliseconds"
@@ -77,6 +77,10 @@ class TenMilliseconds:
     def facts(self) -> dict[str, str]:
         """None."""
         return {}
+
+    def expert_tokens(self) -> ExpertTokens:
+        """None, without experts."""
+        return ()
 
     def close(self) -> None:
         """Closes nothing."""

@@ -95,16 +95,22 @@ def _analysed(
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    memory, unreadable = _memory_peak_bytes(folder)
-    summary = summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory)
+    known, unreadable = _told_by_ranks(folder)
+    memory = known.get("memory_peak_bytes")
+    summary = summary_of(
+        examined,
+        manifests,
+        simulated=simulated,
+        memory_peak_bytes=[] if memory is None else [int(memory)],
+        expert_imbalance_frac=known.get("expert_imbalance_frac"),
+    )
     return Analysis(summary=summary, detail=detail_of(examined), unreadable=unreadable)
 
 
-def _memory_peak_bytes(folder: TrialFolder) -> tuple[list[int], str]:
-    """Returns memory from the trial's result, and an error message if it cannot be read."""
+def _told_by_ranks(folder: TrialFolder) -> tuple[Mapping[str, float], str]:
+    """Returns the metrics of the trial's result (no file has all of them), and an error message if it is unreadable."""
     try:
         result = folder.result()
     except PlanError as error:
-        return [], str(error)
-    peak = None if result is None else result.metrics.get("memory_peak_bytes")
-    return ([] if peak is None else [int(peak)]), ""
+        return {}, str(error)
+    return ({} if result is None else result.metrics), ""

@@ -193,6 +193,7 @@ METRICS: Final[dict[str, Metric]] = {
         *_group("thermal", "higher", "thermal_margin_min_c"),
         *_group("utilization", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
         *_group("utilization", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
+        *_group("utilization", "lower", "expert_imbalance_frac"),
         *_group("memory", "lower", "memory_peak_bytes"),
         *_group("memory", "higher", "memory_headroom_frac"),
         *_group("step_breakdown", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),

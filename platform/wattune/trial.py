@@ -80,6 +80,26 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How tokens are sent to experts; `wattune.engines.model.routing` says what each engine then does."""
+
+    by: str
+    """One of `wattune.plan.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
+    by Zipf's law; `learned`: the router chooses, and an auxiliary loss balances it."""
+    skew: float = 0.0
+    """Exponent of Zipf's law where `by` is `skew`: the expert of rank r is sent tokens in proportion to r^-skew."""
+
+    def __str__(self) -> str:
+        """The routing in short, such as `skew 1.2`."""
+        return f"skew {self.skew:g}" if self.by == "skew" else self.by
+
+
+UNCONTROLLED: Final = "uncontrolled"
+"""What the routing of a mixture of experts is called where the workload names none, as before there was a choice: the
+router chooses and nothing balances it, so that the load moves while a trial runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The kind of work, sequence length and batch."""
 
@@ -91,6 +111,9 @@ class Workload:
     """Source of tokens; None draws them from the seed."""
     lora: Lora | None = None
     """Adapters that are trained where `mode` is `lora`."""
+    routing: Routing | None = None
+    """How tokens are sent to experts. None for models without experts, and in studies from before there was a choice
+    (`UNCONTROLLED`)."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -100,12 +123,13 @@ class Workload:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Workload":
         """Makes a workload of plain data. Lists become tuples again."""
-        tokens, lora = data.get("tokens"), data.get("lora")
+        tokens, lora, routing = data.get("tokens"), data.get("lora"), data.get("routing")
         return cls(
             **{
                 **data,
                 "tokens": tokens and TokenFile(**tokens),
                 "lora": lora and Lora(rank=lora["rank"], targets=tuple(lora["targets"])),
+                "routing": routing and Routing(**routing),
             }
         )
 

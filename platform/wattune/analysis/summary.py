@@ -66,6 +66,7 @@ def summarize(
     *,
     kernels: pa.Table | None = None,
     memory_peak_bytes: Sequence[int] = (),
+    expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> Summary:
     """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
@@ -77,6 +78,7 @@ def summarize(
         manifests: The manifest of each node's sampler, by node.
         kernels: Kernels of the profiled steps (`wattune.schema.KERNELS`): they divide a step if its spans cannot.
         memory_peak_bytes: Every rank's highest memory.
+        expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
     """
@@ -87,7 +89,13 @@ def summarize(
     if examined is None:
         return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
     simulated = is_simulated(tables, manifests)
-    return summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory_peak_bytes)
+    return summary_of(
+        examined,
+        manifests,
+        simulated=simulated,
+        memory_peak_bytes=memory_peak_bytes,
+        expert_imbalance_frac=expert_imbalance_frac,
+    )
 
 
 def summary_of(
@@ -96,6 +104,7 @@ def summary_of(
     *,
     simulated: bool,
     memory_peak_bytes: Sequence[int] = (),
+    expert_imbalance_frac: float | None = None,
 ) -> Summary:
     """Computes metrics and verdict from examined data; see `summarize` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
@@ -116,6 +125,7 @@ def summary_of(
         **throttle_metrics(aligned, examined.throttles),
         **thermal_metrics(aligned, examined.temperatures),
         **use_metrics(aligned, link_peaks(aligned, examined.sensed)),
+        **({} if expert_imbalance_frac is None else {"expert_imbalance_frac": expert_imbalance_frac}),
         **memory_metrics(memory_peak_bytes, None if spec is None else device(spec.cluster.device)),
         **(decompose_metrics(examined.division) or examined.profiled_metrics),
         **_trust_metrics(examined),

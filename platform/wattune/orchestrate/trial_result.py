@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.summary import Summary, summarize
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
@@ -70,6 +71,9 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
             folder.manifests(),
             kernels=folder.kernels(),
             memory_peak_bytes=[outcome.memory_peak_bytes for outcome in answer.outcomes],
+            expert_imbalance_frac=expert_imbalance_frac(
+                [outcome.expert_tokens for outcome in answer.outcomes], ended.spec.plan.ep
+            ),
         )
         status, reason = against_limits(summary, ended.limits)
     facts = {

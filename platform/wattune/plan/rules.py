@@ -1,5 +1,6 @@
 """Validity. Each rule is one function: its name is the rule's stable name, its text has numbers and a remedy."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +8,7 @@ from typing import Final
 
 from wattune.catalog.hardware import device
 from wattune.plan.axes import AXES, ITEM_BYTES
-from wattune.plan.engines import CAPABILITIES, Configuration
+from wattune.plan.engines import CAPABILITIES, ROUTINGS, Configuration
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.placement import order_problem
 
@@ -62,6 +63,20 @@ def adapters(c: Configuration) -> str | None:
         return f"lora target gate is none of {c.model.name}, whose activation is {c.model.activation}; leave it out"
     if lora.rank % c.plan.tp and CAPABILITIES[c.engine].splits_adapters:
         return f"tp={c.plan.tp} does not divide lora.rank={lora.rank}; use a rank that is a multiple of tp"
+    return None
+
+
+def routing(c: Configuration) -> str | None:
+    """Routing is of models with experts, and one of those there are."""
+    chosen = c.workload.routing
+    if chosen is None:
+        return None
+    if not c.model.is_moe:
+        return f"workload.routing={chosen} sends tokens to experts and {c.model.name} has none; leave it out"
+    if chosen.by not in ROUTINGS:
+        return f"workload.routing={chosen} is none of {_listed(ROUTINGS)}; use one of them"
+    if chosen.by == "skew" and not 0 <= chosen.skew < math.inf:
+        return f"workload.routing.skew={chosen.skew} is no exponent of Zipf's law; use 0 or more"
     return None
 
 
@@ -342,6 +357,7 @@ def rank_order(c: Configuration) -> str | None:
 RULES: Final[tuple[Rule, ...]] = (
     world_size,
     adapters,
+    routing,
     engine_device,
     dtype,
     engine_combination,

@@ -4,6 +4,7 @@ pydantic reads the file strictly: a boolean is not an integer, and an unknown ke
 problem, so one reading finds all of them. `wattune.search.problems` puts them in words.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -17,7 +18,7 @@ from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, mod
 from wattune.errors import WattuneError, closest
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
-from wattune.plan.engines import MODES, capabilities
+from wattune.plan.engines import MODES, ROUTINGS, capabilities
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.storage.study import check_study_name
@@ -268,6 +269,23 @@ class LoraEntry(_Entry):
     )
 
 
+def _routing(value: Any) -> Any:
+    """Accepts a word, or the exponent of a skewed routing."""
+    words = tuple(name for name in ROUTINGS if name != "skew")
+    if isinstance(value, dict):
+        if unknown := [name for name in value if name != "skew"]:
+            raise refuse([((str(name),), "unknown key; use skew") for name in unknown])
+        skew = value.get("skew")
+        if isinstance(skew, int | float) and not isinstance(skew, bool) and 0 <= skew < math.inf:
+            return value
+        raise refuse([(("skew",), got(skew, "a number of at least 0, the exponent of Zipf's law"))])
+    if isinstance(value, str) and value not in words:
+        raise refuse([((), f'unknown value "{value[:60]}"; {closest(value, words)}, or a mapping such as {{skew: 1}}')])
+    if not isinstance(value, str):
+        raise refuse([((), got(value, f"{' | '.join(words)}, or a mapping such as {{skew: 1}}"))])
+    return value
+
+
 class WorkloadEntry(_Entry):
     """`workload`: the data and the kind of work."""
 
@@ -276,6 +294,7 @@ class WorkloadEntry(_Entry):
     global_batch_size: Count
     tokens: TokensEntry | None = None
     lora: LoraEntry | None = None
+    routing: Annotated[Any, AfterValidator(_routing)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "WorkloadEntry":
@@ -287,9 +306,20 @@ class WorkloadEntry(_Entry):
             raise refuse([(("tokens",), problem)])
         return self
 
-    def resolve(self) -> Workload:
+    def plain(self, *, has_experts: bool) -> dict[str, Any]:
+        """The entry with every default spelled out; only where there are experts it has a routing."""
+        balanced = "balanced" if has_experts else None
+        return {**self.model_dump(), "routing": self.routing or balanced}
+
+    def resolve(self, *, has_experts: bool) -> Workload:
         """The workload it describes."""
-        return Workload.from_json(self.model_dump())
+        written = self.plain(has_experts=has_experts)
+        chosen = written["routing"]
+        if isinstance(chosen, str):
+            written["routing"] = {"by": chosen}
+        elif chosen is not None:  # an exponent of 0 gives equal shares
+            written["routing"] = {"by": "skew", "skew": float(chosen["skew"])} if chosen["skew"] else {"by": "balanced"}
+        return Workload.from_json(written)
 
 
 _MEASURE: Final = Measure()
@@ -368,3 +398,15 @@ class SpaceFile(_Entry):
     constraints: list[Annotated[Constraint, _parsed_by(parse_constraint)]] = []
     limits: LimitsEntry = LimitsEntry()
     search: SearchEntry = SearchEntry()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SpaceFile":
+        if self.workload.routing is not None and not self.has_experts:
+            names = ", ".join(entry.name for entry in self.model)
+            raise refuse([(("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out")])
+        return self
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its models has experts."""
+        return any(entry.resolve().is_moe for entry in self.model)

@@ -160,6 +160,7 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         )
     )
     for (model, model_label), (cluster, cluster_label), engine in outer:
+        workload = study.workload if model.is_moe else replace(study.workload, routing=None)
         where = {
             **({"model": model_label} if len(study.models) > 1 else {}),
             **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
@@ -169,7 +170,7 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         for values in itertools.product(*study.axes.values()):
             chosen = dict(zip(study.axes, values, strict=True))
             plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
-            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=study.workload, plan=plan)
+            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan)
             yield spec, where | {axis: plain_value(value) for axis, value in chosen.items()}
 
 

@@ -123,7 +123,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     """Turns a file without problems into wattune's own types."""
     models = tuple(entry.resolve() for entry in file.model)
     clusters = tuple(entry.resolve() for entry in file.cluster)
-    workload = file.workload.resolve()
+    workload = file.workload.resolve(has_experts=file.has_experts)
     measure = Measure(**file.measure.model_dump())
     search = Search(**file.search.model_dump())
     limits = file.limits.model_dump(exclude_none=True)
@@ -145,7 +145,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
             "cluster": [asdict(cluster) for cluster in clusters],
             "engine": list(file.engine),
-            "workload": file.workload.model_dump(),
+            "workload": file.workload.plain(has_experts=file.has_experts),
             "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
             "measure": asdict(measure),
             "isolation": file.isolation,

@@ -32,6 +32,10 @@ class StepSpans:
     """2-norm of the gradient over all parameters, before the optimizer; the same number on every rank."""
 
 
+ExpertTokens = tuple[tuple[int, ...], ...]
+"""Tokens by layer of the model and by expert; zeros where a rank does not hold a layer."""
+
+
 class Engine(Protocol):
     """One specification made ready to train on this rank. All ranks call the same methods in the same order."""
 
@@ -55,6 +59,13 @@ class Engine(Protocol):
         """Returns choices of the engine that no axis holds, such as the compiler of its layers: tags of the result."""
         ...
 
+    def expert_tokens(self) -> ExpertTokens:
+        """Tokens this rank sent to each expert of each layer since the last call, or since `build`.
+
+        Empty for models without experts. Waits for the device.
+        """
+        ...
+
     def close(self) -> None:
         """Gives back memory and process groups; may be called twice, and after a failed `build`."""
         ...
@@ -68,6 +79,13 @@ class Peak(Protocol):
         ...
 
 
+class Counter(Protocol):
+    """What counts tokens of experts."""
+
+    def take_counts(self) -> ExpertTokens:
+        """See `Engine.expert_tokens`."""
+
+
 class Running(Protocol):
     """One specification built, on this rank."""
 
@@ -79,6 +97,11 @@ class Running(Protocol):
     @property
     def facts(self) -> Mapping[str, str]:
         """See `Engine.facts`."""
+        ...
+
+    @property
+    def routes(self) -> Counter | None:
+        """What counts tokens of experts; None where there are none."""
         ...
 
     def step(self) -> StepSpans:
@@ -104,3 +127,8 @@ class Answering:
     def facts(self) -> Mapping[str, str]:
         """Returns choices of this engine that no axis holds; empty before `build`."""
         return {} if self._running is None else self._running.facts
+
+    def expert_tokens(self) -> ExpertTokens:
+        """Tokens this rank sent to each expert of each layer since the last call; waits for the device."""
+        assert self._running is not None, "build comes first"
+        return () if self._running.routes is None else self._running.routes.take_counts()

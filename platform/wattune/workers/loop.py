@@ -21,7 +21,7 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import DeviceMemory, device_memory
-from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
 
@@ -100,6 +100,8 @@ class RankOutcome:
     """Place at which memory ran out, with status `out_of_memory`."""
     kernels: pa.Table | None = None
     """Kernels of the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
+    expert_tokens: ExpertTokens = ()
+    """Tokens this rank sent to each expert of each layer in the measured steps; empty without experts."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Choices of the engine that no axis holds, such as the compiler of its layers."""
     end_mono_ns: int = 0
@@ -148,12 +150,14 @@ def measure_trial(
     status, reason = TrialStatus.COMPLETED, ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
     out_of_memory, read_profile, facts = None, _no_profile, {}
+    expert_tokens: ExpertTokens = ()
     try:
         report("build", 0, 1)
         start_ns = time.monotonic_ns()
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
         num_warmup_steps, steady = _warm_up(engine, measure, steps, report)
+        engine.expert_tokens()  # of warm-up
         done = 0
         while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
             report("measure", done, done + missing)
@@ -162,6 +166,7 @@ def measure_trial(
             done += missing
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
+        expert_tokens = engine.expert_tokens()
         facts = dict(engine.facts())
         if profile_steps := _profile_steps(measure, ranks):
             report("profile", 0, profile_steps)
@@ -191,6 +196,7 @@ def measure_trial(
         memory_reserved_peak_bytes=reserved_peak_bytes,
         out_of_memory=out_of_memory,
         kernels=kernels,
+        expert_tokens=expert_tokens,
         facts=facts,
         end_mono_ns=end_mono_ns,
     )

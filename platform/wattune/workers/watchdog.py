@@ -13,7 +13,7 @@ from typing import Final
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s, s_to_ns
-from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
 STALL_STEPS: Final = 10
@@ -84,6 +84,10 @@ class WatchedEngine:
     def facts(self) -> Mapping[str, str]:
         """See `Engine.facts`."""
         return self._engine.facts()
+
+    def expert_tokens(self) -> ExpertTokens:
+        """See `Engine.expert_tokens`."""
+        return self._engine.expert_tokens()
 
     def close(self) -> None:
         """See `Engine.close`."""
