@@ -104,7 +104,7 @@ def test_an_old_study_resumes_with_every_trial_done(storage: Path) -> None:
 
 
 def test_every_later_key_of_a_space_has_the_value_old_studies_ran_with(storage: Path) -> None:
-    """Where this fails, give the key a line in `storage.versions.ADDED`, or old studies cannot be continued."""
+    """A key that is named here needs a line in `storage.versions.ADDED`, or old studies cannot be continued."""
     study = StudyFolder.open("before_versions", storage)
     today = parse_space(todays_space(study)).document
     assert keys_without(today, completed_space(study.document())) == []
