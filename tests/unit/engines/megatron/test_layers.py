@@ -1,4 +1,4 @@
-"""Our parts of Megatron's layers: they compute the right values, and compile as whole graphs."""
+"""Our parts of Megatron's layers: the results they give, and that they compile as whole graphs."""
 
 from dataclasses import replace
 from types import SimpleNamespace
