@@ -1,7 +1,7 @@
-"""What frees a rank that waits in a collective for one that failed: communicators aborted together, or one by one.
+"""Compares two ways to free a rank that waits for a failed one: abort communicators together, or one by one.
 
-Two ranks of the torch engine take two steps; then rank 1 fails while rank 0 waits for it. Both abort, leave, meet again
-and train once more. Printed: how long each part took on each rank, and where a rank stood that did not come through.
+Two ranks of the torch engine take two steps. Then rank 1 fails while rank 0 waits for it in a collective. Both abort,
+leave, meet again and train once more. Prints the seconds of each part on each rank, and the stack of a rank that hangs.
 
     python benchmarks/abort_groups.py               # two GPUs
     python benchmarks/abort_groups.py --quick       # a dry run over gloo, where there is nothing to abort
@@ -28,7 +28,7 @@ from wattune.workers import process_groups
 from wattune.workers.engine import Ranks
 
 LONGEST_S = 28
-"""What takes longer hangs; the slowest part that came through took 1.5 s on H200s."""
+"""Longest a part may take before it counts as hung. The slowest part that came through took 1.5 s on H200s."""
 
 
 def one_by_one() -> None:

@@ -1,6 +1,6 @@
-"""How fast a recording of eight GPUs is analysed, how that grows to a day, and what memory it takes.
+"""Times the analysis of recordings of eight GPUs, from an hour to a day, and measures its memory.
 
-    python benchmarks/analysis.py            # prints the tables of benchmarks/results/analysis.md
+    python benchmarks/analysis.py            # prints the rows of benchmarks/results/analysis.md
     python benchmarks/analysis.py --hours 1  # without the longer recordings
 
 Recordings are made as in benchmarks/store.py: readings of a real one in new order, at the sampler's default rates. Each
@@ -69,7 +69,7 @@ def make(folder: Path, hours: float) -> None:
 
 
 def all_metrics(folder: Path, hours: float, *, with_detail: bool = False) -> dict[str, float]:
-    """What `wattune analyze` computes, from the files."""
+    """Computes what `wattune analyze` does, from the files."""
     measured = MeasuredFolder(folder)
     examined = examine(None, None, measured.stored(), measured.manifests(), window=window(hours))
     assert examined is not None

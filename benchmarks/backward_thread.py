@@ -1,7 +1,7 @@
-"""Whether a backward pass is faster in the calling thread than in autograd's own, where the host is what is late.
+"""Compares a backward pass in the calling thread with one in autograd's own thread, where the host is the bottleneck.
 
-Both are timed in turns on the same engine. Also printed: what a kernel launch costs the host here, and how much memory
-a process holds before and after. The cases are those of `engine_cases.py`.
+Times both in turns on the same engine. Also prints the host's cost of a kernel launch, and the memory of a process
+before and after. The cases are those of `engine_cases.py`.
 
     python benchmarks/backward_thread.py torch/gpt/tp2 torch/llama/tp2      # two GPUs
     python benchmarks/backward_thread.py --quick torch/gpt/tp2              # a dry run on gloo

@@ -4,7 +4,8 @@ A case is a training run of a few steps: step time of the slowest rank, MFU, hig
 losses are from the torch engine's data-parallel run of the same model, which every case of that model should repeat.
 At the end every case of another engine is compared with the torch engine's of the same model, mode and plan.
 Cases run in order of importance, in one set of ranks per engine that stays up from case to case; a case that fails
-costs its engine a new set of ranks and no other case its figures.
+costs its engine a new set of ranks and no other case its figures. With `--json` the script prints the rows of
+benchmarks/results/engine_cases.md.
 
     python benchmarks/engine_cases.py --list
     python benchmarks/engine_cases.py --json --time-limit 1700          # four GPUs
@@ -56,7 +57,7 @@ START_TIMEOUT_S = 180
 
 @dataclass(frozen=True)
 class Where:
-    """What cases run on."""
+    """The ranks and devices that cases run on."""
 
     ranks: int = 4
     quick: bool = False
@@ -124,7 +125,7 @@ class Ranks:
             raise
 
     def run(self, spec: TrialSpec, steps: tuple[int, int, int], timeout_s: float) -> list[dict[str, Any]]:
-        """What every rank found.
+        """Runs a specification; returns the findings of every rank.
 
         Raises:
             RuntimeError: A rank failed, or did not finish in time; the ranks are then of no more use.
@@ -420,7 +421,7 @@ def main() -> int:
 
 
 def result(where: Where, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is kept of a run."""
+    """Returns a run as plain data, with the versions it ran on."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {}

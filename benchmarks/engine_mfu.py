@@ -1,8 +1,9 @@
-"""How near the torch engine comes to the hardware: side by side with a bare PyTorch loop and the GEMM limit.
+"""Measures the torch engine's MFU beside a bare PyTorch loop and the limit of matrix products.
 
 The slice is four Llama-like layers (hidden 4096, feed-forward 14336, 32 heads, 8 key-value heads, 4,096 tokens,
 vocabulary 32,000), micro-batch 4, four micro-batches. Every case runs in processes of its own, so that none inherits
-another's memory, graphs or faults; what one case cannot do is said and costs no other its figures.
+another's memory, graphs or faults. A case that fails says so and costs no other its figures. With `--json` the script
+prints the rows of benchmarks/results/engine_mfu.md.
 
     python benchmarks/engine_mfu.py --json --keep mfu.json   # one GPU, about two minutes; may be cut
     python benchmarks/engine_mfu.py --json --ranks 4         # data parallel on four, sharding by overlap
@@ -42,12 +43,12 @@ from wattune.workers.profiler import kernels_table, profiled_steps
 
 SEED = 7
 GEMM_SECONDS = 3.0
-"""How long matrix products run before the limit is read: the clock has then settled at the power limit."""
+"""Duration of matrix products before the limit is read. The clock has then settled at the power limit."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What every case trains."""
+    """The model and batch that every case trains."""
 
     quick: bool
     ranks: int
@@ -101,7 +102,7 @@ class Slice:
 
     @property
     def backend(self) -> str:
-        """What compiles; on CPUs nothing is generated, or the dry run would take minutes."""
+        """The backend of `torch.compile`. On CPUs it generates no code: a dry run would take minutes."""
         return "aot_eager" if self.quick else "inductor"
 
 

@@ -1,6 +1,6 @@
 """Fits the simulated H200 to two recordings and shows all three beside what was recorded.
 
-    python benchmarks/fit_simulated.py          # the table, with the parameters in the code
+    python benchmarks/fit_simulated.py          # prints the rows of benchmarks/results/fit_simulated.md
     python benchmarks/fit_simulated.py --fit    # fits anew and prints parameters to copy into the code
 
 Fitted on dp4 (plan, clock under a cap, thermal) and square_inphase (peak power, how fast the cap acts, thermal); the
@@ -96,7 +96,7 @@ class Recording:
         )
 
     def activities(self, roofline: Roofline = ROOFLINE) -> list[DeviceActivity]:
-        """What the devices did: by the plan, or matrix products inside every span where there is none."""
+        """Returns what the devices did: by the plan, or matrix products in every span where there is no plan."""
         if self.plan:
             return node_activities(self.spec, self.spans, roofline)["node0"]
         products = np.array([float(kind == "tensor") for kind in KINDS])
@@ -148,7 +148,7 @@ def simulated_tables(
 
 
 def figures(recording: Recording, tables: Mapping[str, pa.Table]) -> dict[str, float]:
-    """What is compared, by name and device. Power between first and last span, on a grid of 10 ms.
+    """Returns the compared figures by name and device. Power is between first and last span, on a grid of 10 ms.
 
     A temperature's rise is from before any load to the last second of it: the recordings begin idle, and warm-up steps
     that have no spans have heated the die before the first span.

@@ -2,11 +2,18 @@
 
     python benchmarks/nvml_check.py [--out FOLDER] [--golden FOLDER]
 
-One pass takes about two minutes a GPU is otherwise idle for. Checked, and printed as a table and written as JSON:
-every column is read; what calls cost, idle and under load; the ring over 60 s of a 0.5 s square wave, sample by sample
-against an independent drain in another process that asks for what is later than the last sample seen; the ring's
-integral against the energy counter; PCIe counters, their wraps and GPM's unit against copies of known size; throttle
-counters against violation status. `--golden` also records the two traces of tests/golden/h200x1.
+One pass takes about two minutes on an otherwise idle GPU. The script prints the rows of
+benchmarks/results/nvml_check.md, and writes them as JSON with `--out`. It checks
+
+- every column;
+- the cost of calls, idle and under load;
+- the ring over 60 s of a 0.5 s square wave, sample by sample, against an independent drain in another process that asks
+  for what is later than the last sample seen;
+- the ring's integral against the energy counter;
+- PCIe counters, their wraps and GPM's unit against copies of known size;
+- throttle counters against violation status.
+
+`--golden` also records the two traces of tests/golden/h200x1.
 """
 
 import argparse
@@ -49,7 +56,7 @@ COPY_BYTES: Final = 2**30
 COPY_S: Final = 3.0
 
 KEPT: Final = ("rows", "achieved_hz", "missed_ticks", "longest_gap_s", "errors")
-"""What is shown of each tier of a recording's manifest."""
+"""Keys that are shown of each tier in a recording's manifest."""
 
 
 @contextlib.contextmanager
@@ -97,7 +104,7 @@ def other_drain(seconds: float, found: "multiprocessing.Queue[list[tuple[int, in
 
 
 def quantiles_ms(call: Callable[[], Any], count: int, pause_s: float = 0.0) -> dict[str, float]:
-    """What a call costs: median and maximum of so many with a pause before each; the first is not counted."""
+    """Times a call: median and maximum of `count`, with a pause before each. The first is not counted."""
     call()
     taken_ms = []
     for _ in range(count):
@@ -109,7 +116,7 @@ def quantiles_ms(call: Callable[[], Any], count: int, pause_s: float = 0.0) -> d
 
 
 def latencies(backend: NvmlBackend, count: int) -> dict[str, Any]:
-    """What every tier and every call behind it costs."""
+    """Times every tier and every call behind it."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     kind = pynvml.NVML_TOTAL_POWER_SAMPLES
     newest_us = pynvml.nvmlDeviceGetSamples(handle, kind, 0)[1][-1].timeStamp
@@ -215,7 +222,7 @@ def continuity(backend: NvmlBackend, folder: Path) -> dict[str, Any]:
 
 
 def agreement(ours: np.ndarray, others: np.ndarray) -> dict[str, Any]:
-    """How two lists of samples (nanoseconds, watts) agree where both have any; stamps may differ by `CLOSEST_NS`."""
+    """Compares two lists of samples (nanoseconds, watts) where both have any. Stamps may differ by `CLOSEST_NS`."""
     first, last = max(ours[0, 0], others[0, 0]) - CLOSEST_NS, min(ours[-1, 0], others[-1, 0]) + CLOSEST_NS
     ours, others = (one[(one[:, 0] >= first) & (one[:, 0] <= last)] for one in (ours, others))
 
@@ -237,7 +244,7 @@ def agreement(ours: np.ndarray, others: np.ndarray) -> dict[str, Any]:
 
 
 def ring_age(seconds: float = 3.0) -> dict[str, float]:
-    """How old the newest sample is when the ring is read 100 times a second: its age right after it appears."""
+    """Measures the age of a sample right after it appears, with the ring read 100 times a second."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     last_us, ages_ms, sizes = 0, [], []
     end_s = time.monotonic() + seconds

@@ -1,10 +1,11 @@
-"""Whether peaks and energy are right: square waves seen by wattune, by the driver's ring drained elsewhere, by others.
+"""Compares peaks and energy of square waves with the driver's ring drained elsewhere, and with other tools.
 
     python benchmarks/peak_agreement.py [--out FOLDER]        # needs an NVIDIA GPU, torch and pynvml
 
 Waves of 0.2 to 4 s, each for 12 s. Beside wattune's sampler at its default rates run, each in a process of its own that
 shares no code with it: a drain of the ring, a poll of instant power at 100 Hz, MLflow's GPU monitor asked once a second
-(it asks every 10 s by default), and Zeus's PowerMonitor; of the last two, those that are installed.
+(it asks every 10 s by default), and Zeus's PowerMonitor. The last two run where they are installed. The script prints
+the rows of benchmarks/results/peak_agreement.md.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def poll(uuid: str, stop: Event) -> Samples:
 
 
 def mlflow(uuid: str, stop: Event) -> Samples:
-    """What MLflow's system metrics log as power."""
+    """Records the power that MLflow's system metrics log."""
     import pynvml
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
@@ -88,7 +89,7 @@ def mlflow(uuid: str, stop: Event) -> Samples:
 
 
 def zeus(uuid: str, stop: Event) -> Samples:
-    """What Zeus's PowerMonitor records at the shortest period it advises."""
+    """Records the power that Zeus's PowerMonitor gives at the shortest period it advises."""
     import pynvml
     from zeus.monitor.power import PowerMonitor
 

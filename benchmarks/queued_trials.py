@@ -55,7 +55,7 @@ ROLES: Final = {
     "raylet": "Ray's node",
     "dashboard": "Ray's dashboard",
 }
-"""What a process is called, by the first of these that its command line contains."""
+"""Name of a process, by the first of these that its command line contains."""
 
 
 class TenMilliseconds:
@@ -88,7 +88,7 @@ class TenMilliseconds:
 
 @dataclass
 class Stopwatch:
-    """How long something took, each time, and after how many trials."""
+    """Durations of one thing, each with the number of trials before it."""
 
     num_trials: Callable[[], int]
     took_s: list[tuple[int, float]] = field(default_factory=list)
@@ -134,7 +134,7 @@ class TimedController(StudyController):
 
 
 class Watch:
-    """What the study's processes use, and how long those wait who ask about it."""
+    """The use of processors and memory by the study's processes, and the waits of those who ask about it."""
 
     def __init__(self, num_trials: int) -> None:
         """Nothing has run."""
@@ -207,7 +207,7 @@ def usage() -> dict[str, dict[str, float]]:
 
 
 def role_of(command: str) -> str:
-    """What a process is, by its command line: Ray writes an actor's class there."""
+    """Returns the name of a process by its command line, where Ray writes an actor's class."""
     return next((role for part, role in ROLES.items() if part in command), "other")
 
 
@@ -286,7 +286,7 @@ def noting(times_s: dict[str, float], what: str) -> Iterator[None]:
 
 
 def figures(watch: Watch, controller: TimedController, after_s: dict[str, float]) -> dict[str, Any]:
-    """What was noted, as figures."""
+    """Returns the notes as figures."""
     first, last = watch.looks[0], watch.looks[-1]
     trials = [look["trials"] for look in watch.looks]
     processes = {}
@@ -317,7 +317,7 @@ def figures(watch: Watch, controller: TimedController, after_s: dict[str, float]
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """What `run_queue` found, for people."""
+    """Returns the findings of `run_queue` as lines for people."""
     processes, after_s = found["processes"], found["after_s"]
     first, last = found["num_before"] + 1, found["num_before"] + found["num_trials"]
     driver_ms = 1e3 * processes["driver"]["cpu_s"]["slope"]

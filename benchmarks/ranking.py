@@ -1,10 +1,10 @@
-"""How long ten thousand trials take to be ranked, from a study folder and from MLflow.
+"""Times the ranking of ten thousand trials, from a study folder and from MLflow.
 
-    python benchmarks/ranking.py            # prints the table of benchmarks/results/ranking.md; some three minutes
+    python benchmarks/ranking.py            # prints the rows of benchmarks/results/ranking.md; some three minutes
 
-Every trial has every metric; each hundredth is another run of the reference. MLflow's database is filled by copying the
-rows of one trial that was sent the ordinary way, as sending ten thousand takes a quarter of an hour. Peer: the same
-study read run by run through MLflow's own search, a tenth of it, multiplied.
+Every trial has every metric; each hundredth is another run of the reference trial. MLflow's database is filled by
+copying the rows of one trial that was sent the ordinary way, as sending ten thousand takes a quarter of an hour. Peer:
+the same study read run by run through MLflow's own search, a tenth of it, multiplied.
 """
 
 import json

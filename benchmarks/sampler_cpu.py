@@ -1,6 +1,6 @@
-"""What a sampler of eight GPUs costs one processor, at the default rates.
+"""Measures the processor time of a sampler of eight GPUs at the default rates.
 
-    python benchmarks/sampler_cpu.py [SECONDS]     # prints the table of benchmarks/results/sampler_cpu.md
+    python benchmarks/sampler_cpu.py [SECONDS]     # prints the rows of benchmarks/results/sampler_cpu.md
 
 The devices give the rows of a real recording (tests/golden/h200x4/dp4) after as long as the driver takes for them,
 slept away. Everything else is the sampler's own: pacing, rows, batches, compression, checksums, files, manifest. Beside
@@ -34,7 +34,7 @@ RECORDED: Final = Path(__file__).parent.parent / "tests/golden/h200x4/dp4/teleme
 DEVICES: Final = 8
 TIERS: Final = ("ring", "fast", "counter", "slow")
 CALL_S: Final = {"ring": 0.6e-3, "fast": 10e-6, "counter": 1.0e-3, "slow": 5.5e-3}
-"""How long the driver takes, medians on H200 with driver 580 (benchmarks/results/nvml_check.md)."""
+"""Seconds that the driver takes, medians on H200 with driver 580 (benchmarks/results/nvml_check.md)."""
 SAMPLES: Final = 50
 """Of a ring, a drain a second."""
 TARGET_FRAC: Final = 0.10

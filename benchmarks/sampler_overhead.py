@@ -1,10 +1,11 @@
-"""What sampling costs a running load, and of a processor: the claim of the README, measured on this machine.
+"""Measures the cost of sampling to a running load and to a processor, on this machine.
 
     python benchmarks/sampler_overhead.py [--backend nvml] [--pairs 60] [--out FOLDER]
 
 Matrix products without pause on one GPU, beside the sampler a study runs (all tiers at their default rates, and the
 host's). The sampler is paused and resumed in blocks of 2 s, two blocks a pair, their order reversed from pair to pair;
-the ratio of mean step times is the geometric mean over pairs, its interval a seeded bootstrap over pairs.
+the ratio of mean step times is the geometric mean over pairs, its interval a seeded bootstrap over pairs. The script
+prints the rows of benchmarks/results/sampler_overhead.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What an hour of telemetry of eight GPUs weighs, and how fast it is read back and summarised.
+"""Measures the size of an hour of telemetry of eight GPUs, and the time to read it back and summarise it.
 
-    python benchmarks/store.py            # prints the table of benchmarks/results/store.md
+    python benchmarks/store.py            # prints the rows of benchmarks/results/store.md
 
 Readings are drawn from a real recording (tests/golden/h200x4/dp4: four H200s under load) at the sampler's default
 rates: consecutive differences of times and counters and blocks of gauges, each at the sensor's own resolution, so that
@@ -141,7 +141,7 @@ def hand_overs(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def stream_bytes(folder: Path, tables: Mapping[str, pa.Table]) -> dict[str, int]:
-    """What the store's streams and checksums of each tier weigh."""
+    """Returns the bytes of each tier's streams and checksums."""
     sizes = {}
     for tier, table in tables.items():
         writer = TierWriter(folder, table.schema)
@@ -184,7 +184,7 @@ def timed(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
 
 
 def summarise(folder: MeasuredFolder) -> Summary:
-    """What `wattune analyze` does with a recording of an hour."""
+    """Does what `wattune analyze` does with a recording of an hour."""
     window = WALL_NS + s_to_ns(2), WALL_NS + s_to_ns(HOUR_S - 2)
     return summarize(None, None, folder.telemetry(), folder.manifests(), window=window)
 

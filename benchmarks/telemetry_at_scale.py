@@ -1,6 +1,6 @@
-"""What telemetry of many nodes costs the head: bytes, processor and latency per node and second, and their slope.
+"""Measures the cost of many nodes' telemetry to the head: bytes, processor and latency per node and second, and slopes.
 
-    python benchmarks/telemetry_at_scale.py [--json]     # prints the table of benchmarks/results/telemetry_at_scale.md
+    python benchmarks/telemetry_at_scale.py [--json]     # prints the rows of benchmarks/results/telemetry_at_scale.md
 
 Up to twelve raylets of one cluster on this machine, each a node with a telemetry actor and a sampler at default tiers
 on the replay backend: four H200s (tests/golden/h200x4/dp4), and the host's counters. Nothing is faked on the way: the

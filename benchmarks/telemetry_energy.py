@@ -1,12 +1,12 @@
-"""Where the driver's ring and the energy counter part: square waves, with the counter read as fast as it can be.
+"""Finds the loads on which the driver's ring and the energy counter differ, with the counter read as fast as possible.
 
     python benchmarks/telemetry_energy.py [--seconds 12] [--json] [--out FOLDER]    # one NVIDIA GPU, about 100 s
     python benchmarks/telemetry_energy.py --redo FOLDER                             # the figures of files kept before
 
-Waves of 0.2 and 0.5 s, and of 0.23 and 0.53 s, which are no multiples of the ring's 20 ms. The sampler records at its
-default rates; beside it, after the first two waves, another process reads the energy counter all the time, about every
-5 ms, so that its own updates are seen. For each wave the ring is integrated over the counter's span and held against
-its rise
+The loads are square waves of 0.2 and 0.5 s, and of 0.23 and 0.53 s, which are not multiples of the ring's 20 ms. The
+sampler records at its default rates. After the first two waves another process reads the energy counter all the time,
+about every 5 ms, so that its own updates are seen. For each wave the ring is integrated over the counter's span and
+held against its rise
 
 - by four rules: trapezoid; each sample as the mean of the time since the one before (`past`), or until the one after
   (`future`); and every sample the same weight (`equal`);
@@ -14,7 +14,8 @@ its rise
 - between readings once a second as a study has them (`polled`), and between updates of the counter (`updates`), each
   from rest to rest and inside the wave alone.
 
-Over all updates of all waves a fit then says which delay, and which place of a sample in its interval, leave least.
+Over all updates of all waves a fit then says which delay, and which place of a sample in its interval, leave least. The
+script prints the rows of benchmarks/results/telemetry_energy.md.
 """
 
 import argparse
@@ -168,7 +169,7 @@ class Counter:
 
 
 def updates(polls: pa.Table, origin_ns: int) -> tuple[Counter, dict[str, float]]:
-    """When the counter moved: between the last reading of the old value and the first of the new one, its middle.
+    """Finds the times at which the counter moved: halfway from the old value's last reading to the new one's first.
 
     Returns:
         The updates, and how often they come and how well they are known, in milliseconds.
@@ -225,7 +226,7 @@ def wave_bounds(spans: pa.Table, waves: Sequence[tuple[float, int]], origin_ns: 
 
 
 def fit_updates(ring: Ring, counter: Counter, bounds: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Which delay of the counter and which place of samples explain every single update best.
+    """Fits the delay of the counter and the place of samples that explain every single update best.
 
     Over all pairs of neighbouring updates inside waves: `delay_s` is how long before its update the counter's energy
     is of, `share` the place of a sample in its interval (1: mean of the time before its stamp, 0: after it).

@@ -1,14 +1,15 @@
-"""What the full sampler costs a training step: the torch engine on one device, the sampler on and off in turns.
+"""Measures the cost of the full sampler to a training step: the torch engine, the sampler on and off in turns.
 
     python benchmarks/telemetry_training.py [--pairs 12] [--json] [--out FOLDER]    # one NVIDIA GPU, about 75 s
     python benchmarks/telemetry_training.py --cpu                                  # a dry run: tiny model, host sensors
 
-Four layers of Llama 3 8B with embedding and head, forward, backward and optimizer, as a trial runs them; beside it the
+One device trains four layers of Llama 3 8B with embedding and head as a trial does. Beside it runs the
 sampler a study starts, all tiers at their default rates. It is stopped and continued (SIGSTOP, SIGCONT) between two
 steps, in blocks of about 2 s and pairs of blocks whose order alternates, so that no step is cut and slow drift cancels.
 The ratio is the geometric mean over pairs of the blocks' mean step times, its interval a seeded bootstrap over pairs
 (`wattune.calibration.fit.fit_overhead`). A continued sampler reads every tier at once, so a block with it has at
 least the reads of its length. Beside the ratio stands a placebo: the blocks without sampler against each other.
+The script prints the rows of benchmarks/results/telemetry_training.md.
 """
 
 import argparse
@@ -47,7 +48,7 @@ LEASE_S: Final = 600.0
 
 
 def specification(*, cpu: bool) -> TrialSpec:
-    """What trains: one rank, steps of about 0.2 s on an H200."""
+    """Returns the trial that runs: one rank, steps of about 0.2 s on an H200."""
     llama = model("llama3_8b")
     if cpu:
         llama = replace(

@@ -1,7 +1,8 @@
 """Holds an engine on GPUs to the torch engine's losses and gradient norms on one: the contract cases through NCCL.
 
-The cases are those of `tests/contracts/test_engines.py` that fit the machine, moved to `h200_sxm`. Prints one line a
-case with its largest relative deviation from the reference, and ends with 1 if any exceeds its tolerance.
+The cases are those of `tests/contracts/test_engines.py` that fit the machine, moved to `h200_sxm`. Each line
+names a case and its largest relative deviation from the reference. The exit code is 1 if any exceeds its tolerance.
+With `--engine torch` the script prints the rows of benchmarks/results/torch_engine_on_gpus.md.
 
     python benchmarks/torch_engine_on_gpus.py                       # as many GPUs as there are
     python benchmarks/torch_engine_on_gpus.py --engine deepspeed    # or megatron, whose cases are in test_megatron.py

@@ -1,4 +1,4 @@
-"""What a trial costs beside its steps: warm workers against a fresh Ray Train run for each trial, in the same run.
+"""Measures the cost of a trial beside its steps, on warm workers and in a fresh Ray Train run for each trial.
 
     python benchmarks/trial_overhead.py [--device cpu] [--ranks 2] [--warm 10] [--fresh 3] [--json] [--out FILE]
     python benchmarks/trial_overhead.py --faults [--device h200_sxm --ranks 2]
@@ -10,7 +10,8 @@ without the engine's build; with the build it is printed beside. Fresh and warm 
 `--faults` then also runs trials that fail on their last rank while the others wait for it, each followed by a good one:
 their status, whether they cost the lane its workers, and how long it had none.
 `--queue` runs so many trials of an engine that takes 10 ms a step as one study (`queued_trials.py`): what each costs,
-how time and memory of every process grow, and how long the ledger, and whoever asks for the status, have to wait.
+how time and memory of every process grow, and how long the controller, and those who ask for the status, have to wait.
+The script prints the rows of benchmarks/results/trial_overhead.md.
 """
 
 import argparse

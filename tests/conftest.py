@@ -29,7 +29,7 @@ LONG_FOLDERS = (
     "tests/unit/calibration/",
     "tests/e2e/",
 )
-"""What takes longest beside Ray, in this order after it, so that only short files are left for the end."""
+"""Folders that take longest beside Ray. They follow it in this order, so that only short files are left for the end."""
 
 RUN_VARIABLE = "TEST_SUITE_RUN"
 """In the environment of every process of a run, so that what stays can be told from what others do."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -241,7 +241,12 @@ def _identity(value: Any) -> Any:
         return value
     first = next((_FIRST_FIELDS[kind] for kind in type(value).__mro__ if kind in _FIRST_FIELDS), frozenset[str]())
     pairs = ((field, getattr(value, field.name)) for field in fields(value) if field.name != "source")
-    return {field.name: _identity(own) for field, own in pairs if field.name in first or own != field.default}
+    return {field.name: _identity(own) for field, own in pairs if field.name in first or own != default_of(field)}
+
+
+def default_of(of: "Field[Any]") -> Any:
+    """Returns the default of a dataclass field, made by its factory where it has one; `MISSING` where it has none."""
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id

@@ -54,7 +54,7 @@ def live_groups() -> int:
 
 
 def functions_of_torch() -> dict[str, Any]:
-    """What every model calls by name, and a library can put its own in place of."""
+    """Returns the functions that every model calls by name and that a library may replace by its own."""
     places = (torch.nn.functional, torch.Tensor, torch.nn.Linear, torch.nn.Embedding)
     return {
         f"{place.__name__}.{name}": thing for place in places for name, thing in vars(place).items() if callable(thing)

@@ -120,7 +120,7 @@ def _reduce_scatter(mine: torch.Tensor, pieces: list[torch.Tensor], group: dist.
 
 
 def _kept(name: str, value: Any) -> Any:
-    """What is sent, in memory of its own: Megatron frees outputs under way; streams make that safe, gloo does not."""
+    """Copies what is sent. Megatron frees outputs under way, which streams make safe and gloo does not."""
     return value.detach().clone() if name.startswith("tensor_send") and value is not None else value
 
 

@@ -1,4 +1,4 @@
-"""What every backend promises, held against each one that can run on this machine."""
+"""Promises of every backend, tested on each one that can run on this machine."""
 
 import time
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from wattune.telemetry.registry import BACKENDS, load_backend
 READS = 4
 KEYS = {"node", "device", "mono_ns", "wall_ns"}
 ARGUMENTS = {"replay": f":{Path(__file__).parents[1]}/golden/h200x4/dp4?start_s=20"}
-"""What follows a backend's name, for those that every machine has with it."""
+"""Text after the name of a backend, with which every machine has it."""
 
 
 FAKES = {"nvml on a fake driver": "nvml"}
 """Backends whose vendor's library is also there in memory, by the name of the variant."""
 
 DRIVERS = {"amd_smi": Path("/dev/kfd"), "nvml": Path("/dev/nvidiactl")}
-"""What the kernel has where a vendor's driver found devices: only without it may a backend say that there are none.
+"""Files of the kernel where a vendor's driver found devices. Only without one may a backend say that there are none.
 
 The backend of a device that is not here keeps the same promises on its fake driver, or on the stub library of
 `test_amd_smi_stub.py`.

@@ -1,4 +1,4 @@
-"""What the pages tell people to type and to open exists: commands and their options, expressions, links, spaces."""
+"""Commands, options, expressions, links and spaces that the pages tell people to type or open exist."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ def commands(path: Path) -> list[tuple[str, bool]]:
 
 
 def problem(command: str) -> str:
-    """Why the command line would refuse this command; empty where it would not."""
+    """Returns the reason the command line would refuse this command; empty where it would not."""
     verb, *arguments = shlex.split(command)
     if verb not in VERBS:
         return f"no command {verb}"

@@ -1,4 +1,4 @@
-"""What every engine keeps: one seed gives one training run, whatever the plan; spans nest; close gives all back.
+"""Contract of every engine: one seed gives one training run, whatever the plan; spans nest; close gives all back.
 
 Each plan is compared with the same model on one device, one micro-batch, fp32: loss and gradient norm before clipping
 of three optimizer steps. Agreement after the first step also needs the same clipped gradients and the same update.
@@ -82,7 +82,7 @@ class Case:
     world_size: int = 1
     axes: Mapping[str, Any] = field(default_factory=dict)
     compiler: str | None = None
-    """What compiles the layers; `aot_eager` makes the graphs of training and runs them as they are."""
+    """The compiler of the layers. `aot_eager` makes the graphs of training and runs them as they are."""
     workload: Workload = WORKLOAD
 
     @property
@@ -314,7 +314,7 @@ DEEPSPEED = {
     "prefill-ep2-zero3": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero3")),
     "prefill-ep2-tp2": prefill(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=2)),
 }
-"""What DeepSpeed has an own way for, each way at degree 2 and those combined that a user would try first."""
+"""Cases that DeepSpeed does in its own way: each way at degree 2, and the combinations a user would try first."""
 
 PARITY_OF = {"torch": PARITY, "deepspeed": DEEPSPEED}
 REFUSED_OF = {

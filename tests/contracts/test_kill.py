@@ -101,7 +101,7 @@ def rows_of(sampler: SamplerProcess) -> tuple[list[int], list[str]]:
 
 
 def before_kill(sampler: SamplerProcess) -> list[int]:
-    """What a reader has seen, and must find again."""
+    """Returns the rows that a reader has seen and must find again."""
     tables, _ = read_tables(sampler.folder)
     return tables["host"]["mono_ns"].to_pylist() if "host" in tables else []
 

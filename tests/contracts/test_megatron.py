@@ -123,7 +123,7 @@ ON_GPUS = PARITY | {
     f"compiled-{name}": replace(PARITY[name], compiler="aot_eager")
     for name in ("selective", "gpt-full", "mixtral-capacity-bf16", "tp2-pp2", "gpt-tp2-pp2-vpp2", "ep2-tp2-dp2-zero1")
 }
-"""What GPUs are held to, norms and attention compiled too."""
+"""Cases for GPUs, with norms and attention compiled too."""
 REFUSED = {
     "cp2": case(LLAMA, 2, cp=2),
     "overlap-tp": case(LLAMA, 2, tp=2, overlap="tp"),

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     versions: str
 
     def covers(self, used: str, file: str) -> bool:
-        """Whether it names a use, whole or a part of it; a use on an object is `?.name`."""
+        """Says whether it names a use, whole or a part of it. A use on an object is `?.name`."""
         if file not in self.files:
             return False
         if used.startswith("?."):

@@ -1,4 +1,4 @@
-"""What people look at, in a real browser: the report, two trials side by side, and MLflow's own pages of a study."""
+"""Pages in a real browser: the report, two trials side by side, and MLflow's own pages of a study."""
 
 import json
 import urllib.parse

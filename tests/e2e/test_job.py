@@ -47,7 +47,7 @@ def dependencies(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(dependencies: Path, environment: dict[str, str]) -> dict[str, str]:
-    """What everything of this cluster runs with: an activated environment, and no path to wattune."""
+    """Environment of every process of this cluster: an activated one, without a path to wattune."""
     return {name: value for name, value in environment.items() if name != "PYTHONPATH"} | {
         "PATH": f"{dependencies / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "disabled",
@@ -175,7 +175,7 @@ def _listing(settings: dict[str, str], cwd: Path, kind: str) -> subprocess.Compl
 
 
 def _listed(settings: dict[str, str], cwd: Path, kind: str) -> list[dict[str, Any]]:
-    """What Ray's own state listing shows."""
+    """Returns what Ray's own state listing shows."""
     done = _listing(settings, cwd, kind)
     assert done.returncode == 0 and "[" in done.stdout, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("[") :])

@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def rows_of(folder: Path, tier: str) -> int:
-    """How much of a tier a recording's sampler has written so far."""
+    """Returns the number of rows of a tier that a recording's sampler has written so far."""
     (node,) = (folder / "telemetry").iterdir()
     tables, _ = read_tables(node)
     return tables[tier].num_rows if tier in tables else 0

@@ -1,4 +1,4 @@
-"""What survives when the processes of a study are killed: what was finished, and the study itself."""
+"""Finished trials, and the study itself, survive when the processes of a study are killed."""
 
 import json
 import os

@@ -39,10 +39,10 @@ class Nodes:
 
     address: str
     here: list[str]
-    """What a command is put after to run on the first node."""
+    """Words before a command that make it run on the first node."""
     processes: list[subprocess.Popen[bytes]]
     apart: bool
-    """Whether they are in namespaces of their own."""
+    """True where they are in namespaces of their own."""
 
     def lose(self, index: int) -> None:
         """Ends every process of a node at once, as a power cut does."""
@@ -64,7 +64,7 @@ def _ip(*arguments: str) -> bool:
 
 
 def _can_separate() -> bool:
-    """Whether this user may make the namespaces, on a kernel that has them."""
+    """Says whether this user may make the namespaces, on a kernel that has them."""
     try:
         clock = subprocess.run(["unshare", "--time", "--uts", "--fork", "true"], capture_output=True, timeout=30)
     except FileNotFoundError:

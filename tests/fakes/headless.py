@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def chromium() -> str | None:
-    """Where a Chromium or Chrome is installed, None where there is none."""
+    """Returns the path of an installed Chromium or Chrome, None where there is none."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

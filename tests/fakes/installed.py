@@ -23,7 +23,7 @@ def load(module: str) -> Any:
 
 
 def get(path: str) -> Any:
-    """What a full name stands for; the longest part that is a module is imported."""
+    """Returns the object of a full name. The longest part that is a module is imported."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -45,7 +45,7 @@ def source(path: str) -> str:
 
 
 def stub(path: str, owner: str, method: str) -> bool:
-    """Whether a type stub of torch says that a class (or, where empty, the module) has a function."""
+    """Says whether a type stub of torch gives a class (or, where empty, the module) a function."""
     tree = ast.parse((Path(load("torch").__file__).parent / path).read_text())
     bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
     return any(

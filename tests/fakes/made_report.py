@@ -38,7 +38,7 @@ HOSTILE = "</script></title><script>alert(1)</script><img src=http://x.example/ 
 
 
 class Page(HTMLParser):
-    """What a browser would see: the elements with their attributes, and the text outside scripts and styles."""
+    """A page as a browser would see it: the elements with their attributes, and the text outside scripts and styles."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 REFERENCE_S = 0.026
-"""What `_reference` takes on the machine that the bounds were set on."""
+"""Duration of `_reference` on the machine that the bounds were set on."""
 
 
 def least_cpu_s(call: Callable[[], Any], *, tries: int = 3) -> float:

@@ -46,6 +46,6 @@ def measured(study: StudyFolder, result: TrialResult) -> TrialFolder:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What lies below a folder, without what is hidden."""
+    """Returns the files below a folder with their content, without hidden ones."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if not path.name.startswith(".")}

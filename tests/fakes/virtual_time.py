@@ -30,6 +30,6 @@ class _VirtualTime(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """What `asyncio.run` does, without the waiting."""
+    """Runs as `asyncio.run` does, without the waiting."""
     with asyncio.Runner(loop_factory=_VirtualTime) as runner:
         return runner.run(main)

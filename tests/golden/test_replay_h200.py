@@ -39,7 +39,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 @pytest.fixture(scope="module")
 def own(played: Measured) -> Summary:
-    """What the recording itself says of the stretch that was played while the command ran."""
+    """The recording's own summary of the stretch that was played while the command ran."""
     golden = MeasuredFolder(DP4).telemetry()
     played_ns, played_w = samples(played.tables["ring"], "gpu0")
     recorded_ns, recorded_w = samples(golden["ring"], "gpu0")

@@ -1,7 +1,7 @@
 """Folders that version 0 wrote open, rank and resume; its last commit made those in `version_0`."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,10 @@ from wattune.inspection import inspect
 from wattune.plan.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+from wattune.storage import versions
 from wattune.storage.measured import RecordingFolder
 from wattune.storage.study import StudyFolder
-from wattune.storage.versions import VERSION
+from wattune.storage.versions import VERSION, completed_space
 from wattune.trial import TrialSpec, TrialStatus
 
 HERE = Path(__file__).parent / "version_0"
@@ -35,6 +36,18 @@ def todays_space(study: StudyFolder) -> dict[str, object]:
     measure, search = dict(kept["measure"]), dict(kept["search"])
     measure["reference_every"], search["reference"] = measure.pop("anchor_every"), search.pop("anchor")
     return {**kept, "measure": measure, "search": search}
+
+
+def keys_without(found: object, space: object, path: str = "") -> list[str]:
+    """The keys of a space, by dotted path, that another one lacks."""
+    if isinstance(found, list) and isinstance(space, list):
+        return [key for one, other in zip(found, space, strict=True) for key in keys_without(one, other, path)]
+    if not isinstance(found, dict) or not isinstance(space, dict):
+        return []
+    paths = {name: f"{path}.{name}".lstrip(".") for name in found}
+    lacking = [paths[name] for name in found if name not in space]
+    both = [keys_without(found[name], space[name], paths[name]) for name in found if name in space]
+    return [*lacking, *(key for keys in both for key in keys)]
 
 
 def test_every_result_is_read_in_todays_words(storage: Path) -> None:
@@ -64,6 +77,17 @@ def test_a_neutral_axis_of_tomorrow_changes_no_id(storage: Path) -> None:
     assert replace(spec, plan=Tomorrow(**written, fp8_recipe="mxfp8")).trial_id != spec.trial_id
 
 
+def test_a_later_field_with_a_default_factory_changes_no_id(storage: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Tomorrow(Plan):
+        offload: list[str] = field(default_factory=list)
+
+    spec = StudyFolder.open("before_versions", storage).trials()[0].spec()
+    written = {name: getattr(spec.plan, name) for name in Plan.__dataclass_fields__}
+    assert replace(spec, plan=Tomorrow(**written)).trial_id == spec.trial_id
+    assert replace(spec, plan=Tomorrow(**written, offload=["optimizer"])).trial_id != spec.trial_id
+
+
 def test_an_old_study_ranks(storage: Path) -> None:
     ranking = api.rank(["before_versions"], storage=str(storage))
     assert [row.trial_id for row in ranking.feasible][:1] == ["664a69b4ab77"]
@@ -77,6 +101,27 @@ def test_an_old_study_resumes_with_every_trial_done(storage: Path) -> None:
     assert {kept.spec.trial_id for kept in prune(space).kept} == ENDED
     assert yaml.safe_load((again.path / "study.yaml").read_text())["version"] == VERSION
     assert parse_space(yaml.safe_load((again.path / "study.yaml").read_text())).document == space.document
+
+
+def test_every_later_key_of_a_space_has_the_value_old_studies_ran_with(storage: Path) -> None:
+    """A key that is named here needs a line in `storage.versions.ADDED`, or old studies cannot be continued."""
+    study = StudyFolder.open("before_versions", storage)
+    today = parse_space(todays_space(study)).document
+    assert keys_without(today, completed_space(study.document())) == []
+
+
+def test_a_later_key_without_a_value_for_old_studies_is_named(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = StudyFolder.open("before_versions", storage)
+    today = dict(parse_space(todays_space(study)).document)
+    today |= {"search": {**today["search"], "patience": 3}, "cluster": [{**today["cluster"][0], "cooling": "air"}]}
+    assert keys_without(today, completed_space(study.document())) == ["cluster.cooling", "search.patience"]
+    with pytest.raises(SpaceError, match=r"search\.patience: was absent, now 3"):
+        study.require_space(today)
+    monkeypatch.setattr(versions, "ADDED", {"search.patience": 3, "cluster.cooling": "air"})
+    assert keys_without(today, completed_space(study.document())) == []
+    study.require_space(today)
+    with pytest.raises(SpaceError, match=r"search\.patience: was 3, now 4"):
+        study.require_space({**today, "search": {**today["search"], "patience": 4}})
 
 
 def test_another_space_is_still_another_space(storage: Path) -> None:

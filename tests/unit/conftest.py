@@ -1,4 +1,4 @@
-"""What every unit test may count on."""
+"""Settings that every unit test may count on."""
 
 from hypothesis import settings
 

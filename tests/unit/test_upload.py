@@ -33,7 +33,7 @@ def here(tmp_path: Path) -> StudyFolder:
 
 
 class FakeTracker:
-    """What `Delivery` needs of a tracker."""
+    """The part of a tracker that `Delivery` needs."""
 
     def __init__(self, problem: str = "") -> None:
         self.problem, self.trials, self.studies = problem, [], 0
@@ -86,7 +86,7 @@ def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: 
 def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_completed(
     here: StudyFolder, tmp_path: Path, call: str
 ) -> None:
-    """The ledger says interrupted and tells the store so; then the trial's own result arrives and stays."""
+    """The controller says interrupted and tells the store so; then the trial's own result arrives and stays."""
     uri, stopped = default_uri(tmp_path), result_of(TrialStatus.INTERRUPTED)
     completed = replace(result_of(), start_wall_ns=10**18, end_wall_ns=10**18 + 10**9)
     ranking = rank([(SPEC, stopped)], parse_objective(DOCUMENT["objective"]), [])

@@ -59,7 +59,7 @@ class Source:
 
 
 class Question(TypedDict, total=False):
-    """What is asked of results, where it is not what their studies asked."""
+    """The objective and constraints of a ranking, where they are not those of the studies."""
 
     objective: str | None
     """Instead of the studies' own, such as `minimize energy_per_token_j`; several need it where theirs differ."""

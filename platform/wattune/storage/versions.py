@@ -5,7 +5,7 @@ said `anchor` for the reference trial, `marks.parquet` for `spans.parquet`, and 
 Nothing that an earlier version wrote is changed on the disk, except `study.yaml` when the study runs again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError
 from wattune.plan.axes import Plan
-from wattune.trial import Measure, Workload
+from wattune.trial import Measure, Workload, default_of
 
 VERSION: Final = 1
 """Version of the folders this code writes."""
@@ -23,6 +23,14 @@ RENAMED_KEYS: Final = {"measure.anchor_every": "measure.reference_every", "searc
 
 RENAMED_FILES: Final = {"spans": "marks"}
 """Tables of a trial or recording, and their names in version 0."""
+
+ADDED: Final[dict[str, Any]] = {}
+"""Later keys of a space by dotted path, such as `search.patience`, with the value that studies before them ran with.
+
+Add a line with every key that comes after version 0, except for axes and fields of `Measure`, `Workload`, `ModelSpec`
+and `ClusterSpec`: their defaults are read from the class. Without the line, a study begun before the key is refused as
+another space. A golden test of version 0 names a key that is missing here.
+"""
 
 _RENAMED_STATUS: Final = {"folded": "equivalent"}
 _FOLLOWS: Final = frozenset({"etp", "dtype"})
@@ -66,7 +74,7 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a space with every key that came after it was written.
 
     An axis, a measurement setting, or a field of workload, model or cluster that the space does not name has its
-    neutral value, which is what its study ran with.
+    neutral value, which is what its study ran with. Other keys have their value of `ADDED`.
     """
     space = dict(document)
     for section, kind in (("measure", Measure), ("workload", Workload), ("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -78,6 +86,8 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
     axes = {name: [_plain(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
     if isinstance(space.get("space"), Mapping):
         space["space"] = _completed(space["space"], axes)
+    for path, value in ADDED.items():
+        space = _added(space, path.split("."), value)
     return space
 
 
@@ -89,12 +99,25 @@ def upgraded_candidate(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _defaults(kind: type[Any]) -> dict[str, Any]:
     """Returns the defaults of a dataclass by field. Sources are not settings."""
-    return {each.name: each.default for each in fields(kind) if each.default is not MISSING and each.name != "source"}
+    defaults = {each.name: default_of(each) for each in fields(kind) if each.name != "source"}
+    return {name: default for name, default in defaults.items() if default is not MISSING}
 
 
 def _completed(entry: Any, defaults: Mapping[str, Any]) -> Any:
     """Adds to a mapping the keys that it lacks. Other values stay as they are, for a later check."""
     return {**entry, **{k: v for k, v in defaults.items() if k not in entry}} if isinstance(entry, Mapping) else entry
+
+
+def _added(entry: Any, path: Sequence[str], value: Any) -> Any:
+    """Adds a key at a path unless it is there, in every entry of a list. A section that is missing stays missing."""
+    if isinstance(entry, list):
+        return [_added(each, path, value) for each in entry]
+    first, *rest = path
+    if not isinstance(entry, Mapping) or (rest and first not in entry):
+        return entry
+    if rest:
+        return {**entry, first: _added(entry[first], rest, value)}
+    return _completed(entry, {first: value})
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What the backend makes of a scripted library through the real `amdsmi`; `test_amd_smi_stub.py` runs it elsewhere.
+"""Runs the backend on a scripted library through the real `amdsmi`. `test_amd_smi_stub.py` starts it elsewhere.
 
-It needs an interpreter with `amdsmi` and ROCM_PATH at the stub, so it is no test of the project's own environment.
+It needs an interpreter with `amdsmi` and ROCM_PATH at the stub, so it is not a test of the project's own environment.
 """
 
 import ctypes
@@ -79,7 +79,7 @@ def test_the_stub_has_the_wrappers_structures(script: Script, name: str) -> None
 
 
 def test_the_packages_own_reading_loses_the_throttle_bits(script: Script, backend: AmdSmiBackend) -> None:
-    """Why metrics are read below it. Where this fails, a newer package keeps them."""
+    """The reason metrics are read below it. Where this fails, a newer package keeps them."""
     script.set_throttle(0, 1 << 36)
     values = amdsmi.amdsmi_get_gpu_metrics_info(amdsmi.amdsmi_get_processor_handles()[0])
     assert values["indep_throttle_status"] in (True, "N/A") and values["indep_throttle_status"] != 1 << 36

@@ -1,4 +1,4 @@
-"""What wattune takes from DeepSpeed that DeepSpeed does not promise; a row of docs/dependencies.md each."""
+"""Uses of DeepSpeed that DeepSpeed does not promise. Each is a row of docs/dependencies.md."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""What wattune takes from Megatron-Core that it does not promise; a row of docs/dependencies.md each."""
+"""Uses of Megatron-Core that it does not promise. Each is a row of docs/dependencies.md."""
 
 import pytest
 from installed import get, load, parameters, source

@@ -1,4 +1,4 @@
-"""What wattune takes from MLflow that MLflow does not promise; a row of docs/dependencies.md each."""
+"""Uses of MLflow that MLflow does not promise. Each is a row of docs/dependencies.md."""
 
 from pathlib import Path
 

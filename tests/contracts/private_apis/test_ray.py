@@ -1,4 +1,4 @@
-"""What wattune takes from Ray that Ray does not promise; a row of docs/dependencies.md each."""
+"""Uses of Ray that Ray does not promise. Each is a row of docs/dependencies.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What wattune takes from the sensor libraries beyond their functions; a row of docs/dependencies.md each."""
+"""Uses of the sensor libraries beyond their functions. Each is a row of docs/dependencies.md."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""What wattune takes from torch that torch does not promise; a row of docs/dependencies.md each."""
+"""Uses of torch that torch does not promise. Each is a row of docs/dependencies.md."""
 
 import inspect
 from pathlib import Path

@@ -18,7 +18,7 @@ class Bench:
     """Builds a trial's tables. Time 0 is the same moment on every node, whatever its clocks say of it."""
 
     mono_0_s: Mapping[str, int] = field(default_factory=dict)
-    """What a node's monotonic clock shows at time 0."""
+    """Reading of a node's monotonic clock at time 0."""
     wall_ahead_s: Mapping[str, float] = field(default_factory=dict)
     """By how much a node's wall clock is ahead of the reference."""
 

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "engine_cases.py"
 
 OF_ALL = {"tp", "pp", "ep", "micro_batch_size", "sharding", "recompute", "overlap", "layout"}
 AXES_OF = {"torch": OF_ALL | {"vpp", "dtype"}, "megatron": OF_ALL | {"vpp", "etp"}, "deepspeed": OF_ALL}
-"""What can vary without TransformerEngine; bf16 is what engines are compared in."""
+"""Axes that can vary without TransformerEngine. Engines are compared in bf16."""
 
 each_size = pytest.mark.parametrize("ranks", [2, 4])
 

@@ -82,7 +82,7 @@ def table(tier: str, time_s: np.ndarray, columns: Mapping[str, np.ndarray], drai
 
 
 def held(time_s: np.ndarray, period_s: float, phase_s: float = 0.013) -> np.ndarray:
-    """When the value shown at each time was refreshed."""
+    """Returns, for each time, when the value shown then was refreshed."""
     return np.floor((time_s - phase_s) / period_s) * period_s + phase_s
 
 

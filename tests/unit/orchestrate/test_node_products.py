@@ -1,4 +1,4 @@
-"""What nodes say of their GPUs, and nodes that say nothing."""
+"""The GPU names that nodes report, and nodes that report nothing."""
 
 import logging
 from collections.abc import Iterator

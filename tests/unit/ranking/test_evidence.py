@@ -1,4 +1,4 @@
-"""What trials' folders show beyond their metrics: evidence, names of trials, and two of them side by side."""
+"""Evidence from trials' folders beyond their metrics, names of trials, and two trials side by side."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What people take away: the report, also of a study of which some telemetry is broken, and a comparison's page."""
+"""The report, also of a study of which some telemetry is broken, and the page of a comparison."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is next."""
+"""The trial that a strategy proposes next."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is shown of a study while it runs."""
+"""The live view of a study while it runs."""
 
 import io
 import math

@@ -10,7 +10,7 @@ STEP = StepSpans(spans=(), loss=2.5, grad_norm=1.0)
 
 
 class _Engine(Answering):
-    """What an engine adds to `Answering`: something built."""
+    """An engine's addition to `Answering`: something built."""
 
     def build(self) -> None:
         recorder = SimpleNamespace(memory_peak_bytes=lambda: 4096)

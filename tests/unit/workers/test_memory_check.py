@@ -1,4 +1,4 @@
-"""What a trial left in its worker."""
+"""The memory that a trial left in its worker."""
 
 import subprocess
 import sys

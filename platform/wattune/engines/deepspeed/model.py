@@ -43,12 +43,12 @@ class Trained(nn.Module):
 
 
 def _num_losses(head: Head, targets: Tensor) -> int:
-    """How many tokens of int64 [micro_batch_size, seq_len] a head judges."""
+    """Counts the tokens of int64 [micro_batch_size, seq_len] that a head judges."""
     return targets.shape[0] if head.last_only else targets.numel()
 
 
 def compiler_of(spec: TrialSpec, device: torch.device) -> Compiler:
-    """What compiles layers: as in the torch engine, where DeepSpeed leaves them whole graphs.
+    """Chooses the compiler of layers: the torch engine's, where DeepSpeed leaves layers whole graphs.
 
     Automatic tensor parallel puts collectives into layers, ZeRO-3 hooks into those that `whole_model` cannot make one.
     """

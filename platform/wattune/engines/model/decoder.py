@@ -181,7 +181,7 @@ class Head(nn.Module):
         self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
         self.compiler = EAGER
         self.last_only = False
-        """Whether only the last position of a sequence is asked for, as after a prompt."""
+        """Set where only the last position of a sequence is asked for, as after a prompt."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, sequence, vocabulary], or with targets [batch, sequence] the sum of their losses, fp32."""

@@ -1,4 +1,4 @@
-"""How a model is cut and shared, all by torch's own libraries: tensor parallel by DTensor, data parallel by FSDP2.
+"""Cuts and shares a model by torch's own libraries: tensor parallel by DTensor, data parallel by FSDP2.
 
 Data parallel is FSDP2 in every sharding, so that two trials differ by the sharding and by nothing else:
 

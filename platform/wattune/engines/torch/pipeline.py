@@ -29,7 +29,7 @@ def _as_raised() -> Iterator[None]:
 
 
 class Chunk(nn.Module):
-    """What one pipeline stage runs: a part of the model and, after the last part, the loss.
+    """A part of the model that one pipeline stage runs and, after the last part, the loss.
 
     It also keeps torch's pipeline from seeing the FSDP module, whose gathering and reduction `Stage` decides.
     """

@@ -1,4 +1,4 @@
-"""Where a step goes, on schedules drawn by hand."""
+"""The breakdown of a step's time, on schedules drawn by hand."""
 
 import pytest
 from hypothesis import given

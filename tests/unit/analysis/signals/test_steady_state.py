@@ -1,4 +1,4 @@
-"""Where steady state begins, on transients that were planted."""
+"""The beginning of steady state, on transients that were planted."""
 
 import numpy as np
 import pytest

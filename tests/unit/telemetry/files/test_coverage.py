@@ -1,4 +1,4 @@
-"""What rows say of their sensors: on recordings of four H200s, and on series made by hand."""
+"""Coverage of sensors by rows: on recordings of four H200s, and on series made by hand."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

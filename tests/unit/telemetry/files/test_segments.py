@@ -1,4 +1,4 @@
-"""What the store writes is read back: whole, or up to the last batch that is, with what is lost said."""
+"""The store reads back what it wrote: everything, or up to the last whole batch with a note on the loss."""
 
 import errno
 import functools

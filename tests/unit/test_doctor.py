@@ -1,0 +1,148 @@
+"""Findings about a machine, with interpreter, libraries, sensors and storage faked."""
+
+import errno
+import os
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from wattune import doctor
+from wattune.doctor import Finding, examine
+from wattune.telemetry.probe import SensorSource
+
+INSTALLED = {"torch": "2.12.1", "ray": "2.60.0", "mlflow": "3.17.2"}
+SENSORS = [
+    SensorSource(name="nvml", available=True, detail="4 devices, driver 580.1"),
+    SensorSource(name="rapl", available=False, detail="no intel-rapl zone", follows="no CPU power"),
+]
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of four processors, 16 GiB, three libraries and four GPUs; its storage can be written."""
+
+    def version(name: str) -> str:
+        if name not in INSTALLED:
+            raise PackageNotFoundError(name)
+        return INSTALLED[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "probe", lambda: SENSORS)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5, 7})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=300 * 2**30))
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "studies"))
+    return tmp_path / "studies"
+
+
+def found(topic: str) -> Finding:
+    """The one finding on a topic."""
+    (finding,) = [each for each in examine() if each.topic == topic]
+    return finding
+
+
+def test_every_topic_has_one_finding_in_the_order_of_the_page(storage: Path) -> None:
+    topics = [each.topic for each in examine()]
+    libraries = ["torch", "ray", "mlflow", "megatron-core", "deepspeed", "transformer-engine"]
+    assert topics == ["python", "processors", "memory", *libraries, "nvml", "rapl", "storage"]
+
+
+def test_the_interpreter_is_named_by_its_version(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    assert found("python") == Finding(topic="python", ok=True, have="3.11.7")
+
+
+def test_an_interpreter_that_is_too_old_is_not_ok(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.10.14")
+    monkeypatch.setattr(sys, "version_info", (3, 10, 14))
+    assert found("python") == Finding(topic="python", ok=False, have="3.10.14", follows="wattune needs 3.11")
+
+
+def test_processors_are_those_this_process_may_use(storage: Path) -> None:
+    processors = found("processors")
+    assert processors.ok and processors.have == "4"
+    assert processors.follows.startswith("4 CPU ranks run side by side")
+
+
+def test_memory_has_a_unit(storage: Path) -> None:
+    assert found("memory") == Finding(topic="memory", ok=True, have="16.00 GiB")
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_library_that_is_there_has_its_version_and_nothing_follows(storage: Path, name: str) -> None:
+    assert found(name) == Finding(topic=name, ok=True, have=INSTALLED[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "follows"),
+    [
+        ("megatron-core", "its engine needs it; install wattune[megatron]"),
+        ("deepspeed", "its engine needs it"),
+        ("transformer-engine", "without it the megatron engine runs its local layers"),
+    ],
+)
+def test_a_library_that_is_missing_says_what_needs_it(storage: Path, name: str, follows: str) -> None:
+    assert found(name) == Finding(topic=name, ok=False, have="not installed", follows=follows)
+
+
+def test_without_a_core_library_the_finding_says_what_stops(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(INSTALLED, "ray")
+    assert found("ray") == Finding(topic="ray", ok=False, have="not installed", follows="studies need it")
+
+
+def test_sensors_are_those_of_the_probe(storage: Path) -> None:
+    assert found("nvml") == Finding(topic="nvml", ok=True, have="4 devices, driver 580.1")
+    assert found("rapl") == Finding(topic="rapl", ok=False, have="no intel-rapl zone", follows="no CPU power")
+
+
+def test_a_storage_that_is_not_there_yet_is_ok_and_is_not_made(storage: Path) -> None:
+    assert found("storage") == Finding(topic="storage", ok=True, have=f"{storage}, 300.00 GiB free")
+    assert not storage.exists()
+
+
+def test_free_space_is_that_of_the_nearest_folder(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=2**20)
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", disk_usage)
+    assert found("storage").have == f"{storage}, 1.0 MiB free"
+    assert asked == [storage.parent]
+
+
+def test_a_file_in_the_place_of_the_storage_is_not_ok(storage: Path) -> None:
+    storage.write_text("")
+    assert not found("storage").ok
+    assert found("storage").follows == "set WATTUNE_STORAGE or give --storage"
+
+
+def test_a_folder_that_cannot_be_written_is_not_ok(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for an ordinary user; root may write everywhere
+    assert not found("storage").ok
+    assert found("storage").follows == "set WATTUNE_STORAGE or give --storage"
+
+
+def test_a_finding_is_plain_data(storage: Path) -> None:
+    assert found("deepspeed").to_json() == {
+        "topic": "deepspeed",
+        "ok": False,
+        "have": "not installed",
+        "follows": "its engine needs it",
+    }
+
+
+def test_looking_writes_nothing(storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    examine()
+    assert list(tmp_path.iterdir()) == []
