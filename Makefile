@@ -10,12 +10,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STORAGE := wattune-studies
 
-.PHONY: setup demo test check e2e format clean help
+.PHONY: setup demo test check e2e docs notebook format clean help
 
 help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
 	@echo "make test    unit, contract, golden and quick end-to-end tests"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make docs    build the documentation into site/"
 	@echo "make e2e     every end-to-end test, and every other slow one"
 	@echo "make setup   only install, into $(VENV)"
 
@@ -45,9 +46,16 @@ e2e: setup
 	@$(BIN)/python -m pytest tests/e2e -m "not gpu"
 	@$(BIN)/python -m pytest tests/unit tests/contracts -m "slow and not gpu"
 
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+notebook: setup
+	@$(BIN)/python docs/notebooks/make.py
+
 format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist platform/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site platform/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
 """A queue of trials of an engine that takes 10 ms a step, run as `wattune run` runs one: with tracking and live view.
 
-`trial_overhead.py --queue` calls it. After each twentieth of the trials time and memory of every process are noted. All
-the while it is timed how long the ledger takes to say what is next and to take a result in, and how long somebody waits
-who asks for the live view, or how far the running trial is.
+`trial_overhead.py --queue` calls it. After each twentieth of the trials it notes time and memory of every process. It
+times how long the controller takes to start the next trial and to take a result in, and how long the live view and the
+progress of the running trial take.
 """
 
 import io
@@ -34,7 +34,7 @@ from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.upload import Delivery
-from wattune.workers.engine import Ranks, StepSpans
+from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
 ENGINE: Final = "queued_trials:TenMilliseconds"
@@ -78,6 +78,10 @@ class TenMilliseconds:
         """None."""
         return {}
 
+    def expert_tokens(self) -> ExpertTokens:
+        """None, without experts."""
+        return ()
+
     def close(self) -> None:
         """Closes nothing."""
 
@@ -109,22 +113,22 @@ class Stopwatch:
         }
 
 
-class TimedLedger(StudyController):
-    """The ledger, and how long it takes to answer."""
+class TimedController(StudyController):
+    """The controller, and the time it takes to answer."""
 
     next_s: Stopwatch
     finish_s: Stopwatch
 
     def next(self, tune_id: str, progress: AskProgress | None = None) -> RunningTrial | None:
-        """As the ledger's; only what gave a trial counts."""
+        """Times the controller's; only calls that start a trial count."""
         begun_s = time.perf_counter()
-        ticket = super().next(tune_id, progress)
-        if ticket is not None:
+        running = super().next(tune_id, progress)
+        if running is not None:
             self.next_s.took_s.append((self.next_s.num_trials(), time.perf_counter() - begun_s))
-        return ticket
+        return running
 
     def finish(self, tune_id: str, *, error: bool) -> None:
-        """As the ledger's."""
+        """Times the controller's."""
         with self.finish_s.running():
             super().finish(tune_id, error=error)
 
@@ -252,12 +256,12 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
             view(event)
             watch.hear(event)
 
-        ledger = TimedLedger(study, make_strategy("grid", specs, seed=0), run, heard)
-        ledger.next_s, ledger.finish_s = (Stopwatch(lambda: watch.num_done) for _ in range(2))
-        ledger.begin()
+        controller = TimedController(study, make_strategy("grid", specs, seed=0), run, heard)
+        controller.next_s, controller.finish_s = (Stopwatch(lambda: watch.num_done) for _ in range(2))
+        controller.begin()
         with connect() as cluster:
             watch.start(view.view)
-            ended = run_study(study, ledger, run, cluster)
+            ended = run_study(study, controller, run, cluster)
             watch.stop()
         after_s = {}
         with noting(after_s, "rank"):
@@ -270,7 +274,7 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
         StudyController(study, make_strategy("grid", specs, seed=0), run, lambda _event: None).begin()
     if ended not in ("finished", "interrupted") or delivery.tracking_problem or len(watch.looks) < LEAST_LOOKS:
         raise SystemExit(f"{watch.num_done} of {len(specs)} ran, {ended}; {delivery.tracking_problem}")
-    return figures(watch, ledger, after_s)
+    return figures(watch, controller, after_s)
 
 
 @contextmanager
@@ -281,7 +285,7 @@ def noting(times_s: dict[str, float], what: str) -> Iterator[None]:
     times_s[what] = time.monotonic() - begun_s
 
 
-def figures(watch: Watch, ledger: TimedLedger, after_s: dict[str, float]) -> dict[str, Any]:
+def figures(watch: Watch, controller: TimedController, after_s: dict[str, float]) -> dict[str, Any]:
     """What was noted, as figures."""
     first, last = watch.looks[0], watch.looks[-1]
     trials = [look["trials"] for look in watch.looks]
@@ -292,8 +296,8 @@ def figures(watch: Watch, ledger: TimedLedger, after_s: dict[str, float]) -> dic
             processes[role] = {name: straight(trials, values) | {"last": values[-1]} for name, values in series.items()}
     half = (watch.num_before + last["trials"]) // 2
     waits = {
-        "ledger: which trial is next": ledger.next_s.summary(half),
-        "ledger: takes a result in": ledger.finish_s.summary(half),
+        "controller: which trial is next": controller.next_s.summary(half),
+        "controller: takes a result in": controller.finish_s.summary(half),
         "how far is the running trial": watch.ask_s.summary(half),
         "drawing the live view": watch.view_s.summary(half),
     }

@@ -14,16 +14,30 @@ Runs `search_spaces/moe_ep_cpu.yaml` (any machine, sensors simulated) unless ano
 Results go to the storage folder (`--storage`, else $WATTUNE_STORAGE, else ~/wattune-studies), which outlives the job.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "platform"))  # a job's nodes need the dependencies, not an installed wattune
 
-from wattune.cli import main  # noqa: E402 - the path comes first
+import wattune  # noqa: E402 - the path comes first
+from wattune.cli.shell import exit_code_of  # noqa: E402
+from wattune.cli.study import in_order, show, view_of  # noqa: E402
+
+
+def main() -> int:
+    """Runs the study and returns the exit code of `wattune run`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("space", nargs="?", default="search_spaces/moe_ep_cpu.yaml", help="search space file")
+    parser.add_argument("--storage", help="folder or URL that results go to")
+    arguments = parser.parse_args()
+    with in_order():
+        planned = wattune.plan(ROOT / arguments.space)
+        with view_of(planned) as view:
+            outcome = wattune.run_study(planned, storage=arguments.storage, listener=view)
+    return show(outcome)
+
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    space = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "search_spaces/moe_ep_cpu.yaml"
-    sys.argv = ["wattune", "run", str(ROOT / space), *arguments]
-    main()
+    sys.exit(exit_code_of(main))

@@ -11,13 +11,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ api cli clock doctor errors inspection intervals objective schema trial units upload",
+    ".": "__main__ clock doctor errors inspection intervals objective schema trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "breakdown energy excursion exposed_comm outlier phases power saturation speed step_time "
     "thermal throttle utilization",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
+    "api": "recordings results runs spaces studies",
     "calibration": "fit run",
     "catalog": "hardware models",
+    "cli": "machine results shell study",
     "cost": "flops",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
@@ -31,7 +33,7 @@ ROOMS = {
     "plan": "axes effective engines parallel placement rules",
     "ranking": "assessment comparison evidence order sources table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page traces write",
+    "report": "charts figure markup page sections traces trade_off write",
     "search": "grammar problems prune space strategy",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",

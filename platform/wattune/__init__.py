@@ -1,3 +1,91 @@
-"""wattune finds the fastest, or cheapest in energy, training configuration a power and cooling budget allows."""
+"""wattune finds the fastest, or cheapest in energy, training configuration a power and cooling budget allows.
 
-__version__ = "0.1.0"
+The names in `__all__` are the whole public interface. Each is loaded at its first use, so `import wattune` is light.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from wattune.version import __version__
+
+if TYPE_CHECKING:
+    from wattune.api import Study as Study
+    from wattune.api import StudyOutcome as StudyOutcome
+    from wattune.api import StudyPlan as StudyPlan
+    from wattune.api import Trial as Trial
+    from wattune.api import compare as compare
+    from wattune.api import load_study as load_study
+    from wattune.api import plan as plan
+    from wattune.api import rank as rank
+    from wattune.api import record as record
+    from wattune.api import run_study as run_study
+    from wattune.errors import WattuneError as WattuneError
+    from wattune.ranking.assessment import RankedTrial as RankedTrial
+    from wattune.ranking.comparison import Comparison as Comparison
+    from wattune.ranking.order import Ranking as Ranking
+    from wattune.record.recording import Recording as Recording
+    from wattune.trial import TrialResult as TrialResult
+    from wattune.trial import TrialSpec as TrialSpec
+
+_HOMES: Final = {
+    "wattune.api": "compare load_study plan rank record run_study Study StudyOutcome StudyPlan Trial",
+    "wattune.errors": "WattuneError",
+    "wattune.ranking.assessment": "RankedTrial",
+    "wattune.ranking.comparison": "Comparison",
+    "wattune.ranking.order": "Ranking",
+    "wattune.record.recording": "Recording",
+    "wattune.trial": "TrialResult TrialSpec",
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "Comparison",
+    "RankedTrial",
+    "Ranking",
+    "Recording",
+    "Study",
+    "StudyOutcome",
+    "StudyPlan",
+    "Trial",
+    "TrialResult",
+    "TrialSpec",
+    "WattuneError",
+    "__version__",
+    "compare",
+    "load_study",
+    "plan",
+    "rank",
+    "record",
+    "run_study",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name at its first use."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `wattune.plan` and `wattune.record` the functions.
+
+    Two packages inside have the same names. Python sets a package as an attribute of its parent when it is first
+    imported, which would take the function's place. `from wattune.plan.axes import Plan` does not need that attribute.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks, and what follows for a study on it."""
+"""Findings about this machine: what it has, what it lacks, and what follows for a study on it."""
 
 import os
 import platform
@@ -26,14 +26,14 @@ _LIBRARIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is there, or is not."""
+    """One thing that this machine has, or lacks."""
 
     topic: str
     ok: bool
     have: str
-    """What was found."""
+    """The thing that was found, or that it is missing."""
     follows: str = ""
-    """What that means for a study here; empty where nothing does."""
+    """The consequence for a study here; empty where there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

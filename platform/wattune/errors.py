@@ -1,6 +1,6 @@
-"""The error family. Every message says what was asked, what was got, what is allowed and what to do.
+"""Errors of wattune. Every message says what was asked, what was found, what is allowed and what to do.
 
-Each class takes exactly its message, so an exception survives pickling on its way through Ray.
+Each class takes its message alone, so that Ray can pickle it.
 """
 
 import difflib
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Final
 
 LONGEST_LIST: Final = 20
-"""Names a message lists before it names only the nearest ones."""
+"""Most names that a message lists. Of more it names the nearest ones only."""
 
 
 class WattuneError(Exception):
-    """Any failure wattune can explain in one message; `exit_code` is what the command line ends with."""
+    """A failure that wattune can explain in one message. `exit_code` is that of the command line."""
 
     exit_code = 1
 
@@ -24,11 +24,11 @@ class SpaceError(WattuneError):
 
     @classmethod
     def from_problems(cls, source: str, problems: Iterable[str]) -> "SpaceError":
-        """One error that reports every problem of a file at once.
+        """Makes one error of all problems of a file.
 
         Args:
-            source: The file, or another name for where the input came from.
-            problems: One line per problem, each beginning with the path inside the file.
+            source: The file, or another name for the origin of the input.
+            problems: One line per problem. Each begins with the path inside the file.
         """
         listed = list(problems)
         count = "1 problem" if len(listed) == 1 else f"{len(listed)} problems"
@@ -36,13 +36,13 @@ class SpaceError(WattuneError):
 
 
 class PlanError(WattuneError):
-    """A plan, catalog name or study that does not exist or cannot be what was asked."""
+    """A plan, catalog name or study that does not exist, or cannot be used as asked."""
 
     exit_code = 2
 
 
 class NothingToTryError(PlanError):
-    """A space in which every combination is rejected."""
+    """A space whose every combination is rejected."""
 
     exit_code = 3
 
@@ -56,21 +56,21 @@ class TelemetryError(WattuneError):
 
 
 class SensorChoiceError(TelemetryError):
-    """A backend, rate or simulated device that was asked for and does not exist as written."""
+    """A backend, rate or simulated device that does not exist as written."""
 
     exit_code = 2
 
 
 class TrackingError(WattuneError):
-    """A tracking server or store that cannot be reached or refuses what it is sent."""
+    """A tracking server or store that cannot be reached, or refuses what is sent."""
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """The remedy for an unknown name: the closest allowed one, or all of them, or the nearest few of many.
+    """Returns the remedy for an unknown name: the closest allowed one, all of them, or the nearest few of many.
 
     Args:
-        name: What was written.
-        allowed: Every name that would have been accepted.
+        name: The name that was written.
+        allowed: Every name that is accepted.
 
     Returns:
         Text such as ``'did you mean "tp"?'`` or ``"use one of: grid, random"``.

@@ -1,4 +1,4 @@
-"""A trial's or recording's folder, analysed again from its files alone."""
+"""Analysis of a trial's or recording's folder, from its files alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,25 +21,25 @@ from wattune.trial import TrialSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Everything a folder shows."""
+    """Summary and detail of a folder."""
 
     summary: Summary
     detail: Detail | None
-    """None where there is no window, or the tables are not what they should be."""
+    """None without a window, or if the tables do not have the expected schema."""
     unreadable: str = ""
-    """Why the trial's result, which alone has what allocators knew, cannot be read; empty where it can, or is none."""
+    """Error message if the trial's result, the only file with allocators' memory, cannot be read; else empty."""
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know beside the metrics, a line each."""
+        """Notes to read beside the metrics, a line each."""
         said = {
-            "schema_version": "another version's table: {}",
-            "schema_columns": "not what it should be: {}",
+            "schema_version": "table of another version: {}",
+            "schema_columns": "unexpected columns: {}",
             "outlier": "unlike its peers: {}",
             "steady_from_step": "steps left out before the steady state: {}",
             "saturated": "saturated: {}",
         }
-        lost = [f"memory is not known: {self.unreadable}"] if self.unreadable else []
+        lost = [f"memory is unknown: {self.unreadable}"] if self.unreadable else []
         return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags] + lost
 
     def to_json(self) -> dict[str, Any]:
@@ -57,14 +57,14 @@ class Analysis:
 def inspect(path: Path) -> Analysis:
     """Analyses a folder; long recordings are read a device at a time.
 
-    Memory is that of the rank that used most, as its result has it: no table holds what allocators knew.
+    Memory is that of the rank that used most, from the trial's result: allocators' memory is not in any table.
 
     Raises:
-        PlanError: There is no such folder, or nothing measured in it.
+        PlanError: There is no such folder, or it has no measured data.
         TelemetryError: A table or manifest in it cannot be read.
     """
     if not path.is_dir():
-        raise PlanError(f"{path} is no folder; give a trial's or a recording's")
+        raise PlanError(f"{path} is not a folder; give a trial's or a recording's folder")
     folder = RecordingFolder(path)
     facts = folder.facts()
     tables: Tables
@@ -76,7 +76,7 @@ def inspect(path: Path) -> Analysis:
         measured = load(path)
         tables, spans, manifests, window = measured.tables, measured.spans, measured.manifests, measured.window
     if not tables and spans is None:
-        raise PlanError(f"{path} holds neither telemetry nor spans; give a trial's or a recording's folder")
+        raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
     spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
     return _analysed(spec, spans, tables, manifests, window, TrialFolder(path))
 
@@ -95,16 +95,22 @@ def _analysed(
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    memory, unreadable = _memory_peak_bytes(folder)
-    summary = summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory)
+    known, unreadable = _told_by_ranks(folder)
+    memory = known.get("memory_peak_bytes")
+    summary = summary_of(
+        examined,
+        manifests,
+        simulated=simulated,
+        memory_peak_bytes=[] if memory is None else [int(memory)],
+        expert_imbalance_frac=known.get("expert_imbalance_frac"),
+    )
     return Analysis(summary=summary, detail=detail_of(examined), unreadable=unreadable)
 
 
-def _memory_peak_bytes(folder: TrialFolder) -> tuple[list[int], str]:
-    """The memory that the trial's result knows of, and why that cannot be read."""
+def _told_by_ranks(folder: TrialFolder) -> tuple[Mapping[str, float], str]:
+    """Returns the metrics of the trial's result (no file has all of them), and an error message if it is unreadable."""
     try:
         result = folder.result()
     except PlanError as error:
-        return [], str(error)
-    peak = None if result is None else result.metrics.get("memory_peak_bytes")
-    return ([] if peak is None else [int(peak)]), ""
+        return {}, str(error)
+    return ({} if result is None else result.metrics), ""

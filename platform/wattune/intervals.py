@@ -1,9 +1,9 @@
-"""How sure a figure is: intervals from repeats, from the steps of one run, or from the reference trial's repeats.
+"""Confidence intervals of figures: from repeats, from the steps of one run, or from the reference trial's repeats.
 
-A study runs most configurations once and one configuration, the reference trial, again and again. What the reference
-trial's repeats scatter by is then the best that is known of how any single run scatters, and a trend among them is
-drift of the machine (temperature of the room, other load), not of any configuration. Spreads are fractions, so that
-they carry over from one configuration to another. Every interval is of the same confidence, `CONFIDENCE_FRAC`.
+A study runs most configurations once, and one configuration, the reference trial, many times. The scatter of the
+reference trial's repeats is then the best estimate of the scatter of any single run. A trend among them is drift of the
+machine (temperature of the room, other load), not of a configuration. Spreads are fractions, so that they carry over
+from one configuration to another. Every interval has the same confidence, `CONFIDENCE_FRAC`.
 """
 
 import math
@@ -23,18 +23,17 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 CONFIDENCE_FRAC: Final = 0.95
 
 DRIFT_MATTERS_FRAC: Final = 0.005
-"""Change of the reference trial over a study below which it is left alone, however sure: the bound of energy's own
-error."""
+"""Change of the reference trial over a study that is ignored, however certain: the bound of energy's own error."""
 
 LEAST_RUNS_FOR_DRIFT: Final = 4
 """A line through three points leaves one degree of freedom: its interval says nothing."""
 
 MOST_BATCHES: Final = 30
 LEAST_BATCHES: Final = 8
-"""Batches a series is cut into: beyond 30 nothing is gained, below some 10 the interval widens (Schmeiser 1982)."""
+"""Batches of a series: more than 30 gain nothing, fewer than some 10 widen the interval (Schmeiser 1982)."""
 
 MOST_LEFT: Final = 0.7
-"""Correlation of batch means that is believed at most: of eight, more is told by chance or a trend."""
+"""Largest correlation of batch means that is used: among eight batches, more comes from chance or a trend."""
 
 _NORMAL: Final = NormalDist()
 _QUANTILE: Final = _NORMAL.inv_cdf((1 + CONFIDENCE_FRAC) / 2)
@@ -42,32 +41,32 @@ _QUANTILE: Final = _NORMAL.inv_cdf((1 + CONFIDENCE_FRAC) / 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure and where its true value lies, at `CONFIDENCE_FRAC`."""
+    """A figure with the confidence interval of its true value, at `CONFIDENCE_FRAC`."""
 
     value: float
     low: float
     high: float
     method: str
-    """`repeats`, `pooled`, `reference`, `steps`, or `none` where nothing tells: then `low` and `high` are the value."""
+    """`repeats`, `pooled`, `reference`, `steps`, or `none` for unknown scatter: then `low` and `high` are `value`."""
     num_runs: int
     confidence_frac: float = CONFIDENCE_FRAC
     standard_error: float = field(default=0.0, repr=False)
     degrees_of_freedom: int | None = field(default=None, repr=False)
-    """Of the t distribution; None for the normal one."""
+    """Degrees of freedom of the t distribution; None for the normal one."""
 
     @property
     def half_width_frac(self) -> float:
-        """Half the interval over the value; infinite for a value of 0 with an interval."""
+        """Half the interval over the value; infinite for a value of 0 with a non-zero interval."""
         half = (self.high - self.low) / 2
         return half / abs(self.value) if self.value else math.inf if half else 0.0
 
     def shown(self, metric: str) -> str:
-        """The value of a metric as people read it, and what it may be off by where that is known."""
+        """Formats the value of a metric with its unit, and with its half width if that is known."""
         off = f" ±{100 * self.half_width_frac:.2g} %" if self.high > self.low else ""
         return format_quantity(metric, self.value) + off
 
     def probability_at_most(self, bound: float) -> float | None:
-        """How likely the true value is at most a bound; None where nothing tells how the figure scatters."""
+        """Returns the probability that the true value is at most a bound; None if the scatter is unknown."""
         if self.method == "none":
             return None
         if self.standard_error == 0.0:
@@ -75,7 +74,7 @@ class Interval:
         return t_cumulative((bound - self.value) / self.standard_error, self.degrees_of_freedom)
 
     def probability_at_least(self, bound: float) -> float | None:
-        """How likely the true value is at least a bound; None where nothing tells how the figure scatters."""
+        """Returns the probability that the true value is at least a bound; None if the scatter is unknown."""
         if self.method != "none" and self.standard_error == 0.0:
             return float(self.value >= bound)
         below = self.probability_at_most(bound)
@@ -93,25 +92,25 @@ class Reference:
     num_runs: int
     mean: float
     spread_frac: float
-    """Standard deviation of one run over the mean; about the trend where the reference trial drifts."""
+    """Standard deviation of one run over the mean; about the trend if the reference trial drifts."""
     degrees_of_freedom: int
     drift_frac: float | None
     """Change over the study by a straight line, over the mean; None below `LEAST_RUNS_FOR_DRIFT` runs."""
     drift_low_frac: float | None
     drift_high_frac: float | None
     start_s: float
-    """When the first run was."""
+    """Time of the first run."""
     span_s: float
     """From the first to the last run."""
     middle_s: float
-    """Mean time of the runs, where the trend has the mean."""
+    """Mean time of the runs, at which the trend has the mean."""
     drifts: bool
-    """Whether the drift is real (its interval leaves 0 out) and matters (more than `DRIFT_MATTERS_FRAC`)."""
+    """True if the drift is significant (its interval excludes 0) and matters (more than `DRIFT_MATTERS_FRAC`)."""
 
     def corrected(self, value: float, at_s: float) -> float:
-        """Returns a figure as it would have been at `middle_s`; unchanged unless the reference trial drifts.
+        """Returns a figure corrected to `middle_s`; unchanged unless the reference trial drifts.
 
-        Times outside the reference trial's own runs are corrected as at the nearest of them: a trend is not carried on.
+        Times outside the reference trial's own runs use the correction of the nearest run: a trend is not extrapolated.
         """
         if not self.drifts or self.drift_frac is None:
             return value
@@ -124,17 +123,17 @@ class Reference:
 
 
 def reference(values: Sequence[float], at_s: Sequence[float]) -> Reference | None:
-    """What the repeats of one configuration say of a metric.
+    """Computes scatter and drift of a metric from repeats of one configuration.
 
-    The line is least squares; its interval that of the slope, t with n - 2 degrees of freedom (Draper and Smith,
+    The line is least squares. Its interval is that of the slope, t with n - 2 degrees of freedom (Draper and Smith,
     Applied Regression Analysis, section 1.4).
 
     Args:
         values: The metric of every run.
-        at_s: When each run was, on any one clock.
+        at_s: Time of each run, on any one clock.
 
     Returns:
-        The reference trial, None below two runs or where their mean is 0: a fraction of nothing says nothing.
+        The reference, None below two runs or if their mean is 0, of which there are no fractions.
     """
     value, time_s = np.asarray(values, np.float64), np.asarray(at_s, np.float64)
     good = np.isfinite(value) & np.isfinite(time_s)
@@ -174,23 +173,23 @@ def reference(values: Sequence[float], at_s: Sequence[float]) -> Reference | Non
 def interval(
     values: Sequence[float], *, reference: Reference | None = None, steps_frac: float | None = None
 ) -> Interval:
-    """Where the true value of a metric lies, from all there is.
+    """Computes the interval of a metric's true value, from all data there is.
 
-    Several repeats: t interval of their mean; with a reference trial its scatter is pooled with theirs, both as
-    fractions, as two or three repeats alone tell little of how runs scatter (pooled variance; Box, Hunter and Hunter,
-    Statistics for Experimenters, section 3.2). A single run has the reference trial's scatter, or what its own steps
-    tell, whichever is more: steps of one run do not know what the next run would have given, and a trial may scatter
-    more than the reference trial does.
+    Several repeats have the t interval of their mean. With a reference trial its scatter is pooled with theirs, both as
+    fractions, because two or three repeats alone give a poor estimate of scatter (pooled variance; Box, Hunter and
+    Hunter, Statistics for Experimenters, section 3.2). A single run has the wider interval of two: from the reference
+    trial's scatter, or from its own steps. Steps of one run do not show run-to-run variation, and a trial may scatter
+    more than the reference trial.
 
     Args:
         values: The metric over the repeats that count; one or more.
-        reference: What the study's reference says of the same metric.
-        steps_frac: Half width of the interval from the run's own steps over the value; only asked for of a single run.
+        reference: The study's reference for the same metric.
+        steps_frac: Half width of the interval from the run's own steps over the value; only used for a single run.
     """
     count = len(values)
     mean = math.fsum(values) / count
     if count > 1:
-        # Plain Python: of two or three values numpy's own calls cost more than the sums, and rankings have thousands.
+        # Plain Python: for two or three values numpy's calls cost more than the sums, and rankings have thousands.
         freedom, method = count - 1, "repeats"
         variance = math.fsum((value - mean) ** 2 for value in values) / freedom
         if reference is not None:
@@ -223,15 +222,15 @@ def _interval(value: float, error: float, freedom: int | None, method: str, coun
 
 
 def of_series(values: Sequence[float] | Floats) -> Interval | None:
-    """Where the mean of a series lies whose neighbours resemble each other, as steps of one run do.
+    """Computes the interval of the mean of a series with correlated neighbours, such as the steps of one run.
 
     Batch means (Schmeiser 1982, "Batch size effects in the analysis of simulation output"): the series is cut into
-    equally long batches whose means are then nearly independent, and the interval is t over those. From
-    `MOST_BATCHES` their number is lowered until neighbouring means are no longer correlated (lag 1 below its standard
+    equally long batches. Their means are nearly independent, and the interval is t over those. The number of batches
+    starts at `MOST_BATCHES` and falls until neighbouring means are no longer correlated (lag 1 below its standard
     error) or `LEAST_BATCHES` is reached.
 
     Args:
-        values: The series in order; a remainder that fills no batch is left out at its front.
+        values: The series in order; a remainder that does not fill a batch is left out at its front.
 
     Returns:
         The interval about the mean of all values, None below `LEAST_BATCHES` values.
@@ -244,7 +243,8 @@ def of_series(values: Sequence[float] | Floats) -> Interval | None:
     while count > LEAST_BATCHES and _lag_1(means) > 1 / math.sqrt(count):
         count = max(LEAST_BATCHES, count * 3 // 4)
         means = _batch_means(each, count)
-    # What correlation is left, its bias at small numbers put back (Kendall 1954), widens as in a series of first order.
+    # The remaining correlation, corrected for its bias at small numbers (Kendall 1954), widens the interval as in an
+    # autoregressive series of first order.
     left = min(max((count * _lag_1(means) + 1) / (count - 4), 0.0), MOST_LEFT)
     error = float(means.std(ddof=1)) / math.sqrt(count) * math.sqrt((1 + left) / (1 - left))
     return _interval(mean, error, count - 1, "steps", 1)
@@ -257,14 +257,14 @@ def _batch_means(values: Floats, count: int) -> Floats:
 
 
 def _lag_1(values: Floats) -> float:
-    """Correlation of neighbours; 0 for a series that does not vary."""
+    """Returns the correlation of neighbours; 0 for a constant series."""
     apart = values - values.mean()
     total = float((apart**2).sum())
     return float((apart[1:] * apart[:-1]).sum()) / total if total > 0 else 0.0
 
 
 def t_cumulative(value: float, degrees_of_freedom: int | None) -> float:
-    """P(T <= value) of Student's t, exactly; None degrees are infinitely many, the normal distribution.
+    """Computes P(T <= value) of Student's t, exactly; None degrees of freedom mean the normal distribution.
 
     Finite sums for whole degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3, 26.7.4.
     """
@@ -284,11 +284,11 @@ def t_cumulative(value: float, degrees_of_freedom: int | None) -> float:
 
 @cache
 def t_quantile(degrees_of_freedom: int, *, confidence_frac: float = CONFIDENCE_FRAC) -> float:
-    """What |T| stays below with a probability: 12.706 for one degree of freedom and 0.95.
+    """Returns the two-sided quantile of |T|: 12.706 for one degree of freedom and 0.95.
 
     Args:
         degrees_of_freedom: At least 1.
-        confidence_frac: The probability, both sides together.
+        confidence_frac: The probability that |T| is smaller.
     """
     target, low, high = (1 + confidence_frac) / 2, 0.0, 1.0
     while t_cumulative(high, degrees_of_freedom) < target:

@@ -1,4 +1,4 @@
-"""Objectives and constraints: a small grammar that is parsed, never evaluated as code.
+"""Objectives and constraints: a small grammar, parsed and never evaluated as code.
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`.
 """
@@ -20,7 +20,7 @@ _LONGEST_TEXT: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What the best trial has most, or least, of."""
+    """The metric that is largest, or smallest, in the best trial."""
 
     metric: str
     maximize: bool
@@ -45,21 +45,21 @@ class Constraint:
         return f"{self.metric} {self.operator} {repr(self.factor).removesuffix('.0')}{times}"
 
     def bound(self, metrics: Mapping[str, float]) -> float | None:
-        """The number the metric is held to, None where the limit's metric is absent."""
+        """Computes the number that the metric is held to; None where the limit's metric is absent."""
         if self.limit_metric is None:
             return self.factor
         limit = metrics.get(self.limit_metric)
         return None if limit is None else self.factor * limit
 
     def missing(self, metrics: Mapping[str, float]) -> list[str]:
-        """The metrics it needs that were not measured."""
+        """Lists the metrics that it needs and that were not measured."""
         needed = [self.metric, *([self.limit_metric] if self.limit_metric else [])]
         return [name for name in needed if name not in metrics]
 
     def slack(self, metrics: Mapping[str, float]) -> float | None:
-        """How far the metric is on the allowed side of its bound, in the metric's unit; negative is violated.
+        """Computes the distance of the metric to its bound, in the metric's unit. Negative means violated.
 
-        None where a metric is absent: the constraint is then unknown, neither held nor violated.
+        None where a metric is absent. The constraint is then unknown, neither held nor violated.
         """
         value, bound = metrics.get(self.metric), self.bound(metrics)
         if value is None or bound is None:
@@ -67,7 +67,7 @@ class Constraint:
         return bound - value if self.operator.startswith("<") else value - bound
 
     def holds(self, metrics: Mapping[str, float]) -> bool | None:
-        """Whether the metric is within the bound, None where that is unknown."""
+        """Tells whether the metric is within the bound; None where that is unknown."""
         slack = self.slack(metrics)
         if slack is None:
             return None
@@ -81,33 +81,33 @@ def _metric(name: str, text: str) -> str:
 
 
 def _is_share(metric: str) -> bool:
-    """Whether a metric is a part of a whole; those of excursions and trust compare with something smaller."""
+    """Tells whether a metric is a part of a whole. Fractions of excursions and measurement quality may be above 1."""
     return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "measurement_quality")
 
 
 def parse_objective(text: str) -> Objective:
-    """The objective a text states.
+    """Reads the objective that a text states.
 
     Raises:
-        SpaceError: The text has another form or names an unknown metric.
+        SpaceError: The text has another form, or names an unknown metric.
     """
     match = _OBJECTIVE.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is no objective; write "maximize METRIC" or "minimize METRIC"')
+        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write "maximize METRIC" or "minimize METRIC"')
     return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
 
 
 def parse_constraint(text: str) -> Constraint:
-    """The constraint a text states.
+    """Reads the constraint that a text states.
 
     Raises:
-        SpaceError: The text has another form, names an unknown metric, its number is not finite, or it is a percentage
-            where the metric is a fraction.
+        SpaceError: The text has another form or names an unknown metric. Or its number is not finite, or is a
+            percentage where the metric is a fraction.
     """
     match = _CONSTRAINT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise SpaceError(
-            f'"{text[:_LONGEST_TEXT]}" is no constraint; write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" '
+            f'"{text[:_LONGEST_TEXT]}" is not a constraint; write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" '
             "with OP one of <= < >= >"
         )
     factor = float(match[3])

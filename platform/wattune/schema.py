@@ -1,7 +1,7 @@
-"""The tables wattune writes and the metrics it names: one line a column or metric, a unit on every one.
+"""Tables that wattune writes and metrics that it names: one line for each, with its unit.
 
-Workers and telemetry meet here and nowhere else: both write tables of these schemas on one node clock, and analysis
-joins them. Tables and rules are those of the design's telemetry contract; a failed read is null, never 0.
+Workers and telemetry meet here only: both write tables of these schemas on one clock of the node, and analysis joins
+them. A failed read is null, never 0.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 def _column(name: str, type_: pa.DataType, kind: str = "gauge") -> pa.Field:
-    """A column whose metadata holds the unit its name declares and whether it is a gauge or a cumulative counter."""
+    """Makes a column whose metadata holds its unit, and whether it is a gauge or a cumulative counter."""
     unit = unit_of(name)
     metadata = {"kind": kind} | ({"unit": unit} if unit else {})
     return pa.field(name, type_, metadata=metadata)
@@ -83,7 +83,7 @@ TELEMETRY: Final[dict[str, pa.Schema]] = {
         ]
     ),
 }
-"""Telemetry tables by tier. `ring` is the driver's own power history, the others are what the sampler read."""
+"""Telemetry tables by tier. `ring` is the driver's own power history. The sampler read the others."""
 
 SPANS: Final = pa.schema(
     [
@@ -100,7 +100,7 @@ SPANS: Final = pa.schema(
         _column("end_wall_ns", pa.int64(), "time"),
     ]
 )
-"""When each rank was in which phase of which step; `micro_batch` and `chunk` are null where they do not apply."""
+"""Phases of every rank's steps, with start and end. `micro_batch` and `chunk` are null where they do not apply."""
 
 KERNELS: Final = pa.schema(
     [
@@ -116,28 +116,28 @@ KERNELS: Final = pa.schema(
         _column("end_ns", pa.int64(), "time"),
     ]
 )
-"""What ran on each rank's device in the profiled steps, from the start of its step on; the row named `step` is the step
-itself. Texts are empty where they do not apply: a collective, its process group, the group's ranks, and whether its
-links stay inside a node (`node`) or not (`network`)."""
+"""Kernels on each rank's device in the profiled steps. Times count from the start of the step, and the row named `step`
+is the step itself. `collective`, its process group, the group's ranks and `fabric` are empty where they do not apply.
+`fabric` is `node` where the group's links stay inside a node, else `network`."""
 
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
-"""The phases workers span."""
+"""Phases that workers record as spans."""
 
 THROTTLE_REASON_BITS: Final[dict[str, int]] = {
     "power": 0x4,  # software power cap
     "thermal": 0x20 | 0x40,  # software and hardware thermal slowdown
     "hw": 0x8 | 0x80,  # hardware slowdown, external power brake
 }
-"""Bits of `event_reasons` by cause, as NVML numbers them (nvml.h, nvmlClocksEventReasons; on H200 0x4 was seen)."""
+"""Bits of `event_reasons` by cause, as NVML numbers them (nvml.h, nvmlClocksEventReasons). 0x4 was seen on H200."""
 
 
 def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
-    """A tier's schema with what every stored table says of itself.
+    """Returns a tier's schema with the metadata of stored tables.
 
     Args:
         tier: A key of `TELEMETRY`, or `spans`.
-        backend: What read the sensors.
-        simulated: Whether the values were computed instead of measured.
+        backend: Name of the backend that read the sensors.
+        simulated: True where the values were computed instead of measured.
     """
     base = SPANS if tier == "spans" else TELEMETRY[tier]
     return base.with_metadata(
@@ -152,7 +152,7 @@ def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure a trial's result may hold."""
+    """One figure that a trial's result may hold."""
 
     name: str
     group: str
@@ -161,7 +161,7 @@ class Metric:
 
     @property
     def unit(self) -> str | None:
-        """The unit its name declares."""
+        """The unit that its name declares."""
         return unit_of(self.name)
 
 
@@ -193,6 +193,7 @@ METRICS: Final[dict[str, Metric]] = {
         *_group("thermal", "higher", "thermal_margin_min_c"),
         *_group("utilization", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
         *_group("utilization", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
+        *_group("utilization", "lower", "expert_imbalance_frac"),
         *_group("memory", "lower", "memory_peak_bytes"),
         *_group("memory", "higher", "memory_headroom_frac"),
         *_group("step_breakdown", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
@@ -211,4 +212,4 @@ METRICS: Final[dict[str, Metric]] = {
         ),
     )
 }
-"""Every metric by name, in the order tables list them. `analysis` computes them, nothing else names new ones."""
+"""Every metric by name, in the order of tables. `analysis` computes them; nothing else names new ones."""

@@ -1,4 +1,4 @@
-"""What a trial is and what came of it: one frozen specification in, one frozen result out."""
+"""A trial: one frozen specification, and one frozen result."""
 
 import hashlib
 import json
@@ -22,10 +22,10 @@ FIRST_REFERENCE_REPEAT: Final = 1000
 
 
 def check_trial_id(text: str) -> str:
-    """A text that has the form of a trial's id.
+    """Returns a text that has the form of a trial's id.
 
     Raises:
-        SpaceError: It has another one.
+        SpaceError: It has another form.
     """
     if not re.fullmatch(rf"[0-9a-f]{{{TRIAL_ID_DIGITS}}}", text):
         raise SpaceError(
@@ -35,26 +35,26 @@ def check_trial_id(text: str) -> str:
 
 
 LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
-"""Linear layers of a decoder layer an adapter may stand beside: attention's four, and the feed-forward block's."""
+"""Linear layers that adapters may stand beside: four of attention, and those of the feed-forward block."""
 
 TOKEN_DTYPES: Final = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
-"""Types a token file may hold, in the machine's byte order, and the bytes of one token."""
+"""Types of tokens in a file, in the machine's byte order, and the bytes of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:
-    """A file of token numbers and nothing else, memory-mapped by every rank."""
+    """A file of token numbers alone, memory-mapped by every rank."""
 
     path: str
-    """On every node; a relative one starts in the workers' folder."""
+    """Path on every node. A relative one starts in the workers' folder."""
     dtype: str = "uint16"
     """One of `TOKEN_DTYPES`."""
 
     def problem(self, seq_len: int) -> str | None:
-        """Why no sequence can be taken from it, as far as its size tells; None where one can.
+        """Says why no sequence can be taken from it, judged by its size; None where one can.
 
         Raises:
-            OSError: It cannot be looked at from here.
+            OSError: It cannot be read from here.
         """
         size_bytes, item_bytes = Path(self.path).stat().st_size, TOKEN_DTYPES[self.dtype]
         if size_bytes % item_bytes:
@@ -76,66 +76,90 @@ class Lora:
 
     rank: int
     targets: tuple[str, ...] = ("q", "v")
-    """Names of `LORA_TARGETS`; the paper adapts queries and values."""
+    """Names of `LORA_TARGETS`. The paper adapts queries and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How tokens are sent to experts; `wattune.engines.model.routing` says what each engine then does."""
+
+    by: str
+    """One of `wattune.plan.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
+    by Zipf's law; `learned`: the router chooses, and an auxiliary loss balances it."""
+    skew: float = 0.0
+    """Exponent of Zipf's law where `by` is `skew`: the expert of rank r is sent tokens in proportion to r^-skew."""
+
+    def __str__(self) -> str:
+        """The routing in short, such as `skew 1.2`."""
+        return f"skew {self.skew:g}" if self.by == "skew" else self.by
+
+
+UNCONTROLLED: Final = "uncontrolled"
+"""What the routing of a mixture of experts is called where the workload names none, as before there was a choice: the
+router chooses and nothing balances it, so that the load moves while a trial runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is trained on: sequence length, batch, and the kind of work."""
+    """The kind of work, sequence length and batch."""
 
     mode: str = "pretrain"
-    """`pretrain`: all weights are trained; `lora`: adapters are; `prefill`: prompts run forward, nothing is trained."""
+    """`pretrain` trains all weights, `lora` trains adapters. `prefill` runs prompts forward and trains nothing."""
     seq_len: int
     global_batch_size: int
     tokens: TokenFile | None = None
-    """Where tokens come from; None draws them from the seed."""
+    """Source of tokens; None draws them from the seed."""
     lora: Lora | None = None
-    """What is trained where `mode` is `lora`."""
+    """Adapters that are trained where `mode` is `lora`."""
+    routing: Routing | None = None
+    """How tokens are sent to experts. None for models without experts, and in studies from before there was a choice
+    (`UNCONTROLLED`)."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens processed in one step over all ranks: sequences are whole, none is padded."""
+        """Tokens of one step over all ranks. Sequences are whole, none is padded."""
         return self.seq_len * self.global_batch_size
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Workload":
-        """The workload whose fields are given as plain data; lists become tuples again."""
-        tokens, lora = data.get("tokens"), data.get("lora")
+        """Makes a workload of plain data. Lists become tuples again."""
+        tokens, lora, routing = data.get("tokens"), data.get("lora"), data.get("routing")
         return cls(
             **{
                 **data,
                 "tokens": tokens and TokenFile(**tokens),
                 "lora": lora and Lora(rank=lora["rank"], targets=tuple(lora["targets"])),
+                "routing": routing and Routing(**routing),
             }
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How a trial is measured; not part of what it is."""
+    """Settings of measuring. They are not a part of a trial's identity."""
 
     warmup_steps: int = 5
-    """Least steps before anything counts; warm-up goes on until step time is stable."""
+    """Least steps before anything counts. Warm-up goes on until step time is stable."""
     min_steps: int = 20
     min_seconds: float = 15.0
     repeats: int = 1
     soak_finalists: int = 0
-    """Best trials to run once more at the end, long enough for temperatures to settle."""
+    """Number of best trials to run once more at the end, until temperatures settle."""
     soak_seconds: float = 600.0
-    """Least seconds of a finalist's last run; air-cooled nodes settle in 5 to 15 minutes."""
+    """Least seconds of a finalist's last run. Air-cooled nodes settle in 5 to 15 minutes."""
     timeout_s: float = 1800.0
-    """Longest the workers of a trial may take, from the start of the engine's build."""
+    """Most seconds of a trial's workers, from the start of the engine's build."""
     profile_steps: int | None = None
-    """Steps to run under a profiler after the measured ones, to see where their time goes; None is 2 on GPUs and none
-    on CPUs, where a profiler slows down what it looks at."""
+    """Steps to run under a profiler after the measured ones, to find where time goes. None means 2 on GPUs and 0 on
+    CPUs, where a profiler slows the steps down."""
     stall_s: float = 60.0
-    """Least seconds without a finished step after which a trial counts as hung; longer where its steps are long."""
+    """Least seconds without a finished step until a trial counts as hung. Longer where its steps are long."""
     reference_every: int = 10
-    """On every set of nodes, trials after which one of them is measured again to see drift; 0 is never."""
+    """Trials on a set of nodes until the reference trial is measured again, to see drift. 0 means never."""
     cooldown_temp_c: float | None = None
-    """A trial begins when no device of its nodes is warmer; None is at once."""
+    """A trial begins when no device of its nodes is warmer. None means at once."""
     cooldown_max_s: float = 600.0
-    """Longest to wait for that; the trial then begins all the same, and its result says how warm it was."""
+    """Longest wait for that. Then the trial begins all the same, and its result says how warm it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +185,17 @@ class TrialSpec:
 
     @property
     def label(self) -> str:
-        """The plan in short with the data parallel degree that follows, such as `dp2 tp2 mbs4 zero1`."""
+        """The plan in short, with the data parallel degree that follows, such as `dp2 tp2 mbs4 zero1`."""
         dp = self.plan.dp(self.cluster.world_size)
         return f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `spec.json`, the trial's id beside its content."""
+        """Returns plain data for `spec.json`: the specification and its id."""
         return {"trial_id": self.trial_id, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialSpec":
-        """The specification `to_json` wrote; sequences become tuples again."""
+        """Reads a specification that `to_json` wrote. Sequences become tuples again."""
         plan = dict(data["plan"])
         plan["layout"] = tuple(plan["layout"])
         if not isinstance(plan["rank_order"], str):
@@ -212,7 +236,7 @@ here: a field that is not listed counts only where it differs from its default."
 
 
 def _identity(value: Any) -> Any:
-    """The part of a specification that its id is a hash of, as plain data."""
+    """Returns the part of a specification that its id is a hash of, as plain data."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
     first = next((_FIRST_FIELDS[kind] for kind in type(value).__mro__ if kind in _FIRST_FIELDS), frozenset[str]())
@@ -222,13 +246,13 @@ def _identity(value: Any) -> Any:
 
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
 def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
-    """One object for all trials of a model: ten thousand are read while somebody waits."""
+    """Makes one object for all trials of a model: ten thousand trials are read while a user waits."""
     return ModelSpec(**dict(zip(names, values, strict=True)))
 
 
 @lru_cache(maxsize=64, typed=True)
 def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
-    """One object for all trials of a cluster."""
+    """Makes one object for all trials of a cluster."""
     return ClusterSpec(**dict(zip(names, values, strict=True)))
 
 
@@ -242,40 +266,40 @@ def current_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 QUALITIES: Final = ("invalid", "", "indicative", "publishable")
-"""Qualities of a result from worst to best; empty is one that nobody judged."""
+"""Qualities of a result from worst to best. Empty means that it was not assessed."""
 
 
 class TrialStatus(StrEnum):
-    """How a trial ended."""
+    """The ending of a trial."""
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Never ran: a rule or a hard limit."""
+    """It never ran, by a rule or a hard limit."""
     OUT_OF_MEMORY = "out_of_memory"
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
-    """With the reason, such as `non_finite_loss`."""
+    """It failed. The result has the reason, such as `non_finite_loss`."""
     ABORTED = "aborted"
-    """Stopped at a hard limit."""
+    """It was stopped at a hard limit."""
     INTERRUPTED = "interrupted"
     INVALID = "invalid"
-    """Ran, but the measurement fails quality."""
+    """It ran, but its measurement fails the quality checks."""
 
     @property
     def is_final(self) -> bool:
-        """Whether a resumed study leaves this trial alone."""
+        """True where a resumed study does not run this trial again."""
         return self is not TrialStatus.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What a trial gave. A metric that was not measured is not in `metrics`."""
+    """The result of a trial. A metric that was not measured is not in `metrics`."""
 
     trial_id: str
     repeat: int
     status: TrialStatus
     reason: str = ""
-    """Why, for every status but `completed`."""
+    """Reason of every status but `completed`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Values by the names of `wattune.schema.METRICS`."""
     quality: str = ""
@@ -287,12 +311,12 @@ class TrialResult:
     end_wall_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `result.json`."""
+        """Returns plain data for `result.json`."""
         return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
-        """The result `to_json` wrote, also that of an earlier version."""
+        """Reads a result that `to_json` wrote, in this or an earlier version."""
         tags = data.get("tags", {})
         if isinstance(tags, dict) and not _RENAMED_TAGS.keys().isdisjoint(tags):
             data = {**data, "tags": current_tags(tags)}

@@ -1,7 +1,7 @@
 """Units: conversions at the edges, and the rule that every dimensional name ends in its unit.
 
-Inside wattune quantities are SI (seconds, watts, joules, bytes); megahertz is the one exception, because every
-vendor, datasheet and sensor speaks it. Nanoseconds appear only as integer timestamps and counters.
+Quantities inside wattune are SI: seconds, watts, joules, bytes. Megahertz is the one exception, because every vendor,
+datasheet and sensor uses it. Nanoseconds appear only as integer timestamps and counters.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ NS_PER_S: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
 BYTES_PER_GIB: Final = 1024**3
-"""Bytes in a gibibyte, the unit memory is shown in to people."""
+"""Bytes in a gibibyte, the unit in which memory is shown."""
 
 SUFFIX_UNITS: Final[dict[str, str]] = {
     "_bytes_per_s": "B/s",
@@ -33,7 +33,7 @@ SUFFIX_UNITS: Final[dict[str, str]] = {
     "_frac": "1",
     "_count": "1",
 }
-"""Name suffix to unit, longest suffixes first: the first one that matches wins."""
+"""Units by the suffix of a name, longest suffixes first. The first one that matches wins."""
 
 
 def ns_to_s(duration_ns: float) -> float:
@@ -77,7 +77,7 @@ def kib_to_bytes(size_kib: int) -> int:
 
 
 def unit_of(name: str) -> str | None:
-    """The unit a quantity's name declares by its suffix.
+    """Returns the unit that a name declares by its suffix.
 
     Args:
         name: A column, metric or field name such as ``device_power_mean_w``.
@@ -95,10 +95,10 @@ _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 def format_quantity(name: str, value: float) -> str:
-    """A value as people read it: three or four significant digits, its unit from the name, fractions as percent.
+    """Formats a value for users: three or four significant digits, the unit of its name, fractions as percent.
 
     Args:
-        name: The quantity's name; its suffix decides unit and style.
+        name: The quantity's name. Its suffix decides unit and style.
         value: The value in the name's unit.
 
     Returns:

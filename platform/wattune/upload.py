@@ -1,7 +1,7 @@
-"""Sending a study's results to where they are kept beside the study folder: a tracking store, and storage at a URL.
+"""Sends a study's results to a tracking store and to storage at a URL.
 
-The study folder is the truth and needs neither: what could not be sent waits there, and is sent by the same functions
-later.
+The study folder is the record and needs neither. Results that could not be sent stay there, and the same functions send
+them later.
 """
 
 import functools
@@ -25,16 +25,16 @@ from wattune.trial import TrialResult, TrialSpec
 from wattune.units import NS_PER_S
 
 SendTrial = Callable[[TrialSpec, TrialResult], bool]
-"""Sends one repeat of a trial that is in the study folder, and says whether it was not there yet."""
+"""Sends one repeat of a trial in the study folder; returns true if the destination did not have it yet."""
 
 STOP_WITHIN_S: Final = 300.0
-"""Longest the end of a study waits for what is still to be sent."""
+"""Longest time that the end of a study waits for uploads."""
 
 
 def chart_series(folder: MeasuredFolder) -> Series:
-    """Node power over wall time for a tracking store's charts, by node.
+    """Computes node power over wall time for a tracking store's charts, by node.
 
-    Empty where no device power was recorded, or where the tables are not what analysis takes them for.
+    Empty without recorded device power, or if the tables do not have the expected schema.
     """
     tables, spans = folder.telemetry(), folder.spans()
     aligned = None if schema_problems(tables, spans) else align(tables, spans, folder.manifests())
@@ -47,7 +47,10 @@ def chart_series(folder: MeasuredFolder) -> Series:
 
 
 def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
-    """Sends trials of a study to a tracking store, with the result that is in the folder when it is their turn."""
+    """Returns a function that sends trials of a study to a tracking store.
+
+    It sends the result that is in the folder at that time.
+    """
 
     def send(spec: TrialSpec, result: TrialResult) -> bool:
         folder = study.trial(result.trial_id, result.repeat)
@@ -57,7 +60,7 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
 
 
 def to_storage(study: StudyFolder, remote: RemoteStorage) -> SendTrial:
-    """Sends trials of a study to storage at a URL."""
+    """Returns a function that sends trials of a study to storage at a URL."""
     return lambda _spec, result: remote.send_trial(study.name, study.trial(result.trial_id, result.repeat))
 
 
@@ -66,15 +69,15 @@ def send_all(
     senders: Mapping[str, tuple[SendTrial, Callable[[], object]]],
     on_trial: Callable[[bool], None] | None = None,
 ) -> dict[str, int]:
-    """Sends every finished trial of a study, then what is known of the whole, to each of several places.
+    """Sends every finished trial of a study, then facts of the whole study, to each of several places.
 
     Args:
-        study: What to send.
-        senders: What sends a trial and the study, by a name for the place.
-        on_trial: Told after each trial whether it was sent now.
+        study: The study.
+        senders: A function that sends a trial and one that sends the study, by name of the place.
+        on_trial: Called after each trial, with true if it was sent now.
 
     Returns:
-        How many trials were not there yet, by place.
+        Number of trials that were sent now, by place.
 
     Raises:
         WattuneError: A place cannot be reached or refuses, or a trial cannot be read; all others were sent.
@@ -99,28 +102,28 @@ def send_all(
 
 
 class Uploader:
-    """Sends results beside a running study, from a thread of its own: a slow or dead server never holds a trial up."""
+    """Sends results of a running study from a thread of its own, so that a slow or dead server never delays a trial."""
 
     def __init__(self, name: str, send: SendTrial) -> None:
         """Sends nothing before it is entered.
 
         Args:
-            name: What it sends to, for its thread.
+            name: Name of the destination, for its thread.
             send: Sends one trial.
         """
         self.problem = ""
-        """Why something was not sent; empty when all was."""
+        """Reason of the first failure; empty if everything was sent."""
         self._send = send
         self._queue: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
 
     def __enter__(self) -> Self:
-        """Begins to send."""
+        """Starts to send."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for what is queued."""
+        """Waits for all queued actions."""
         self._stop()
 
     def send(self, spec: TrialSpec, result: TrialResult) -> None:
@@ -128,7 +131,7 @@ class Uploader:
         self.call(lambda: self._send(spec, result))
 
     def call(self, action: Callable[[], object]) -> None:
-        """Queues anything else that is to be sent."""
+        """Queues any other action."""
         self._queue.put(action)
 
     def _stop(self) -> None:
@@ -150,20 +153,20 @@ class Uploader:
         except WattuneError as error:
             self.problem = self.problem or str(error)
         except Exception as error:
-            # One result that cannot be sent, whatever it is about it, must not hold back the others.
+            # A result that cannot be sent, for whatever reason, must not hold back the others.
             self.problem = self.problem or f"{self._thread.name}: {type(error).__name__}: {error}"
 
 
 class Delivery:
-    """Everything a running study is sent to."""
+    """All destinations of a running study."""
 
     def __init__(self, study: StudyFolder, tracker: Tracker, remote: RemoteStorage | None) -> None:
         """Sends nothing before it is entered.
 
         Args:
-            study: What is run.
+            study: The running study.
             tracker: Its tracking store.
-            remote: Storage at a URL, where there is one.
+            remote: Storage at a URL, if there is one.
         """
         self._study, self._tracker, self._remote = study, tracker, remote
         self._tracking = Uploader("tracking", to_tracking(study, tracker))
@@ -172,26 +175,26 @@ class Delivery:
 
     @property
     def tracking_problem(self) -> str:
-        """Why something was not sent to the tracking store; empty when all was."""
+        """Reason of the first failure to send to the tracking store; empty without one."""
         return self._tracking.problem
 
     @property
     def storage_problem(self) -> str:
-        """Why something was not fetched from, or sent to, the storage's URL; empty when all was."""
+        """Reason of the first failure to fetch from or send to the storage's URL; empty without one."""
         return self._fetch_problem or (self._storage.problem if self._storage else "")
 
     def tracking_page(self) -> str:
-        """The study's page in the tracking store's UI, after the UI's own address; empty where it cannot be told."""
+        """Returns the path of the study's page in the tracking store's UI; empty if the store cannot be reached."""
         try:
             return self._tracker.page()
         except TrackingError:
-            return ""  # `tracking_problem` says why
+            return ""  # `tracking_problem` has the reason
 
     def __enter__(self) -> Self:
-        """Fetches finished trials that were sent from elsewhere, and begins to send.
+        """Fetches finished trials that other machines sent, and starts to send.
 
         Raises:
-            SpaceError: The storage holds a study of this name and another space.
+            SpaceError: The storage has a study of this name with another space.
         """
         if self._remote is not None and self._storage is not None:
             try:
@@ -204,7 +207,7 @@ class Delivery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for what is queued."""
+        """Waits for all queued actions."""
         for uploader in filter(None, (self._storage, self._tracking)):
             uploader.__exit__()
 
@@ -214,12 +217,12 @@ class Delivery:
         self.send_again(spec, result)
 
     def send_again(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Queues a result of an earlier run: the storage may not have got it then."""
+        """Queues a result of an earlier run, which the storage may not have."""
         if self._storage is not None:
             self._storage.send(spec, result)
 
     def conclude(self, ranking: Ranking) -> None:
-        """Waits for the queues, then sends what is known of the whole study."""
+        """Sends facts of the whole study after all queued results, and waits for the queues."""
         remote, study = self._remote, self._study
         if remote is not None and self._storage is not None:
             self._storage.call(functools.partial(remote.send_study, study))
@@ -230,10 +233,10 @@ class Delivery:
         self.__exit__()
 
     def _correct(self) -> None:
-        """Sends what the tracking store calls interrupted and the study folder does not.
+        """Sends trials again that are interrupted in the tracking store but final in the study folder.
 
-        A trial may complete in the moment its study is stopped, after the store was told otherwise: in this call, or at
-        the end of an earlier one.
+        A trial may complete while its study is being stopped, after the store was told that it was interrupted: in this
+        call, or at the end of an earlier one.
         """
         send = to_tracking(self._study, self._tracker)
         for trial_id, repeat in self._tracker.interrupted():

@@ -78,6 +78,7 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
         outcome["grad_norms"] = [step.grad_norm for step in steps]
         outcome["spans"] = [astuple(span) for span in steps[-1].spans]
         outcome["memory_peak_bytes"] = engine.memory_peak_bytes()
+        outcome["expert_tokens"] = engine.expert_tokens()
         del steps
     except EngineError as error:
         outcome["error"] = str(error)

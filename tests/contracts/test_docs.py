@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from small_study import make_study
 
 from wattune.cli import app
 from wattune.objective import parse_constraint, parse_objective
@@ -74,3 +75,17 @@ def test_the_readme_lists_every_command_and_its_space_is_one() -> None:
     assert set(re.findall(r"^\| `wattune (\w+)", text, re.MULTILINE)) == VERBS.keys()
     (space,) = [block for kind, block in _FENCE.findall(text) if kind == "yaml"]
     assert parse_space(yaml.safe_load(space)).name == "moe_ep_h200x4"
+
+
+def test_the_readme_s_python_runs_on_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = [block for kind, block in _FENCE.findall((ROOT / "README.md").read_text()) if kind == "python"]
+    assert len(code.strip().splitlines()) <= 12
+    make_study(tmp_path / "wattune-studies", "cpu_smoke")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert said.startswith("tp2 pp2 mbs1 ") and "more tokens a second" in said
+    assert len(names["runs"]) == 3 and {"power_w", "device"} <= set(names["power"].columns)

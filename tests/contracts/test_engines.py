@@ -9,6 +9,7 @@ bf16 each activation is rounded to 2^-9 = 2e-3, averaged over many: 4e-5 on the 
 that is seen, twice as much is allowed.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -30,10 +31,12 @@ from wattune.engines.registry import ENGINES
 from wattune.plan.axes import Plan
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 GROUP_TIMEOUT_S = 600
+NUM_STEPS = 3
+"""As in the worker."""
 WORKLOAD = Workload(seq_len=16, global_batch_size=8)
 
 LLAMA = ModelSpec(
@@ -67,6 +70,8 @@ MIXTRAL = ModelSpec(
 )
 ROOMY = replace(MIXTRAL, name="mixtral", expert_capacity_factor=2.0)
 """Capacity for every token to choose every expert: nothing is dropped, so it trains as without capacity."""
+TIGHT = replace(MIXTRAL, name="mixtral", expert_capacity_factor=1.0)
+"""Capacity for an even share and no more: nothing is dropped where routing is balanced."""
 BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
 GATED = replace(BIASED, name="gated", activation="swiglu")
 
@@ -83,7 +88,9 @@ class Case:
     @property
     def reference(self) -> str:
         """The case on one device it must agree with."""
-        return f"reference-{self.model.name}" + (f"-{self.workload.mode}" if self.workload != WORKLOAD else "")
+        mode, routing = self.workload.mode, self.workload.routing
+        parts = ["reference", self.model.name, mode if mode != WORKLOAD.mode else "", str(routing or "")]
+        return "-".join(part for part in parts if part).replace(" ", "")
 
     def spec(self, engine: str) -> TrialSpec:
         neutral = {"dtype": "fp32", "etp": self.axes.get("tp", 1)}
@@ -104,12 +111,20 @@ def prefill(each: Case) -> Case:
     return replace(each, workload=replace(WORKLOAD, mode="prefill"))
 
 
+def routed(each: Case, by: str, skew: float = 0.0) -> Case:
+    return replace(each, workload=replace(each.workload, routing=Routing(by=by, skew=skew)))
+
+
 DENSE_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 ATTENTION = ("q", "v", "o")
 
 REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED)]
 REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[1], "q", "up"), lora(REFERENCES[2], *ATTENTION)]
 REFERENCES += [prefill(each) for each in REFERENCES[:3]]
+BALANCED, SKEWED, LEARNED = (("balanced",), ("skew", 1.2), ("learned",))
+REFERENCES += [routed(case(MIXTRAL, 1, micro_batch_size=8), *how) for how in (BALANCED, SKEWED, LEARNED)]
+REFERENCES += [routed(lora(case(MIXTRAL, 1, micro_batch_size=8), *ATTENTION), *LEARNED)]
+REFERENCES += [routed(prefill(case(MIXTRAL, 1, micro_batch_size=8)), *SKEWED)]
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 
 PARITY = {
@@ -176,6 +191,20 @@ PARITY = {
     "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
     "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
     "prefill-pp4-one-micro-batch": prefill(case(LLAMA, 4, pp=4, micro_batch_size=8)),
+    "balanced-full": routed(case(MIXTRAL, 1, micro_batch_size=2, recompute="full"), *BALANCED),
+    "balanced-capacity": routed(case(TIGHT, 1, micro_batch_size=2), *BALANCED),
+    "balanced-bf16": routed(case(MIXTRAL, 1, micro_batch_size=4, dtype="bf16"), *BALANCED),
+    "balanced-ep2": routed(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *BALANCED),
+    "skewed-tp2": routed(case(MIXTRAL, 2, tp=2, micro_batch_size=4), *SKEWED),
+    "learned-tp2": routed(case(MIXTRAL, 2, tp=2, micro_batch_size=4), *LEARNED),
+    "skewed-ep2": routed(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *SKEWED),
+    "learned-ep2-full": routed(case(MIXTRAL, 2, ep=2, micro_batch_size=2, recompute="full"), *LEARNED),
+    "learned-pp2": routed(case(MIXTRAL, 2, pp=2, micro_batch_size=2), *LEARNED),
+    "learned-lora-ep2": routed(lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *ATTENTION), *LEARNED),
+    "skewed-prefill-ep2": routed(prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)), *SKEWED),
+    "balanced-ep2-pp2": routed(case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2), *BALANCED),
+    "skewed-ep2-tp2": routed(case(MIXTRAL, 4, ep=2, tp=2, micro_batch_size=2), *SKEWED),
+    "learned-ep2-dp4-zero3": routed(case(MIXTRAL, 4, ep=2, micro_batch_size=2, sharding="zero3"), *LEARNED),
 }
 COMPILED = {
     f"compiled-{name}": replace(PARITY[name], compiler="aot_eager")
@@ -243,6 +272,16 @@ DEEPSPEED = {
         "prefill-ep2",
         "compiled-lora-full",
         "compiled-prefill-accumulation",
+        "balanced-full",
+        "balanced-bf16",
+        "balanced-ep2",
+        "skewed-ep2",
+        "learned-ep2-full",
+        "learned-pp2",
+        "learned-lora-ep2",
+        "skewed-prefill-ep2",
+        "balanced-ep2-pp2",
+        "learned-ep2-dp4-zero3",
     )
 } | {
     "dp2-zero3-full": case(LLAMA, 2, micro_batch_size=2, sharding="zero3", recompute="full", overlap="grad_param"),
@@ -265,6 +304,11 @@ DEEPSPEED = {
     "lora-gpt-pp2-dp2-zero1": lora(case(GPT, 4, pp=2, micro_batch_size=2, sharding="zero1"), "q", "up"),
     "lora-ep2-pp2": lora(case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2), *ATTENTION),
     "compiled-lora-dp2-zero3": replace(lora(case(LLAMA, 2, sharding="zero3")), compiler="aot_eager"),
+    "skewed-ep2-tp2-etp1": routed(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4), *SKEWED),
+    "learned-ep2-tp2-etp1": routed(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4), *LEARNED),
+    "learned-ep2-zero1-bf16": routed(
+        case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero1", dtype="bf16"), *LEARNED
+    ),
     "prefill-gpt-pp2": prefill(case(GPT, 2, pp=2, micro_batch_size=2)),
     "prefill-ep2-bf16": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2, dtype="bf16")),
     "prefill-ep2-zero3": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2, sharding="zero3")),
@@ -371,6 +415,57 @@ def check_training(chosen: Case, reference: dict[str, Any], by_rank: list[dict[s
         assert outcome["losses"] == pytest.approx(reference["losses"], rel=loss_tolerance)
         assert outcome["grad_norms"] == pytest.approx(reference["grad_norms"], rel=norm_tolerance)
         assert (outcome["losses"], outcome["grad_norms"]) == (by_rank[0]["losses"], by_rank[0]["grad_norms"])
+
+
+ROUTED = {
+    engine: {name: each for name, each in cases.items() if each.workload.routing is not None}
+    for engine, cases in PARITY_OF.items()
+}
+
+
+@each_of(ROUTED)
+def test_every_plan_sends_experts_the_same_tokens(engine: str, name: str) -> None:
+    chosen = CASES[engine][name]
+    check_expert_tokens(chosen, outcomes("torch", chosen.reference)[0], outcomes(engine, name))
+
+
+def check_expert_tokens(chosen: Case, reference: dict[str, Any], by_rank: list[dict[str, Any]]) -> None:
+    """Every expert of every layer is sent as many tokens as on one device, and as its routing says."""
+    model, workload = chosen.model, chosen.workload
+    assert workload.routing is not None
+    assigned = NUM_STEPS * workload.tokens_per_step * model.num_experts_per_token
+    by_layer = [
+        [sum(counts) for counts in zip(*layer, strict=True)]
+        for layer in zip(*(outcome["expert_tokens"] for outcome in by_rank), strict=True)
+    ]
+    expected = reference["expert_tokens"]
+    assert all(sum(counts) == assigned for counts in expected)
+    for counts, wanted in zip(by_layer, expected, strict=True):
+        times, rest = divmod(sum(counts), assigned)  # ranks of tensor parallel may each route all tokens
+        assert times in (1, chosen.axes.get("tp", 1)) and rest == 0
+        if chosen.axes.get("dtype") == "bf16" and workload.routing.by == "learned":
+            assert counts == pytest.approx([times * count for count in wanted], rel=0.05)
+        else:
+            assert counts == [times * count for count in wanted]
+    for counts in expected:
+        if workload.routing.by == "balanced":
+            assert len(set(counts)) == 1
+        if workload.routing.by == "skew":
+            shares = [rank**-workload.routing.skew for rank in range(1, model.num_experts + 1)]
+            wanted = [assigned * share / sum(shares) for share in shares]
+            # Sequences of 16 places with a token's rounding in each, in every sequence of every step.
+            assert sorted(counts, reverse=True) == pytest.approx(wanted, abs=NUM_STEPS * workload.global_batch_size)
+    if workload.routing.by == "skew":
+        assert len({tuple(counts) for counts in expected}) > 1, "every layer has a most popular expert of its own"
+
+
+def test_routing_and_its_loss_change_what_is_trained() -> None:
+    """Parity would hold without them too, if they did nothing: each way of routing is another training run."""
+    by_routing = [outcomes("torch", routed(case(MIXTRAL, 1), *how).reference)[0] for how in (BALANCED, SKEWED, LEARNED)]
+    free = outcomes("torch", "reference-mixtral")[0]
+    norms = [outcome["grad_norms"] for outcome in (*by_routing, free)]
+    assert all(abs(a[1] / b[1] - 1) > 1e-4 for a, b in itertools.combinations(norms, 2))
+    assert by_routing[2]["expert_tokens"] != free["expert_tokens"] or by_routing[2]["losses"] != free["losses"]
 
 
 @pytest.mark.parametrize("name", [each.reference for each in REFERENCES])

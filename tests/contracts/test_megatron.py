@@ -36,6 +36,7 @@ def _contract() -> Any:
 contract = _contract()
 case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT, contract.MIXTRAL, contract.BIASED
 GATED, ROOMY, lora, prefill = contract.GATED, contract.ROOMY, contract.lora, contract.prefill
+routed = contract.routed
 DEEP = replace(LLAMA, name="deep", num_layers=6)
 REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8)]
 OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
@@ -61,6 +62,10 @@ IN_CI = {
     "prefill-accumulation": prefill(case(LLAMA, 1, micro_batch_size=2)),
     "prefill-gpt-tp2": prefill(case(GPT, 2, tp=2, micro_batch_size=4)),
     "prefill-pp2-vpp2": prefill(case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2)),
+    "balanced-capacity-tp2-etp1": routed(case(contract.TIGHT, 2, tp=2, etp=1, micro_batch_size=2), *contract.BALANCED),
+    "skewed-ep2-tp2-etp1": routed(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4), *contract.SKEWED),
+    "learned-ep2-tp2-etp1": routed(case(MIXTRAL, 2, ep=2, tp=2, etp=1, micro_batch_size=4), *contract.LEARNED),
+    "learned-ep2-full": routed(case(MIXTRAL, 2, ep=2, micro_batch_size=2, recompute="full"), *contract.LEARNED),
 }
 """Every axis once, where it meets the most of Megatron's code."""
 
@@ -102,6 +107,15 @@ SLOW = {
     "prefill-gpt-pp2": prefill(case(GPT, 2, pp=2, micro_batch_size=2)),
     "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
     "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
+    "balanced-bf16": routed(case(MIXTRAL, 1, micro_batch_size=4, dtype="bf16"), *contract.BALANCED),
+    "balanced-ep2": routed(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *contract.BALANCED),
+    "learned-pp2": routed(case(MIXTRAL, 2, pp=2, micro_batch_size=2), *contract.LEARNED),
+    "learned-lora-ep2": routed(
+        lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *contract.ATTENTION), *contract.LEARNED
+    ),
+    "skewed-prefill-ep2": routed(prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)), *contract.SKEWED),
+    "balanced-ep2-pp2": routed(case(MIXTRAL, 4, ep=2, pp=2, micro_batch_size=2), *contract.BALANCED),
+    "learned-ep2-dp4-zero1": routed(case(MIXTRAL, 4, ep=2, **OVERLAPPED), *contract.LEARNED),
 }
 
 PARITY = IN_CI | SLOW
@@ -156,6 +170,17 @@ each_case = pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=
 def test_every_plan_trains_as_the_torch_engine_on_one_device(name: str) -> None:
     chosen = PARITY[name]
     contract.check_training(chosen, references()[chosen.reference][0], outcomes(name))
+
+
+ROUTED = {name for name, each in PARITY.items() if each.workload.routing is not None}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PARITY if name in ROUTED]
+)
+def test_every_plan_sends_experts_the_same_tokens(name: str) -> None:
+    chosen = PARITY[name]
+    contract.check_expert_tokens(chosen, references()[chosen.reference][0], outcomes(name))
 
 
 @each_case

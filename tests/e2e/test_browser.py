@@ -143,7 +143,7 @@ def test_mlflow_shows_our_metrics_and_parameters_side_by_side(
         page = Tracker(url, study.name).page()
         browser.open("about:blank")
         browser.open(f"{url}/{page}")
-        browser.shows("What the study is after", "Parallel Coordinates", "tp2 pp2 mbs1 #0", within_s=60)
+        browser.shows("Objective and constraints", "Parallel Coordinates", "tp2 pp2 mbs1 #0", within_s=60)
         browser.open("about:blank")
         browser.open(f"{url}/{page.replace('CHART', 'TABLE')}")
         browser.shows("dp4 mbs1 overlap=grad_param #0", "tokens_per_s", within_s=60)

@@ -257,7 +257,7 @@ def test_a_stopped_job_leaves_its_study_in_order_and_the_same_job_goes_on(
         assert "1 skipped, done before: 1 completed" in again.stdout
         assert [one["status"] for one in results(study).values()] == ["completed"] * 2
     else:  # whatever comes next makes the report
-        for verb in (("report", "long"), ("run", project / "search_spaces" / "long.yaml", "--max-trials", "0")):
+        for verb in (("report", "long"), ("run", project / "search_spaces" / "long.yaml", "--max-hours", "0")):
             (study / "report.html").unlink(missing_ok=True)
             made = wattune(*verb, "--storage", storage, timeout_s=120)
             assert made.returncode == 0, made.stdout + made.stderr

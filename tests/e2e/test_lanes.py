@@ -139,7 +139,7 @@ with connect() as cluster, Lanes() as lanes:
     assert "group_lost" not in found["large"]["tags"] and found["profiled"]["tags"]["lane_trial"] > "2"
     assert "the profiled pass failed: out of memory, rank 1 in profile" in found["profiled"]["tags"]["profile"]
     assert "group_lost" not in found["profiled"]["tags"] and found["profiled"]["metrics"]["step_time_s"] > 0
-    assert "ended without a word" in found["killed"]["reason"]
+    assert "ended without reporting" in found["killed"]["reason"]
     assert found["after killed"]["tags"]["lane_trial"] == "1" and "group_restart_s" in found["after killed"]["tags"]
     ranks = json.loads((Path(found["first"]["folder"]) / "ranks.json").read_text())["ranks"]
     assert [(one["rank"], one["device"], one["slot"]) for one in ranks] == [(0, "cpu0", 0), (1, "cpu1", 1)]

@@ -12,6 +12,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from wattune.telemetry.backend import Row
+from wattune.telemetry.nvml.backend import NvmlBackend
+
 SUCCESS, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, GPU_IS_LOST = 0, 3, 6, 7, 15
 U32, U64, S32 = 1, 3, 5
 MEMBERS = {0: "dVal", U32: "uiVal", U64: "ullVal", S32: "siVal"}
@@ -337,3 +340,16 @@ class RunningNvml(FakeNvml):
     @now_ns.setter
     def now_ns(self, value: int) -> None:
         pass
+
+
+def opened(driver: FakeNvml) -> NvmlBackend:
+    return NvmlBackend(driver.clock_ns, driver.wall_ns, driver.sleep)
+
+
+def row(backend: NvmlBackend, tier: str, device: str = "gpu0") -> Row:
+    (only,) = backend.read(device, tier)
+    return only
+
+
+def drain(backend: NvmlBackend) -> list[tuple[int, float]]:
+    return [(int(one["sensor_ns"] or 0), float(one["power_w"] or 0)) for one in backend.read("gpu0", "ring")]

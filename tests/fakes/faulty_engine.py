@@ -30,7 +30,7 @@ class Faulty(TorchEngine):
         self._here, self._fault, self._number = ranks, seed, 0
 
     def step(self) -> StepSpans:
-        """A step, faulty when its turn has come."""
+        """Takes a step; the faulty one fails on rank 1."""
         self._number += 1
         if self._number == FAULTY_STEP and self._here.rank == 1:
             self._fail()

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from wattune import __main__, api
-from wattune.cli import _end_in_order, main
+from wattune.cli import main
+from wattune.cli.shell import end_in_order
 
 SPACE: dict[str, Any] = {
     "study": "tiny",
@@ -129,11 +130,50 @@ def test_plan_as_json_is_one_object_with_every_combination(wattune: Command) -> 
     assert {"config", "rule", "reason"} <= listed["rejected"][0].keys()
 
 
-def test_a_run_of_no_trials_says_what_would_run_and_starts_nothing(wattune: Command) -> None:
+def test_a_dry_run_says_what_would_run_and_writes_nothing(wattune: Command) -> None:
     space = wattune.write(SPACE | {"measure": {"min_seconds": 36, "repeats": 2}})
-    code, out, err = wattune("run", space, "--max-trials", 0, "--json")
+    code, out, err = wattune("run", space, "--dry-run", "--max-trials", 3)
+    assert (code, err) == (0, "")
+    assert "4 trial(s) to run: at least 0.08 device-hours" in out and "at most 3 of them" in out
+    assert out.splitlines()[-1] == "dry run: nothing was started, nothing was written"
+    code, out, err = wattune("run", space, "--dry-run", "--json")
+    assert code == 0 and "4 trial(s) to run" in err
+    said = json.loads(out)
+    assert (said["dry_run"], said["num_trials"], said["num_now"], said["done"]) == (True, 4, 4, {})
+    assert said["device_s"] == 4 * 36 * 2
+    assert not wattune.storage.exists()
+    assert [path.name for path in wattune.folder.iterdir()] == ["space.yaml"]
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_budget_of_no_trials_names_the_dry_run(wattune: Command, number: int) -> None:
+    for more in ([], ["--dry-run"]):
+        code, out, err = wattune("run", wattune.write(SPACE), "--max-trials", number, *more)
+        assert (code, out) == (2, "")
+        assert err == (f"error: --max-trials: got {number}, allowed: 1 or more; --dry-run says what would run\n")
+        assert not wattune.storage.exists()
+
+
+def test_a_dry_run_of_a_study_of_another_space_is_refused_as_the_run_is(wattune: Command) -> None:
+    assert wattune("run", wattune.write(SPACE), "--max-hours", 0)[0] == 0
+    changed = wattune.write(SPACE | {"objective": "minimize energy_per_token_j"})
+    refused = [wattune("run", changed, *more) for more in (["--dry-run"], ["--max-hours", 0])]
+    assert refused[0] == refused[1]
+    code, out, err = refused[0]
+    assert (code, out) == (2, "") and "objective: was maximize tokens_per_s" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["rank"]])
+def test_h_is_help(wattune: Command, arguments: list[str]) -> None:
+    short, long = wattune(*arguments, "-h"), wattune(*arguments, "--help")
+    assert short == long and short[0] == 0 and "Usage" in short[1]
+
+
+def test_a_run_of_no_hours_ranks_what_is_there_and_starts_nothing(wattune: Command) -> None:
+    space = wattune.write(SPACE | {"measure": {"min_seconds": 36, "repeats": 2}})
+    code, out, err = wattune("run", space, "--max-hours", 0, "--json")
     assert code == 0, err
-    assert "4 trial(s) to run: at least 0.08 device-hours" in err and "this call: none of them (--max-trials)" in err
+    assert "4 trial(s) to run: at least 0.08 device-hours" in err and "this call: at most 0 s on the clock" in err
     assert "4 trial(s) are left, the same command goes on" in err
     ended = json.loads(out)
     assert (ended["finished"], ended["ending"], ended["num_left"]) == (False, "budget", 4)
@@ -207,7 +247,7 @@ def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
         return replace(outcome, tracking_problem="no server", storage_problem="no bucket")
 
     monkeypatch.setattr(api, "run_study", run)
-    code, _, err = wattune("run", wattune.write(SPACE), "--max-trials", 0)
+    code, _, err = wattune("run", wattune.write(SPACE), "--max-hours", 0)
     assert code == 1
     assert err.splitlines()[-4:] == [
         "the budget is used; 2 trial(s) are left, the same command goes on with them",
@@ -222,7 +262,7 @@ def test_a_closed_terminal_interrupts_unless_nohup_keeps_it_away(terminal: signa
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, terminal)
-        _end_in_order()
+        end_in_order()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         if terminal is signal.SIG_IGN:

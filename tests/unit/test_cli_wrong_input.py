@@ -52,7 +52,7 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "study_empty": ("study.yaml", "", "holds no search space"),
     "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
     "study_list": ("study.yaml", "- a", "holds no search space"),
-    "study_without_objective": ("study.yaml", "study: x", "give --objective"),
+    "study_without_objective": ("study.yaml", "study: x", "pass --objective"),
     "result_half": ("TRIAL/result.json", '{"metrics": {', "no trial of this version"),
     "result_empty": ("TRIAL/result.json", "{}", "no trial of this version"),
     "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
@@ -122,7 +122,7 @@ def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
     assert f"{lost.path.name}: no trial of this version" in study.report_path.read_text()
     code, out, err = wattune("analyze", lost.path)
     assert code == 0, err
-    assert "memory is not known" in " ".join(out.split()) and "mfu_frac" in out
+    assert "memory is unknown" in " ".join(out.split()) and "mfu_frac" in out
 
 
 def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:
@@ -144,7 +144,10 @@ def test_files_of_somebody_else_are_not_called_another_version(
 
 
 def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Run) -> None:
-    for name, said in (("a" * 5000, "File name too long"), ("~nobody-of-this-machine/x", "home of no user")):
+    for name, said in (
+        ("a" * 5000, "File name too long"),
+        ("~nobody-of-this-machine/x", "in the home of a user"),
+    ):
         code, out, err = wattune("rank", name)
         assert (code, out) == (2, "") and said in err
     (study.path / "trials").rename(study.path / "elsewhere")
@@ -159,12 +162,12 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
 ) -> None:
     occupied, ran = tmp_path / "occupied", tmp_path / "ran"
     occupied.write_text("")
-    monkeypatch.setattr(api, "measure_sensors", lambda *_, **__: ran.touch())
+    monkeypatch.setattr(api.recordings, "measure_sensors", lambda *_, **__: ran.touch())
     space = Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml"
-    rest = {"run": [space, "--max-trials", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
+    rest = {"run": [space, "--max-hours", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
     code, out, err = wattune(verb, "--storage", occupied, *rest)
     assert (code, out) == (2, ""), err
-    assert f"cannot be written: {occupied} is no folder" in err and "give --storage" in err
+    assert f"cannot be written: {occupied} is not a folder" in err and "give --storage" in err
     assert not ran.exists() and occupied.read_text() == ""
 
 

@@ -227,7 +227,7 @@ def test_files_that_are_none_are_named(folder):
 def test_a_folder_of_nothing_and_no_folder(tmp_path):
     with pytest.raises(PlanError, match="neither telemetry nor spans"):
         inspect(tmp_path)
-    with pytest.raises(PlanError, match="is no folder"):
+    with pytest.raises(PlanError, match="is not a folder"):
         inspect(tmp_path / "nowhere")
 
 

@@ -75,10 +75,10 @@ def test_any_text_is_parsed_or_refused_in_words(text):
     [
         ("device_temp_c <= 85", 'unknown metric "device_temp_c"'),
         ("device_temp_max_c <= 2 * device_limit", 'unknown metric "device_limit"'),
-        ("device_temp_max_c == 85", "is no constraint; write"),
-        ("85 >= device_temp_max_c", "is no constraint; write"),
+        ("device_temp_max_c == 85", "is not a constraint; write"),
+        ("85 >= device_temp_max_c", "is not a constraint; write"),
         ("device_temp_max_c <= 1e999", "is not a finite number"),
-        ("device_temp_max_c <= 8٣", "is no constraint"),
+        ("device_temp_max_c <= 8٣", "is not a constraint"),
     ],
 )
 def test_a_constraint_that_cannot_be_used(text, words):

@@ -10,7 +10,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import AXES, Plan
 from wattune.schema import METRICS
-from wattune.trial import TRIAL_ID_DIGITS, Lora, TokenFile, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TRIAL_ID_DIGITS, Lora, Routing, TokenFile, TrialResult, TrialSpec, TrialStatus, Workload
 
 COUNT = st.integers(1, 64)
 SPECS = st.builds(
@@ -31,6 +31,9 @@ SPECS = st.builds(
         seq_len=COUNT,
         global_batch_size=COUNT,
         tokens=st.none() | st.builds(TokenFile, path=st.sampled_from(["a.bin", "b.bin"])),
+        routing=st.none()
+        | st.builds(Routing, by=st.sampled_from(["balanced", "learned"]))
+        | st.builds(Routing, by=st.just("skew"), skew=st.sampled_from([0.5, 1.0])),
         lora=st.none() | st.builds(Lora, rank=COUNT, targets=st.sampled_from([("q",), ("q", "v"), ("v", "q")])),
     ),
     plan=st.builds(
@@ -98,6 +101,24 @@ def test_an_id_is_the_same_in_every_version():
         plan=Plan(tp=2, etp=2),
     )
     assert spec.trial_id == "ba51096b2cd5"
+
+
+def test_trials_from_before_routing_was_chosen_keep_their_ids():
+    """They were measured without any control of it: that is what None says, and no new space asks for it."""
+    spec = TrialSpec(
+        model=MODELS["mixtral_8x7b"],
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(ep=4),
+    )
+    assert spec.trial_id == "a8a58eff3fb7"
+    stored = json.loads(json.dumps(spec.to_json()))
+    del stored["workload"]["routing"]
+    assert TrialSpec.from_json(stored) == spec
+    chosen = [Routing(by="balanced"), Routing(by="learned"), *(Routing(by="skew", skew=s) for s in (0.5, 1.0))]
+    ids = {replace(spec, workload=replace(spec.workload, routing=routing)).trial_id for routing in chosen}
+    assert len(ids) == 4 and spec.trial_id not in ids
 
 
 @given(result=RESULTS)

@@ -1,4 +1,4 @@
-"""What a trial or recording shows beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
+"""Details of a trial or recording beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device, Readings
 
 MOST_LISTED: Final = 1000
-"""Rows of one table that go into JSON; how many there are is said beside."""
+"""Most rows of one table that go into JSON; `num_rows` beside them has the full count."""
 
 _TEXT, _NUMBER = pa.string(), pa.float64()
 
@@ -43,7 +43,7 @@ SLOT_COLUMNS: Final = pa.schema(
 )
 
 NUM_TIMES: Final = 60
-"""Parts of the window a device's temperature is told in."""
+"""Equal parts of the window, each with a device's mean temperature."""
 
 TEMPERATURE_COLUMNS: Final = pa.schema(
     [("node", _TEXT), ("slot", pa.int64()), ("device", _TEXT), ("start_s", _NUMBER), ("temp_mean_c", _NUMBER)]
@@ -62,28 +62,28 @@ THROTTLE_COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """Everything beyond metrics; times are seconds from the window's start, what was not measured is null or absent."""
+    """Everything beyond metrics. Times are seconds from the window's start; unmeasured values are null or absent."""
 
     steps: pa.Table
     """See `wattune.analysis.metrics.phases.step_table`."""
     phases: pa.Table
     """See `wattune.analysis.metrics.phases.phase_table`; empty without spans."""
     slots: pa.Table
-    """One row a device, in order of node and slot, of `SLOT_COLUMNS`: what a heat map shows."""
+    """One row for each device, ordered by node and slot, of `SLOT_COLUMNS`: the cells of a heat map."""
     temperatures: pa.Table
-    """How every device warmed, of `TEMPERATURE_COLUMNS`: its mean in equal parts of the window."""
+    """Every device's mean temperature in equal parts of the window, of `TEMPERATURE_COLUMNS`."""
     excursions: pa.Table
     """Every excursion of every power sensor, of `EXCURSION_COLUMNS`."""
     throttles: pa.Table
-    """Every stretch in which a cause took clock away, of `THROTTLE_COLUMNS`."""
+    """Every stretch in which a cause lowered the clock, of `THROTTLE_COLUMNS`."""
     outliers: tuple[Outlier, ...]
-    """Every device against its peers, the furthest first."""
+    """Every device compared with its peers, the largest deviation first."""
     saturation: tuple[Saturation, ...]
     breakdown: Breakdown | None
     """None without measured steps."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`; of long tables the first rows."""
+        """Plain data, ready for `json.dumps`, with the first `MOST_LISTED` rows of each table."""
         tables = {
             name: getattr(self, name)
             for name in ("steps", "phases", "slots", "temperatures", "excursions", "throttles")
@@ -98,7 +98,7 @@ class Detail:
 
 
 def detail_of(examined: Examined) -> Detail:
-    """The detail of what was examined."""
+    """Returns the detail of an examined trial or recording."""
     aligned = examined.aligned
     phases = phase_table(aligned, examined.powers, examined.ways)
     devices = [_OfDevice.of(examined, device) for device in aligned.devices]
@@ -150,7 +150,7 @@ def _slots(examined: Examined, devices: Sequence["_OfDevice"]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfDevice:
-    """What one device's own readings show."""
+    """Details from the readings of one device."""
 
     node: str
     name: str
@@ -161,7 +161,7 @@ class _OfDevice:
 
     @classmethod
     def of(cls, examined: Examined, device: Device) -> "_OfDevice":
-        """Everything at once: of a long recording, readings do not stay."""
+        """Reads everything in one pass, because the readings of a long recording do not stay in memory."""
         aligned, (node, name) = examined.aligned, device
         slot = aligned.known.get(device, {}).get("slot")
         found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""One trial or recording looked at: what metrics, verdict and detail are made from, computed once."""
+"""Examination of one trial or recording: intermediate results for metrics, verdict and detail, computed once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ from wattune.trial import TrialSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Everything that is known of one trial or recording."""
+    """Intermediate results of one trial or recording."""
 
     spec: TrialSpec | None
     spans: pa.Table | None
     aligned: Aligned
     num_unsteady_steps: int | None
-    """Steps left out in front of the steady state; None where no steady state was found, and none were left out."""
+    """Steps left out before the steady state; None if no steady state was found, in which case none were left out."""
     powers: Powers
     together: Synchronous
     temperatures: Mapping[Device, Temperature]
     throttles: Mapping[Device, Throttle]
     division: Division | None
     profiled: Mapping[str, float]
-    """Share of rank-time by part from a profiled pass, where spans could not tell; empty where there was none."""
+    """Share of rank-time by part from a profiled pass; empty without one, or if spans could divide the steps."""
     profiled_metrics: Mapping[str, float]
     """The same as metrics."""
     ways: Mapping[Device, Segments]
@@ -48,7 +48,7 @@ class Examined:
 
     @property
     def sensed(self) -> DeviceSpec | None:
-        """The device telemetry describes; None for a recording."""
+        """The device that telemetry describes; None for a recording."""
         return None if self.spec is None else self.spec.cluster.sensed_device
 
 
@@ -61,13 +61,13 @@ def examine(
     kernels: pa.Table | None = None,
     window: tuple[int, int] | None = None,
 ) -> Examined | None:
-    """Looks at a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
+    """Examines a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
 
     Steps in front of the steady state (`wattune.analysis.signals.steady_state.steady_from`) are left out, and the
     window begins after them.
 
     Returns:
-        What there is to know, None where neither spans nor `window` give a window.
+        The intermediate results, None where neither spans nor `window` give a window.
     """
     aligned = align(tables, spans, manifests, window=window)
     if aligned is None:
@@ -103,7 +103,7 @@ def examine(
 
 
 def _profiled(kernels: pa.Table | None, spec: TrialSpec | None) -> tuple[dict[str, float], dict[str, float]]:
-    """Parts of a step and shares of it by its kernels: compute whole, communication by axis."""
+    """Returns shares of a step by its kernels, compute as one and communication by axis, and the same as metrics."""
     if kernels is None or spec is None:
         return {}, {}
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
@@ -120,7 +120,7 @@ def _profiled(kernels: pa.Table | None, spec: TrialSpec | None) -> tuple[dict[st
 def clocks_and_temperatures(
     aligned: Aligned, otherwise_mhz: float | None
 ) -> tuple[dict[Device, Temperature], dict[Device, Throttle]]:
-    """Both of every device, each empty unless it can be told of all; readings are gone through once."""
+    """Returns temperature and throttling of every device in one pass; each is empty unless all devices have it."""
     core: dict[Device, Temperature] = {}
     throttles: dict[Device, Throttle] = {}
     for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):

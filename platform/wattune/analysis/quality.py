@@ -1,4 +1,4 @@
-"""Whether a measurement can be trusted: one table of bounds, and a verdict that is a pure function of facts."""
+"""Measurement quality: one table of bounds, and a verdict that is a pure function of facts."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,66 +16,66 @@ VERDICTS: Final = (INVALID, INDICATIVE, PUBLISHABLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a measurement; None where it cannot be told or does not apply."""
+    """Facts about a measurement; None where a fact is unknown or does not apply."""
 
     num_steps: int | None = None
     """Measured steps; None for a recording without spans."""
     num_missing_ranks: int = 0
     """Ranks of the plan without spans of the measured steps."""
     num_missing_devices: int = 0
-    """Devices without any telemetry, where others have some."""
+    """Devices without any telemetry while others have some."""
     num_outside_sensors: int = 0
-    """Power sensors that were read, and not once in the window."""
+    """Power sensors with readings, none of them inside the window."""
     has_power: bool = True
-    """Whether any device's power was read."""
+    """True if the power of any device was read."""
     simulated: bool = False
     replayed: bool = False
-    """Whether readings come from an earlier recording: right, but no new measurement."""
+    """True if readings come from an earlier recording: correct, but not a new measurement."""
     num_stand_ins: int = 0
-    """Power sensors whose finest series covers too little of the window, so that a coarser one is taken."""
+    """Power sensors whose finest series covers too little of the window, so that a coarser one is used."""
     coverage_frac: float | None = None
     largest_gap_s: float | None = None
     energy_error_frac: float | None = None
     energy_checked: bool = True
-    """Whether the integral of power could be held against counters."""
+    """True if the integral of power could be compared with energy counters."""
     rate_frac: float | None = None
     """Achieved over requested sampling rate of the slowest tier."""
     clock_step_s: float | None = None
-    """Largest jump of a node's wall clock during the recording, which the driver's power history is stamped with."""
+    """Largest jump of a node's wall clock during the recording. The driver stamps its power history with that clock."""
     clock_uncertainty_s: float | None = None
-    """How far the worst node's clock may be from where it was measured to be; None on one node."""
+    """Uncertainty of the worst node's clock offset; None on one node."""
     num_other_processes: int | None = None
-    """Processes of others that were on one of the devices from beginning to end."""
+    """Foreign processes on the busiest device that were there from beginning to end."""
     outlier_frac: float | None = None
-    """How far the oddest device is from its peers."""
+    """Largest deviation of a device from its peers."""
     steady: bool = True
-    """Whether steps came to a steady state; true where there are none."""
+    """True if steps reached a steady state, or if there are no steps."""
     step_time_drift_frac: float | None = None
     temperature_rise_c_per_min: float | None = None
     thermal_window_s: float | None = None
-    """The window, where temperatures were read."""
+    """Length of the window; None if no temperatures were read."""
     unexplained_frac: float | None = None
     """`other_frac` of the decomposition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """One reason to trust less. A fact beyond `publishable` makes it indicative, beyond `indicative` invalid."""
+    """One bound on one fact. Beyond `publishable` a measurement is indicative, beyond `indicative` invalid."""
 
     code: str
     fact: str
     """The field of `Facts`."""
     publishable: float
-    """The bound up to which nothing is said."""
+    """The bound up to which the fact lowers nothing."""
     indicative: float | None
-    """The bound up to which the verdict is indicative; None: it is never worse than that."""
+    """The bound up to which the verdict is indicative; None if the verdict is never worse than that."""
     at_least: bool = False
-    """Whether the fact has to reach the bounds, else it must not exceed them."""
+    """True if the fact must reach the bounds, false if it must not exceed them."""
     scope: str = "all"
-    """`all`, or the group of metrics that alone is judged: `thermal` or `step_breakdown`."""
+    """`all`, or the only group of metrics that is assessed by it: `thermal` or `step_breakdown`."""
 
     def verdict(self, facts: Facts) -> str:
-        """What this fact alone allows; a fact that is None allows everything."""
+        """Returns the best verdict this fact allows; an unknown fact allows `publishable`."""
         value = getattr(facts, self.fact)
         if value is None or self._within(float(value), self.publishable):
             return PUBLISHABLE
@@ -120,31 +120,34 @@ THRESHOLDS: Final = (
         code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
     ),
 )
-"""Every bound there is.
+"""Every bound, and its source.
 
-Energy 0.5 % and 5 %, and 0.05 unexplained: the design's. Gaps to 3 s are the widest srt-slurm's publish gate takes,
-half a second is half of a 1 s peak. Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its
-rate, yet no interval above 46 ms, which counts as covered. Outliers: how far sound devices were seen to differ, and
-far beyond it (`wattune.analysis.metrics.outlier`). Clock steps: half a sample of the 20 ms ring. Clocks of several
-nodes: a quarter of the 1 s their power is added up over. Steps: 20 are the default of a study. Temperatures are whole
-degrees: in less than a minute nothing below 1 degree a minute can be told.
+- Energy 0.5 % and 5 %, and 0.05 unexplained: from the design.
+- Gaps: 3 s is the widest gap that srt-slurm's publish gate accepts; 0.5 s is half of a 1 s peak.
+- Coverage: the ring of a switching H200 gives up to 5.5 % fewer samples than its rate. No interval is longer than
+  46 ms, so the window still counts as covered.
+- Outliers: the largest difference seen between sound devices, and far beyond it (`wattune.analysis.metrics.outlier`).
+- Clock steps: half a sample of the 20 ms ring.
+- Clocks of several nodes: a quarter of the 1 s over which their power is added up.
+- Steps: 20 is the default of a study.
+- Temperatures are whole degrees, so a change below 1 degree a minute cannot be seen in less than a minute.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What may be done with a measurement."""
+    """Quality of a measurement, with its reasons."""
 
     quality: str
     """Of the whole."""
     reasons: tuple[str, ...]
-    """Codes of everything short of publishable, groups included, in the table's order."""
+    """Codes of all bounds that were exceeded, those of groups included, in the table's order."""
     groups: dict[str, str]
-    """Groups of metrics that deserve less than the whole, with their own verdict."""
+    """Groups of metrics with a worse verdict than the whole."""
 
 
 def assess_quality(facts: Facts) -> Verdict:
-    """The verdict on a measurement: the worst any fact allows."""
+    """Returns the verdict on a measurement: the worst of what its facts allow."""
     found = [(threshold, threshold.verdict(facts)) for threshold in THRESHOLDS]
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]
     quality = min((v for t, v in short if t.scope == "all"), key=VERDICTS.index, default=PUBLISHABLE)

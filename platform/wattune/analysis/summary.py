@@ -1,4 +1,4 @@
-"""One trial or recording, from spans and readings to metrics and a verdict."""
+"""Summary of one trial or recording: from spans and readings to metrics and a verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,23 +39,23 @@ from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
-"""The one reason that is no threshold: without spans or a stated window nothing was measured."""
+"""The only reason that is not a threshold: without spans or a given window nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a trial or recording gave, and how far to trust it."""
+    """Metrics and quality of a trial or recording."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Finite values by the names of `wattune.schema.METRICS`; what was not measured is not in it."""
+    """Finite values by the names of `wattune.schema.METRICS`; unmeasured metrics are absent."""
     quality: str
     """`publishable`, `indicative` or `invalid`."""
     quality_reasons: tuple[str, ...] = ()
     """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window`."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """How it was measured: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
-    `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, what is wrong with a schema, and
-    `quality_<group>` for a group of metrics (`thermal`, `step_breakdown`) that deserves less trust than the rest."""
+    """Method of the measurement: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
+    `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, schema problems, and `quality_<group>` for a
+    group of metrics (`thermal`, `step_breakdown`) of lower quality than the rest."""
 
 
 def summarize(
@@ -66,17 +66,19 @@ def summarize(
     *,
     kernels: pa.Table | None = None,
     memory_peak_bytes: Sequence[int] = (),
+    expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> Summary:
-    """Every metric that can be told, and a verdict. Pure: the same input gives the same summary.
+    """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
 
     Args:
         spec: What ran; None for a recording, which then has no tokens, MFU, shares of link peaks or decomposition.
         spans: Spans of all ranks, None where there are none.
-        tables: Telemetry by tier, all nodes together; a tier nobody recorded is not in it.
-        manifests: What each node's sampler knew, by node.
-        kernels: What ran in the profiled steps (`wattune.schema.KERNELS`): says where a step goes where spans cannot.
+        tables: Telemetry by tier, all nodes together; a tier that was not recorded is absent.
+        manifests: The manifest of each node's sampler, by node.
+        kernels: Kernels of the profiled steps (`wattune.schema.KERNELS`): they divide a step if its spans cannot.
         memory_peak_bytes: Every rank's highest memory.
+        expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
     """
@@ -87,7 +89,13 @@ def summarize(
     if examined is None:
         return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
     simulated = is_simulated(tables, manifests)
-    return summary_of(examined, manifests, simulated=simulated, memory_peak_bytes=memory_peak_bytes)
+    return summary_of(
+        examined,
+        manifests,
+        simulated=simulated,
+        memory_peak_bytes=memory_peak_bytes,
+        expert_imbalance_frac=expert_imbalance_frac,
+    )
 
 
 def summary_of(
@@ -96,8 +104,9 @@ def summary_of(
     *,
     simulated: bool,
     memory_peak_bytes: Sequence[int] = (),
+    expert_imbalance_frac: float | None = None,
 ) -> Summary:
-    """Metrics and verdict of what was examined; see `summarize` for the arguments."""
+    """Computes metrics and verdict from examined data; see `summarize` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
     sensors = examined.together.sensors
     speed = speed_metrics(aligned, spec)
@@ -116,12 +125,13 @@ def summary_of(
         **throttle_metrics(aligned, examined.throttles),
         **thermal_metrics(aligned, examined.temperatures),
         **use_metrics(aligned, link_peaks(aligned, examined.sensed)),
+        **({} if expert_imbalance_frac is None else {"expert_imbalance_frac": expert_imbalance_frac}),
         **memory_metrics(memory_peak_bytes, None if spec is None else device(spec.cluster.device)),
         **(decompose_metrics(examined.division) or examined.profiled_metrics),
         **_trust_metrics(examined),
     }
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
-    # A reading of infinity or a counter beyond floats ends here instead of in a ranking.
+    # Drops readings of infinity and counters beyond floats here, so that no ranking sees them.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
     verdict = assess_quality(_facts(examined, metrics, manifests, simulated=simulated))
     tags = {
@@ -135,7 +145,7 @@ def summary_of(
 
 
 def is_simulated(tables: Tables, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether any part of the telemetry was computed instead of measured."""
+    """Returns true if any part of the telemetry was simulated instead of measured."""
     return (
         any((table.schema.metadata or {}).get(b"wattune.simulated") == b"true" for table in tables.values())
         or any(manifest.get("simulated") is True for manifest in manifests.values())
@@ -144,7 +154,7 @@ def is_simulated(tables: Tables, manifests: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def read_by(backend: str, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a backend of that name read any device."""
+    """Returns true if a backend of that name read any device."""
     return any(
         facts.get("backend") == backend
         for manifest in manifests.values()
@@ -153,26 +163,26 @@ def read_by(backend: str, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def power_series(aligned: Aligned) -> dict[Device, tuple[Floats, Floats]]:
-    """Each power sensor's samples in the window, for plots: seconds from its start, and watts.
+    """Returns each power sensor's samples in the window, for plots: seconds from its start, and watts.
 
     Args:
         aligned: From `wattune.analysis.signals.align.align`.
 
     Returns:
-        By node and device; devices that share a sensor are there once, undivided.
+        Samples by node and device. Devices that share a sensor appear once, with the undivided power.
     """
     return {trace.devices[0]: (trace.series.time_s, trace.series.value) for trace in powers(aligned).traces}
 
 
 def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, tuple[Floats, Floats]]:
-    """The sum of each node's devices in consecutive windows, for plots: their middles in seconds, and mean watts.
+    """Sums each node's devices in consecutive windows, for plots: middles of windows in seconds, and mean watts.
 
     Args:
         aligned: From `wattune.analysis.signals.align.align`.
         window_s: Length of a window, a multiple of `wattune.analysis.signals.energy_grid.GRID_S`.
 
     Returns:
-        By node; nothing where a sensor does not cover the window.
+        Sums by node; empty if a sensor does not cover the window.
     """
     sums: dict[str, EnergySum] = {}
 
@@ -186,7 +196,7 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
 
 
 def _trust_metrics(examined: Examined) -> dict[str, float]:
-    """How well power was sampled, how far figures scatter, and whether a device stands out.
+    """Computes the metrics of measurement quality: sampling of power, scatter of figures, odd devices.
 
     `sample_coverage_frac`: the worst sensor's share of the window in intervals of at most three of its usual ones, 0
     for a sensor that was never read. `sensor_period_s`: the slowest sensor's period. `energy_integral_error_frac`: see
@@ -220,7 +230,7 @@ def _trust_metrics(examined: Examined) -> dict[str, float]:
 
 
 def _found_tags(examined: Examined) -> dict[str, str]:
-    """What was found that is no number."""
+    """Returns findings that are not numbers, as tags."""
     tags = {}
     if examined.num_unsteady_steps:
         tags["steady_from_step"] = str(examined.num_unsteady_steps)
@@ -273,7 +283,7 @@ def _facts(
 
 
 def _rate_frac(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The worst tier's achieved over requested rate; None where no sampler says."""
+    """Returns achieved over requested rate of the worst tier; None if no sampler reports it."""
     rates = [
         tier["achieved_hz"] / tier["requested_hz"]
         for manifest in manifests.values()
@@ -284,22 +294,22 @@ def _rate_frac(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
 
 
 def _clock_step_s(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The largest jump of any node's wall clock; None where no sampler looked."""
+    """Returns the largest jump of any node's wall clock; None if no sampler checked."""
     looked = [clock["steps"] for manifest in manifests.values() if "steps" in (clock := manifest.get("clock", {}))]
     return max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0) if looked else None
 
 
 def _clock_uncertainty_s(aligned: Aligned, manifests: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The largest of the nodes whose power is summed; None of one node, and where nobody says."""
+    """Returns the largest clock uncertainty of the summed nodes; None for one node, or if no manifest has it."""
     nodes = {node for node, _ in aligned.devices}
     said_ns = [manifests.get(node, {}).get("clock_offset_uncertainty_ns") for node in nodes]
     return max((ns_to_s(one) for one in said_ns if one is not None), default=None) if len(nodes) > 1 else None
 
 
 def _num_other_processes(aligned: Aligned) -> int | None:
-    """Processes on the busiest device from beginning to end; None where no backend can tell.
+    """Counts foreign processes on the busiest device from beginning to end; None if no backend can list them.
 
-    Who came or left in between may be a worker of this trial, or of the one before.
+    A process that came or left in between may be a worker of this trial, or of the one before.
     """
     counts = []
     for known in map(aligned.known.get, aligned.devices):

@@ -1,1 +1,1 @@
-"""Calibration: known loads beside a sampler, and what the sensors made of them."""
+"""Calibration: known loads beside a sampler, and the properties of its sensors that follow."""

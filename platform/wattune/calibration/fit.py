@@ -1,8 +1,8 @@
-"""What sensors can tell, fitted from a recording of loads whose times are known. Pure: tables in, figures out.
+"""Period, delay, window and gain of sensors, fitted to a recording of loads with known times; tables in, figures out.
 
 A power signal is modelled as y(t) = a + b * (mean of u over window_s that ended delay_s before t), u being 1 while the
 load's spans say it works, else 0. All waves share `delay_s` and `window_s`; a and b belong to each wave, since a device
-at its limit gives no two waves the same power. The energy counter is the truth for what a signal adds up to.
+at its limit gives no two waves the same power. The energy counter is the reference for a signal's integral.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ LEAD_S: Final = 0.5
 TAIL_S: Final = 1.9
 ANSWERED_S: Final = 1.2
 """A wave's readings count from `LEAD_S` before its first to `TAIL_S` after its last edge; the slowest signal known (a
-mean of 1 s, refreshed every 0.1 s) has told all of it `ANSWERED_S` after that edge."""
+mean of 1 s, refreshed every 0.1 s) has reported all of it `ANSWERED_S` after that edge."""
 
 LONGEST_S: Final = 2.5
 """Longest window that is looked for. Delays are looked for from `EARLIEST_S` to `LATEST_S`."""
@@ -64,19 +64,19 @@ class Wave:
 
     period_s: float
     start_s: Floats
-    """When work began, on the recording's monotonic clock less its origin."""
+    """Times at which work began, on the recording's monotonic clock less its origin."""
     end_s: Floats
-    """When it ended."""
+    """Times at which it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalFit:
-    """What one power signal is."""
+    """Properties of one power signal."""
 
     sensor_period_s: float
     """Usual time from one new value to the next."""
     delay_s: float
-    """How long after a window ended its mean is told."""
+    """Time from the end of a window to the report of its mean."""
     window_s: float
     """Length of the window it is the mean of."""
     gain_frac: float | None
@@ -87,13 +87,13 @@ class SignalFit:
 
     @property
     def finest_window_s(self) -> float:
-        """The shortest window whose mean the signal tells: two of its periods, and no shorter than its own window."""
+        """Returns the shortest window whose mean the signal resolves: two of its periods, at least its own window."""
         return max(2 * self.sensor_period_s, self.window_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveFit:
-    """What was seen of one wave."""
+    """Figures of one wave."""
 
     period_s: float
     mean_w: float | None
@@ -101,13 +101,13 @@ class WaveFit:
     peaks_w: Mapping[str, float]
     """Highest value by `20ms` (the ring's samples), `100ms` and `1s` (its moving means), `instant`, `average`."""
     under_report_frac: Mapping[str, float]
-    """What each of `peaks_w` is short of the highest of the finest signal."""
+    """Share by which each of `peaks_w` falls short of the highest value of the finest signal."""
     gain_frac: Mapping[str, float]
     """Each signal's integral over the energy counter's rise."""
 
     @property
     def energy_error_frac(self) -> float | None:
-        """How far the ring's integral is from the counter."""
+        """Returns the difference between the ring's integral and the counter, as a share of the counter."""
         return abs(self.gain_frac["ring"] - 1) if "ring" in self.gain_frac else None
 
 
@@ -131,7 +131,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What sampling costs a load: the ratio of its step times, on over off."""
+    """Cost of sampling to a load: the ratio of its step times, on over off."""
 
     ratio: float
     low: float
@@ -174,7 +174,7 @@ def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequ
 
     Args:
         tables: Telemetry by tier (`wattune.schema.TELEMETRY`), from before the first to after the last wave.
-        device: Which device of it.
+        device: The device's name in it.
         spans: The load's.
         plan: See `waves_of`.
 
@@ -202,7 +202,7 @@ def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequ
 
 
 def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> Overhead:
-    """The ratio of mean step times with sampler on and off, and how sure it is.
+    """Computes the ratio of mean step times with sampler on and off, and its interval.
 
     Each pair of neighbouring blocks gives one ratio, so that slow drift (warming) cancels; the estimate is their
     geometric mean and the interval the percentile bootstrap over pairs (Efron and Tibshirani, "An Introduction to the
@@ -232,11 +232,11 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
 
 
 def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], spans: pa.Table) -> float | None:
-    """What a link carries at most in one direction, by the sensor's own counters while a load without pause ran.
+    """Measures the most a link carries in one direction, by the sensor's counters while a load without pause ran.
 
     Args:
         tables: Telemetry by tier.
-        device: Which device of it.
+        device: The device's name in it.
         columns: Cumulative columns of the `counter` tier, one a direction.
         spans: The load's.
 
@@ -272,7 +272,7 @@ def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: st
 
 
 def _changes(time_s: Floats, value: Floats) -> Readings:
-    """When a polled value became what it is: in the middle between the last old and the first new reading.
+    """Dates every change of a polled value: in the middle between the last old and the first new reading.
 
     Where nearly every reading is new the sensor is faster than the polling, and each reading stands for itself.
     """
@@ -283,7 +283,7 @@ def _changes(time_s: Floats, value: Floats) -> Readings:
 
 
 def _period_s(time_s: Floats) -> float:
-    """The usual interval: the mean of those near the median.
+    """Computes the usual interval: the mean of those near the median.
 
     Values that happened to repeat double an interval, and polling rounds each one.
     """
@@ -294,13 +294,13 @@ def _period_s(time_s: Floats) -> float:
 
 
 def _fit_signal(time_s: Floats, value: Floats, waves: Sequence[Wave], counter: Readings, *, polled: bool) -> SignalFit:
-    at_s, told = _changes(time_s, value) if polled else (time_s, value)
+    at_s, reported = _changes(time_s, value) if polled else (time_s, value)
     parts = []
     for wave in waves:
         start_s, end_s = _span(wave)
         inside = (at_s >= start_s) & (at_s <= end_s)
         if inside.sum() > 2:
-            parts.append((wave, at_s[inside], told[inside]))
+            parts.append((wave, at_s[inside], reported[inside]))
     if not parts:
         raise TelemetryError(f"a power signal has {len(at_s)} new values, too few inside any wave; run longer waves")
 
@@ -332,7 +332,7 @@ def _worked(wave: Wave, at_s: Floats, window_s: float) -> Floats:
 
 
 def _residual(share: Floats, watts: Floats) -> float:
-    """What the best straight line through watts over share leaves: a sum of squares."""
+    """Returns the sum of squares that the best straight line through watts over share leaves."""
     share, watts = share - share.mean(), watts - watts.mean()
     power = float(share @ share)
     slope = float(share @ watts) / power if power > 0 else 0.0
@@ -367,7 +367,7 @@ def _energies(wave: Wave, signal: Readings, counter: Readings) -> tuple[float, f
     """A wave's energy by a signal and by the counter, and the time between the two readings of that.
 
     Both readings are made while the device rests, where it matters little how old they are: the last before the wave,
-    and the first after every signal has told the last of it.
+    and the first after every signal has reported the end of it.
 
     Returns:
         Joules, joules, seconds; None where the counter or the signal does not span the wave.
@@ -404,8 +404,8 @@ def _fit_wave(wave: Wave, readings: Mapping[str, Readings], counter: Readings) -
             }
         energies = _energies(wave, (time_s, value), counter)
         if energies is not None:
-            told_j, true_j, duration_s = energies
-            gains[name], mean_w = told_j / true_j, true_j / duration_s
+            signal_j, counter_j, duration_s = energies
+            gains[name], mean_w = signal_j / counter_j, counter_j / duration_s
     reference_w = peaks_w.get("20ms", peaks_w.get("instant"))
     short = {} if reference_w is None else {name: 1 - peak_w / reference_w for name, peak_w in peaks_w.items()}
     return WaveFit(period_s=wave.period_s, mean_w=mean_w, peaks_w=peaks_w, under_report_frac=short, gain_frac=gains)

@@ -1,10 +1,13 @@
-"""Calibration: runs loads of known times beside a sampler, and has telemetry fit what the sensors made of them.
+"""Calibration: runs loads of known times beside a sampler, and fits the sensors' properties to the recordings.
 
-Three parts for each device, some two minutes together. Square waves of several periods, read faster than a study reads:
-what each signal's period, delay, window and gain are. Then a load without pause, beside the sampler a study would run,
-which is paused and resumed in turns: what sampling costs. Copies between host and device without pause: what the link
-between them carries by the device's own counter, which `pcie_of_peak_frac` is a share of. No Ray; loads are processes
-of `wattune.workers.calibration_load`.
+Three parts for each device, some two minutes together:
+
+- square waves of several periods, read faster than a study reads, give each signal's period, delay, window and gain;
+- copies between host and device without pause give the most that their link carries by the device's own counter, of
+  which `pcie_of_peak_frac` is a share;
+- a load without pause, beside the sampler of a study that is paused and resumed in turns, gives the cost of sampling.
+
+No Ray is used; loads are processes of `wattune.workers.calibration_load`.
 """
 
 import contextlib
@@ -50,7 +53,7 @@ SLOW_HZ: Final = 20.0
 reads take some 10 ms each, so they are shared out among devices."""
 
 REST_S: Final = 2.0
-"""What `wattune.workers.calibration_load` leaves idle around each wave."""
+"""Idle time `wattune.workers.calibration_load` leaves around each wave."""
 WARM_S: Final = 3.0
 """Steady load before the first block: the power limit has set in (it acts within 1 s on H200)."""
 SETTLE_S: Final = 0.05
@@ -61,35 +64,35 @@ START_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.5
 
 Listener = Callable[[str, float], None]
-"""Told what is going on and which share of it all is done, in [0, 1], about twice a second."""
+"""Called about twice a second with the part that runs, and the share of everything that is done, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How long to measure what."""
+    """Lengths of the parts of a calibration."""
 
     waves: tuple[tuple[float, int], ...] = ((0.2, 40), (0.5, 16), (1.0, 8), (2.0, 4), (4.0, 3))
     """Period in seconds and number of periods of each wave."""
     copies_s: float = 5.0
-    """How long copies run."""
+    """Length of the copies."""
     num_pairs: int = 16
     """Pairs of blocks, one with and one without sampler."""
     block_s: float = 2.0
 
     @property
     def waves_s(self) -> float:
-        """How long all waves take."""
+        """Returns the length of all waves."""
         return REST_S + sum(period_s * count + REST_S for period_s, count in self.waves)
 
     @property
     def blocks_s(self) -> float:
-        """How long all blocks take."""
+        """Returns the length of all blocks."""
         return 2 * self.num_pairs * self.block_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """One device to calibrate and what with."""
+    """One device to calibrate, and the means to do so."""
 
     backend: str
     info: DeviceInfo
@@ -97,7 +100,7 @@ class _Bench:
     node: str
     folder: Path
     protocol: Protocol
-    tell: Listener
+    report: Listener
 
     @property
     def simulated(self) -> bool:
@@ -116,11 +119,11 @@ def calibrate(
 
     Args:
         backend: `nvml`, or `simulated` for a load on this processor and the sensors of an H200 computed from it.
-        protocol: How long to measure what; None is the default.
-        listener: Told of progress.
+        protocol: Lengths of the parts; None is the default.
+        listener: Called with the progress.
 
     Returns:
-        For each device what `wattune.storage.files.write_calibration` stores.
+        For each device the document that `wattune.storage.files.write_calibration` stores.
 
     Raises:
         TelemetryError: There are no such sensors or devices, the load did not run, or too little was recorded.
@@ -128,14 +131,14 @@ def calibrate(
     infos = find_devices(backend)
     documents = []
     for index, info in enumerate(infos):
-        tell = partial(_tell, listener, info.device, index, len(infos))
+        report = partial(_report, listener, info.device, index, len(infos))
         with tempfile.TemporaryDirectory(prefix="wattune-calibrate-") as folder:
-            bench = _Bench(backend, info, len(infos), platform.node(), Path(folder), protocol or Protocol(), tell)
+            bench = _Bench(backend, info, len(infos), platform.node(), Path(folder), protocol or Protocol(), report)
             documents.append(_calibrate(bench))
     return documents
 
 
-def _tell(listener: Listener, device: str, index: int, num_devices: int, what: str, done_frac: float) -> None:
+def _report(listener: Listener, device: str, index: int, num_devices: int, what: str, done_frac: float) -> None:
     listener(f"{device}: {what}", (index + done_frac) / num_devices)
 
 
@@ -171,7 +174,7 @@ def _calibrate(bench: _Bench) -> dict[str, Any]:
     seen = fit(tables, bench.info.device, spans, bench.protocol.waves)
     pcie_bytes_per_s = None if bench.simulated else _record_copies(bench)
     overhead, cpu_frac = measure_overhead(
-        bench.sampled, bench.info, bench.folder, bench.protocol, simulated=bench.simulated, tell=bench.tell
+        bench.sampled, bench.info, bench.folder, bench.protocol, simulated=bench.simulated, report=bench.report
     )
     return {
         **bench.info.to_json(),
@@ -200,7 +203,7 @@ def _record_waves(bench: _Bench) -> tuple[pa.Table, Mapping[str, pa.Table], dict
         load(bench.info, bench.node, spans_path, waves, simulated=bench.simulated) as process,
     ):
         for elapsed_s in _until_done(process, sampler):
-            bench.tell("square waves", min(elapsed_s / bench.protocol.waves_s, 1.0) / 2)
+            bench.report("square waves", min(elapsed_s / bench.protocol.waves_s, 1.0) / 2)
         _check(process, spans_path)
         time.sleep(LAST_DRAIN_S)
         versions: dict[str, Any] = sampler.stop()["versions"]
@@ -210,14 +213,14 @@ def _record_waves(bench: _Bench) -> tuple[pa.Table, Mapping[str, pa.Table], dict
 
 
 def _record_copies(bench: _Bench) -> float | None:
-    """What PCIe carries in its busier direction at most, bytes a second; None where the device does not count it."""
+    """Measures the most PCIe carries in its busier direction, bytes a second; None where the device counts none."""
     spans_path = bench.folder / "copies.parquet"
     with (
         sampling(bench.folder / "copies", bench.node, bench.sampled, {}) as sampler,
         load(bench.info, bench.node, spans_path, ["--copies", str(bench.protocol.copies_s)]) as process,
     ):
         for _ in _until_done(process, sampler):
-            bench.tell("copies between host and device", 0.5)
+            bench.report("copies between host and device", 0.5)
         _check(process, spans_path)
     tables, _ = read_tables(bench.folder / "copies")
     return fit_link(tables, bench.info.device, ("pcie_tx_bytes", "pcie_rx_bytes"), pq.read_table(spans_path))
@@ -263,20 +266,20 @@ def measure_overhead(
     protocol: Protocol,
     *,
     simulated: bool = False,
-    tell: Listener = lambda _what, _done_frac: None,
+    report: Listener = lambda _what, _done_frac: None,
 ) -> tuple[Overhead, float]:
-    """What a sampler at its default rates costs a steady load, and of one processor.
+    """Measures the cost of a sampler at its default rates to a steady load and of one processor.
 
     The sampler is paused by SIGSTOP in every other block, two blocks a pair, their order reversed from pair to pair. A
     paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison.
 
     Args:
-        backends: What the sampler reads.
+        backends: Names of the backends the sampler reads.
         info: The device that works.
         folder: Where sampler and load may write.
-        protocol: How many blocks, and how long.
+        protocol: Number and length of the blocks.
         simulated: Whether the load runs on the processor.
-        tell: Told of progress, from one half on.
+        report: Called with the progress, from one half on.
 
     Returns:
         The ratio of step times, and the sampler's share of one processor while it was on.
@@ -302,7 +305,7 @@ def measure_overhead(
             start_ns = time.monotonic_ns()
             end_ns = first_ns + s_to_ns((index + 1) * protocol.block_s)
             sampler.renew()
-            tell("cost of sampling", (1 + index / len(order)) / 2)
+            report("cost of sampling", (1 + index / len(order)) / 2)
             time.sleep(max(0.0, (end_ns - start_ns) / NS_PER_S))
             spans_ns.append((start_ns + s_to_ns(SETTLE_S), end_ns))
         cpu_frac = (_cpu_s(pausable) - cpu_s) / (protocol.blocks_s / 2)
@@ -407,5 +410,5 @@ def _check(process: "subprocess.Popen[str]", spans_path: Path) -> None:
 
 def _failed(process: "subprocess.Popen[str]", spans_path: Path) -> TelemetryError:
     words = _log_path(spans_path).read_text(errors="replace").splitlines()[-4:]
-    told = "\n".join(f"  {line}" for line in words) or "  it said nothing"
-    return TelemetryError(f"the load ended with exit code {process.returncode} before it was done:\n{told}")
+    log = "\n".join(f"  {line}" for line in words) or "  it wrote nothing"
+    return TelemetryError(f"the load ended with exit code {process.returncode} before it was done:\n{log}")

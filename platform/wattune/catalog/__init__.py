@@ -1,1 +1,1 @@
-"""What exists: devices and models, each constant with its source."""
+"""Devices and models that exist, each constant with its source."""

@@ -1,4 +1,7 @@
-"""Devices and clusters. A device is what one rank drives; peaks are dense, never the sparse marketing figure."""
+"""Devices and clusters. A device is what one rank drives. Peaks are dense, never the sparse marketing figure.
+
+A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their simulation look it up here.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from wattune.errors import PlanError, closest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One kind of device. A field that is None is unknown there, and what needs it is then absent, never guessed."""
+    """One kind of device. A field that is None is unknown; figures that need it are absent, never guessed."""
 
     name: str
     """Catalog name, as search spaces write it."""
@@ -20,30 +23,30 @@ class DeviceSpec:
     peak_fp32_flop_per_s: float | None
     """Dense fp32 peak of one device, without reduced-precision tricks."""
     memory_bytes: int | None
-    """Memory one rank can address on its device."""
+    """Memory that one rank can address on its device."""
     memory_bandwidth_bytes_per_s: float | None
     """Peak bandwidth of that memory."""
     link_bandwidth_bytes_per_s: float | None
-    """Peak bandwidth to the other devices of the node, one direction, all links of the device together."""
+    """Peak bandwidth to the other devices of the node: one direction, all links of the device together."""
     power_limit_w: float | None
     """Default enforced power limit of one device (a package's limit divided by its devices)."""
     sm_clock_max_mhz: float | None
     """Highest compute clock."""
     temp_slowdown_c: float | None
-    """Core temperature at which the device slows down to protect itself."""
+    """Core temperature from which the device slows down to protect itself."""
     devices_per_package: int = 1
-    """Devices that share one package, and with it one power sensor (MI250: 2)."""
+    """Devices that share one package and its power sensor (MI250: 2)."""
     product_names: tuple[str, ...] = ()
     """Whole names that its driver and its vendor's tools give it. A board of another form factor has another name."""
     ray_accelerator_types: tuple[str, ...] = ()
     """Values of Ray's label `ray.io/accelerator-type` on its nodes. Boards of other form factors may share them."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
-    """Data types training can run in."""
+    """Data types that training can run in; the first is the default."""
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
-        """Dense peak for a data type, None where it is not known."""
+        """Returns the dense peak for a data type; None where it is unknown."""
         return {"bf16": self.peak_bf16_flop_per_s, "fp32": self.peak_fp32_flop_per_s}[dtype]
 
     def is_product(self, name: str) -> bool:
@@ -128,10 +131,10 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
 
 
 def device(name: str) -> DeviceSpec:
-    """The device of that name.
+    """Returns the device of that name.
 
     Raises:
-        PlanError: There is none.
+        PlanError: The catalog has no such device.
     """
     try:
         return DEVICES[name]
@@ -152,29 +155,29 @@ def device_of_accelerator(accelerator_type: str) -> DeviceSpec | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """The machines a trial runs on, and what planning has to know of them without touching them."""
+    """The machines a trial runs on, as far as planning needs to know them."""
 
     device: str
-    """Catalog name of the device every rank drives."""
+    """Catalog name of the device that every rank drives."""
     num_nodes: int = 1
-    """Nodes used."""
+    """Number of nodes that are used."""
     devices_per_node: int
-    """Devices used on each node; one rank a device."""
+    """Devices that are used on each node, one by each rank."""
     simulate_sensors_of: str | None = None
-    """On `cpu`: the device whose sensors the simulated backend computes; None leaves only the host's own."""
+    """On `cpu`: the device whose sensors are simulated. None leaves the host's own sensors only."""
     transformer_engine: bool = False
-    """Whether TransformerEngine is installed on the nodes."""
+    """True where the nodes have TransformerEngine."""
     nvlink_domain_size: int | None = None
-    """Devices joined by the fast fabric; None means the devices of one node."""
+    """Devices that the fast fabric joins; None means the devices of one node."""
 
     @property
     def world_size(self) -> int:
-        """Ranks of a trial on this cluster."""
+        """Number of ranks of a trial on this cluster."""
         return self.num_nodes * self.devices_per_node
 
     @property
     def sensed_device(self) -> DeviceSpec:
-        """The device telemetry describes: the simulated one where sensors are simulated, else the real one."""
+        """The device that telemetry describes: the simulated one where sensors are simulated, else the real one."""
         return device(self.simulate_sensors_of or self.device)
 
     @property
@@ -188,10 +191,10 @@ _CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)", re.
 
 
 def parse_cluster_label(text: str) -> ClusterSpec:
-    """The cluster that `"NODESxDEVICES device"` names, such as `"1x4 h200_sxm"`.
+    """Reads a cluster from a text `"NODESxDEVICES device"`, such as `"1x4 h200_sxm"`.
 
     Raises:
-        PlanError: The text has another form or names an unknown device.
+        PlanError: The text has another form, or names an unknown device.
     """
     match = _CLUSTER_LABEL.fullmatch(text.strip())
     if match is None:

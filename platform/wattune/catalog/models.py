@@ -13,40 +13,40 @@ POSITIONS: Final = ("rope", "learned")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One decoder transformer. Field words are those of Hugging Face configurations."""
+    """One decoder transformer. Its fields have the names of Hugging Face configurations."""
 
     name: str
-    """Catalog name; fields may have been overridden."""
+    """Catalog name, also where other fields are overridden."""
     num_layers: int
     hidden_size: int
     ffn_hidden_size: int
-    """Inner width of the feed-forward block, of one expert where there are experts."""
+    """Inner width of the feed-forward block, or of one expert where there are experts."""
     num_heads: int
     num_kv_heads: int
-    """Key and value heads; fewer than `num_heads` is grouped-query attention."""
+    """Key and value heads. Fewer than `num_heads` means grouped-query attention."""
     vocab_size: int
     num_experts: int = 0
-    """Experts per layer; 0 is a dense model."""
+    """Experts per layer. 0 means a dense model."""
     num_experts_per_token: int = 0
-    """Experts each token is sent to."""
+    """Experts that each token is sent to."""
     expert_capacity_factor: float | None = None
-    """Tokens an expert takes, as a multiple of its even share; the rest is dropped. None is dropless."""
+    """Tokens an expert takes, as a multiple of its even share. The rest is dropped. None means that none is dropped."""
     norm: str = "rmsnorm"
     activation: str = "swiglu"
     positions: str = "rope"
     rope_base: float = 10_000.0
     max_positions: int = 0
-    """Learned positions that exist; 0 with rotary positions."""
+    """Number of learned positions. 0 with rotary positions."""
     bias: bool = False
-    """Whether linear layers (and LayerNorm) carry biases."""
+    """True where linear layers (and LayerNorm) have biases."""
     tied_embeddings: bool = False
-    """Whether the output projection shares the embedding's weight."""
+    """True where the output projection shares the embedding's weight."""
     source: str = ""
-    """Where the numbers come from."""
+    """Origin of the numbers."""
 
     @property
     def is_moe(self) -> bool:
-        """Whether the feed-forward blocks are mixtures of experts."""
+        """True where the feed-forward blocks are mixtures of experts."""
         return self.num_experts > 0
 
     @property
@@ -63,18 +63,18 @@ class ModelSpec:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the token embedding and, where learned, the positions."""
+        """Parameters of the token embedding, and of the positions where they are learned."""
         return (self.vocab_size + (self.max_positions if self.positions == "learned" else 0)) * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, computed from the fields."""
+        """Number of all parameters, computed from the fields."""
         output = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         return self.num_layers * self.layer_parameters + self.embedding_parameters + self._norm_parameters + output
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters one token meets: all of a dense model, the chosen experts of a mixture."""
+        """Parameters that one token meets: all of a dense model, with the chosen experts only of a mixture."""
         if not self.is_moe:
             return self.num_parameters
         idle = self._ffn_parameters(self.num_experts) - self._ffn_parameters(self.num_experts_per_token)
@@ -165,10 +165,10 @@ MODELS: Final[dict[str, ModelSpec]] = {
 
 
 def model(name: str) -> ModelSpec:
-    """The model of that name.
+    """Returns the model of that name.
 
     Raises:
-        PlanError: There is none.
+        PlanError: The catalog has no such model.
     """
     try:
         return MODELS[name]
@@ -181,24 +181,24 @@ STATE_BYTES_PER_PARAMETER: Final = 18
 1910.02054, section 3.1, with the gradient kept in fp32 as Megatron-Core does)."""
 
 STATE_MEMORY_FRAC: Final = 0.6
-"""Share of device memory a slice's training state may fill, so that activations and buffers have room."""
+"""Share of device memory that the training state of a slice may fill. The rest is for activations and buffers."""
 
 
 def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
-    """The deepest slice of a model whose training state fits a smaller cluster.
+    """Cuts a model to the most layers whose training state fits a smaller cluster.
 
-    Only layers are dropped. Widths, heads, experts and vocabulary stay, so every per-layer matrix product, message
-    size and arithmetic intensity is that of the full model; the embedding's share of the step grows.
+    Only layers are dropped. Widths, heads, experts and vocabulary stay. So every matrix product, message size and
+    arithmetic intensity of a layer is that of the full model. The embedding's share of the step grows.
 
     Args:
         full: The published model.
-        cluster: Where the slice is to run; its device's memory must be known.
+        cluster: The cluster of the slice. The memory of its device must be known.
 
     Returns:
         The model with as many layers as fit, a multiple of the world size where that many fit.
 
     Raises:
-        PlanError: The device's memory is unknown, or not one layer fits.
+        PlanError: The device's memory is unknown, or no layer fits.
     """
     memory_bytes = cluster.sensed_device.memory_bytes
     if memory_bytes is None:

@@ -1,4 +1,4 @@
-"""Model FLOPs of a step: what the mathematics needs, whatever the machine computes again, drops or masks out."""
+"""Model FLOPs of a step: those the mathematics needs. What a machine computes again, drops or masks changes nothing."""
 
 from typing import Final
 
@@ -6,19 +6,19 @@ from wattune.catalog.models import ModelSpec
 from wattune.trial import Lora, Workload
 
 TRAINING_PASSES: Final = 3
-"""Forward passes' worth of matrix products in a training step: a backward pass is two, gradients of activations and of
-weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
+"""Matrix products of a training step, in forward passes: a backward pass counts two, one for gradients of activations
+and one for those of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
 
 FROZEN_PASSES: Final = 2
-"""The same for weights that are not trained: gradients of activations only pass through them. Attention's scores and
-values have no weights; both their factors are activations, and they keep their `TRAINING_PASSES` (Dao 2023, arXiv
+"""The same for weights that are not trained: only gradients of activations pass through them. Attention's scores and
+values have no weights. Both their factors are activations, so they keep their `TRAINING_PASSES` (Dao 2023, arXiv
 2307.08691, section 4.1: two products forward, five backward of which one computes the scores again)."""
 
 
 def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Floating-point operations of one token's forward pass, a multiply and an add counted as two.
+    """Counts floating-point operations of one token's forward pass, a multiply and an add as two.
 
-    Matrix products only: 2 per weight the token meets (chosen experts and router in a mixture, output projection
+    Matrix products only: 2 per weight that the token meets (chosen experts and router in a mixture, output projection
     included, embedding look-up not), and 4 h s per layer for scores and values in attention, halved for the causal
     mask. Formula of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B: 6 N + 12 L H Q T per trained token) and
     of Narayanan et al. 2021 (arXiv 2104.04473, equation 3, there 96 B s l h^2 (1 + s/6h + V/16lh) with recomputation),
@@ -35,7 +35,7 @@ def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 def _layers_flop(model: ModelSpec) -> float:
-    """Of all layers' weights, per token forward."""
+    """Counts those of all layers' weights, for one token forward."""
     h = model.hidden_size
     kv = model.num_kv_heads * model.head_size
     projections = 2 * h * h + 2 * h * kv
@@ -47,24 +47,24 @@ def _layers_flop(model: ModelSpec) -> float:
 
 
 def _attention_flop(model: ModelSpec, seq_len: int) -> float:
-    """Of all layers' scores and values under a causal mask, per token forward."""
+    """Counts those of all layers' scores and values under a causal mask, for one token forward."""
     return model.num_layers * 4 * model.hidden_size * seq_len / 2
 
 
 def _head_flop(model: ModelSpec) -> float:
-    """Of the output projection, per position it is asked for."""
+    """Counts those of the output projection, for one position."""
     return 2 * model.hidden_size * model.vocab_size
 
 
 def _adapters_flop(model: ModelSpec, lora: Lora) -> float:
-    """Of low-rank adapters, per token forward: 2 r (inputs + outputs) beside each target."""
+    """Counts those of low-rank adapters, for one token forward: 2 r (inputs + outputs) beside each target."""
     h, kv, inner = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
     widths = {"q": 2 * h, "k": h + kv, "v": h + kv, "o": 2 * h, "gate": h + inner, "up": h + inner, "down": h + inner}
     return model.num_layers * 2 * lora.rank * sum(widths[name] for name in lora.targets)
 
 
 def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Model FLOPs per token when all weights are trained, without recomputation.
+    """Counts model FLOPs per token when all weights are trained, without recomputation.
 
     Args:
         model: The model.
@@ -77,7 +77,7 @@ def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: int) -> float:
-    """Model FLOPs of one optimizer step over the whole global batch when all weights are trained, all ranks together.
+    """Counts model FLOPs of one optimizer step of all ranks over the global batch when all weights are trained.
 
     Returns:
         The count. gpt3_175b, 1,536 sequences of 2,048 tokens: 3.34e18.
@@ -86,14 +86,14 @@ def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: in
 
 
 def workload_flop_per_token(model: ModelSpec, workload: Workload) -> float:
-    """Model FLOPs per token of a workload, without recomputation.
+    """Counts model FLOPs per token of a workload, without recomputation.
 
     - `pretrain`: `model_flop_per_token`.
     - `lora`: `FROZEN_PASSES` of the model's weights and `TRAINING_PASSES` of attention and of the adapters (Hu et al.
-      2021, arXiv 2106.09685, section 4.1: h = W x + B A x). Below the first adapter no gradient is needed; what an
-      implementation saves there (the first layer's inputs) is not taken off.
+      2021, arXiv 2106.09685, section 4.1: h = W x + B A x). Below the first adapter no gradient is needed. What an
+      implementation saves there (the first layer's inputs) is not subtracted.
     - `prefill`: one forward pass of the layers over every token, and the output projection at the last position of
-      each sequence only, which is where the next token is wanted.
+      each sequence only, where the next token is wanted.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Connecting to Ray: a cluster that exists, or one of our own on this machine; and what nodes it has."""
+"""Connects to Ray, on an existing cluster or a new one on this machine, and lists its nodes."""
 
 import os
 import signal
@@ -13,33 +13,32 @@ from typing import Any, Final
 
 import ray
 
-import wattune
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_accelerator, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
 from wattune.orchestrate.node_products import ask_products
 
 NAMESPACE: Final = "wattune"
-"""Ray namespace of every named actor of ours."""
+"""Ray namespace of wattune's named actors."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
 NODE_START_S: Final = 120.0
-"""Longest a node of our own may take to come up."""
+"""Longest a node that wattune starts may take to come up."""
 
 _NODE_LOOK_S: Final = 0.5
 
 KNOCK_S: Final = 2.0
-"""How long a node's raylet has to take a connection: it does so in milliseconds."""
+"""Longest a node's raylet may take to accept a connection; a live one needs milliseconds."""
 
 DEVICE_LABEL: Final = "wattune.io/device"
-"""Ray node label that names a node's devices by their catalog name; it outweighs what Ray detected."""
+"""Ray node label with the catalog name of a node's devices; it overrides what Ray detected."""
 
 PRODUCT_LABEL: Final = "wattune.io/product"
 """Ray node label with the product name of a node's GPUs, its separators as hyphens; without it the node is asked."""
 
 DOMAIN_LABEL: Final = "wattune.io/domain"
-"""Ray node label of nodes that share power or air, such as a rack; without it every host is a domain of its own."""
+"""Ray node label of nodes that share power or air, such as a rack. Without it every host is its own domain."""
 
 _ACCELERATOR_LABEL: Final = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE: Final = "accelerator_type:"
@@ -52,15 +51,15 @@ class Node:
     node_id: str
     """Ray's id."""
     name: str
-    """The name in telemetry, tables and folders: the host's, numbered where two nodes share it."""
+    """The name in telemetry, tables and folders: the host's, numbered if two nodes share a host."""
     address: str
-    """Ray's resource that pins something to the node."""
+    """Ray's resource that pins a task or actor to the node."""
     num_cpus: float
     num_gpus: float
     host: str = ""
-    """Name of the machine; empty is `name`."""
+    """Name of the machine; empty means `name`."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Ray's labels of the node, an accelerator Ray detected among them."""
+    """Ray's labels of the node, including an accelerator that Ray detected."""
     products: tuple[str, ...] = ()
     """Product names of its GPUs, as their driver or `PRODUCT_LABEL` gives them; empty where nobody knows."""
 
@@ -89,11 +88,11 @@ class Node:
 
     @property
     def domain(self) -> str:
-        """The power or thermal domain it stands in: trials of one domain never overlap."""
+        """Its power or thermal domain: trials of one domain never overlap."""
         return self.labels.get(DOMAIN_LABEL) or self.host or self.name
 
     def __str__(self) -> str:
-        """What people need to see why a node fits or not."""
+        """Describes what decides whether the node fits a trial."""
         if not self.num_gpus:
             kind = "" if self.device == "cpu" else f" ({self.device})"
             return f"{self.name}: {self.num_cpus:g} CPU{kind}"
@@ -111,14 +110,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A connection to Ray, and nodes that were alive when it was made: all of them, or those a trial may use."""
+    """A connection to Ray, and nodes alive when it was made: all of them, or those a trial may use."""
 
     nodes: tuple[Node, ...]
     driver_node_id: str
     others: tuple[Node, ...] = ()
-    """The rest of the cluster, where `nodes` is a part."""
+    """The rest of the cluster, if `nodes` is a part of it."""
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """How Ray is set, for every result."""
+    """Ray's settings, kept with every result."""
 
     @property
     def driver_node(self) -> Node:
@@ -131,10 +130,10 @@ class Cluster:
         return replace(self, nodes=tuple(nodes), others=tuple(others))
 
     def fitting(self, spec: ClusterSpec) -> list[Node]:
-        """The nodes that have what a trial wants of one node, by name.
+        """The nodes that fit a trial, by name.
 
-        GPUs are matched by kind, never by number alone. For `cpu` it is the nodes without GPUs; in a cluster where
-        every node has some, their processors do.
+        GPUs are matched by kind, never by number alone. A trial on `cpu` gets nodes without GPUs, or the processors of
+        GPU nodes if the cluster has no others.
         """
         if spec.device == "cpu":
             with_cpus = [
@@ -147,10 +146,10 @@ class Cluster:
         return sorted(able, key=lambda node: node.name)
 
     def resources_per_rank(self, spec: ClusterSpec) -> dict[str, float]:
-        """What Ray reserves for one rank: its device, and a share of the node's processors.
+        """Resources Ray reserves for one rank: its device, and a share of the node's processors.
 
         Raises:
-            EngineError: The cluster does not have the nodes and devices.
+            EngineError: The cluster lacks the nodes or devices.
         """
         fitting = self.fitting(spec)
         if len(fitting) < spec.num_nodes:
@@ -158,12 +157,12 @@ class Cluster:
                 f"{self.missing(spec)}; shrink `cluster` in the space, start the missing nodes, or label nodes of that "
                 f"kind {DEVICE_LABEL}={spec.device}"
             )
-        # Ranks may outnumber processors (a laptop runs four on two); a tenth stays free for Ray's own actors.
+        # Ranks may outnumber processors (a laptop runs four on two). A tenth stays free for Ray's own actors.
         cpus = min(1.0, round(0.9 * min(node.num_cpus for node in fitting) / spec.devices_per_node, 4))
         return {"CPU": cpus} if spec.device == "cpu" else {"CPU": cpus, "GPU": 1.0}
 
     def missing(self, spec: ClusterSpec) -> str:
-        """What a trial wants of the cluster, and what the cluster has."""
+        """Describes the nodes a trial wants and the nodes the cluster has."""
         have = ", ".join(map(str, self.nodes)) or "no node"
         wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
         if names := device(spec.device).product_names:
@@ -176,8 +175,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     """Connects to a Ray cluster, or starts one here, and disconnects at the end.
 
     Args:
-        address: A cluster's address. None is the cluster of the environment (`RAY_ADDRESS`, set inside a Ray job),
-            else a new one on this machine.
+        address: A cluster's address. None means the cluster in `RAY_ADDRESS`, which a Ray job sets, or else a new one
+            on this machine.
 
     Raises:
         EngineError: The cluster cannot be reached or started.
@@ -206,18 +205,18 @@ def _reach(target: str | None) -> None:
                 _start_local(stops)
             else:
                 _join(target)
-    except Exception as error:  # Ray raises bare ones too, as where a busy machine takes 30 s to start its processes
+    except Exception as error:  # Ray raises bare ones too, as when a busy machine takes 30 s to start its processes
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         if target is None:
             raise EngineError(
-                f"no Ray cluster could be started on this machine: {why.rstrip('.')}; see the logs in Ray's session "
-                "folder, and try again where the machine was busy"
+                f"cannot start a Ray cluster on this machine: {why.rstrip('.')}; see the logs in Ray's session folder, "
+                "and try again if the machine was busy"
             ) from error
         raise EngineError(f"the Ray cluster at {target} did not answer: {why}; check the address") from error
 
 
 def _start_local(stops: Sequence[int]) -> None:
-    # Workers of a local cluster inherit the environment; this is how they import what this process imported.
+    # Workers of a local cluster inherit the environment: with it they import the same package as this process.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     with ray_settings.local_cluster(), _patience(stops):
@@ -232,12 +231,12 @@ def _start_local(stops: Sequence[int]) -> None:
 
 @contextmanager
 def _patience(stops: Sequence[int]) -> Iterator[None]:
-    """Has Ray wait `NODE_START_S` for the node it starts: after 30 s, on a busy machine not rare, it gives up.
+    """Makes Ray wait `NODE_START_S` for the node it starts; by itself it waits 30 s, too short on a busy machine.
 
     Args:
-        stops: Signals that came; after one, Ray's own time is enough.
+        stops: Signals that came; after one, Ray's own timeout stands.
     """
-    # Not public; the 30 s are no setting of Ray 2.60.
+    # Not public: Ray 2.60 has no setting for the 30 s.
     find = ray._private.services.get_node
 
     def wait_for(*arguments: Any) -> Any:
@@ -245,7 +244,7 @@ def _patience(stops: Sequence[int]) -> Iterator[None]:
         while True:
             try:
                 return find(*arguments)
-            except RuntimeError:  # it is not there yet
+            except RuntimeError:  # the node is not there yet
                 if stops or time.monotonic() > end_s:
                     raise
                 time.sleep(_NODE_LOOK_S)
@@ -260,7 +259,7 @@ def _patience(stops: Sequence[int]) -> Iterator[None]:
 def _join(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        # Ray itself goes on asking an address nobody answers at for minutes.
+        # Ray itself keeps asking a dead address for minutes.
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     settings = {name: os.environ[name] for name in ray_settings.JOB_SETTINGS}
     ray.init(
@@ -274,11 +273,11 @@ def _join(address: str) -> None:
 
 @contextmanager
 def _callers_signals() -> Iterator[Sequence[int]]:
-    """Keeps a Ctrl-C, SIGTERM or SIGHUP that comes while Ray starts for after it, and the caller's handlers in force.
+    """Delays a Ctrl-C, SIGTERM or SIGHUP until Ray has started, and keeps the caller's handlers.
 
-    Ray leaves processes behind when its start is interrupted. For SIGTERM it sets a handler of its own, which ends the
-    process on the spot: no study would be brought in order, as `ray job stop` and Slurm want it. Where the caller has
-    none, Ray's stays: it ends what Ray started. Yields the signals that came.
+    Ray leaves processes behind if its start is interrupted. For SIGTERM it sets its own handler, which ends the process
+    on the spot: a study could not be brought in order, as `ray job stop` and Slurm expect. If the caller has no handler
+    for SIGTERM, Ray's stays, and ends the processes Ray started. Yields the signals that came.
     """
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
         yield ()
@@ -286,7 +285,7 @@ def _callers_signals() -> Iterator[Sequence[int]]:
     pending: list[int] = []
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
-    # Not public; nothing public keeps Ray 2.60 from setting it.
+    # Not public: Ray 2.60 has no public way to keep it from setting one.
     set_rays = ray._private.utils.set_sigterm_handler
     for number in callers:
         signal.signal(number, lambda number, _frame: pending.append(number))
@@ -296,7 +295,7 @@ def _callers_signals() -> Iterator[Sequence[int]]:
         yield pending
     finally:
         ray._private.utils.set_sigterm_handler = set_rays
-        # Set anew in any case: Ray's C++ part has put one in front that prints stacks.
+        # Set again in any case: Ray's C++ part has put a handler in front that prints stacks.
         for number, handler in callers.items():
             signal.signal(number, handler)
         for came in dict.fromkeys(pending):
@@ -304,11 +303,11 @@ def _callers_signals() -> Iterator[Sequence[int]]:
 
 
 def _package_folder() -> Path:
-    return Path(wattune.__file__).parent
+    return Path(__file__).parents[1]
 
 
 def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
-    """The nodes of the cluster that are alive now; those that are known keep their names."""
+    """The nodes of the cluster that are alive now. Known nodes keep their names."""
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     kept = [node for node in known if node.node_id in alive]
     fresh = [alive[node_id] for node_id in sorted(alive.keys() - {node.node_id for node in kept})]
@@ -326,10 +325,10 @@ def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
 
 
 def has_left(node: Node) -> bool:
-    """Whether a node is dead, also where Ray counts it as alive still.
+    """Returns whether a node is dead, also if Ray still counts it as alive.
 
-    Ray takes seconds to notice a killed node; a trial that loses its workers with it ends sooner. Nobody listens at the
-    port of a raylet that is gone.
+    Ray takes seconds to notice a killed node, and a trial that loses its workers with it ends sooner. A raylet that is
+    gone does not listen at its port any more.
     """
     entry = next((each for each in ray.nodes() if each["NodeID"] == node.node_id and each["Alive"]), None)
     if entry is None:
@@ -348,7 +347,7 @@ def _product_unknown(entry: Mapping[str, Any]) -> bool:
 def _node(entry: Mapping[str, Any], name: str, products: tuple[str, ...]) -> Node:
     labels: dict[str, str] = dict(entry.get("Labels") or {})
     resources: Mapping[str, float] = entry["Resources"]
-    # Where Ray was told of its GPUs by hand it may have set the resource and no label.
+    # If GPUs were given to Ray by hand, it may have set the resource without the label.
     detected = [key.removeprefix(_ACCELERATOR_RESOURCE) for key in resources if key.startswith(_ACCELERATOR_RESOURCE)]
     if detected:
         labels.setdefault(_ACCELERATOR_LABEL, detected[0])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 COOLDOWN_LOOK_S: Final = 2.0
-"""Between two looks at temperatures while a trial waits for its devices to cool."""
+"""Seconds between two readings of temperatures while a trial waits for its devices to cool."""
 
 
 def wait_until_cool(
@@ -19,15 +19,15 @@ def wait_until_cool(
     """Waits until no device is warmer than a temperature.
 
     Args:
-        read_c: Temperatures by device as they are now; empty where no sensor tells.
-        below_c: The temperature.
+        read_c: Reads the temperatures now, by device; empty if no sensor reads them.
+        below_c: The temperature in degrees Celsius.
         max_s: Longest to wait.
-        clock_s: The clock it waits by.
-        sleep: How it waits.
+        clock_s: The clock.
+        sleep: The function that waits.
 
     Returns:
-        Tags for the trial's result: how long was waited, how warm the warmest device was then, and what of it did not
-        work (`too warm`, `no temperature`).
+        Tags for the trial's result: the seconds waited, the temperature of the warmest device then, and what went wrong
+        (`too warm`, `no temperature`).
     """
     begun_s = clock_s()
     while True:

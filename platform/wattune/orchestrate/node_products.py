@@ -14,7 +14,7 @@ from wattune.telemetry.probe import nvidia_products
 _log = logging.getLogger(__name__)
 
 ASK_S: Final = 30.0
-"""Longest the nodes may take to answer: each starts a process for it."""
+"""Longest time for the nodes' answers: each starts a process for it."""
 
 
 def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -29,13 +29,17 @@ def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """
     if not node_ids:
         return {}
+    own_id = ray.get_runtime_context().get_node_id()
+    found: dict[str, tuple[str, ...]] = {}
     task = ray.remote(products_here)
     asked = {}
     for node_id in node_ids:
+        if node_id == own_id:  # Ray would take seconds to start a process for it
+            found[node_id] = products_here()
+            continue
         place = NodeAffinitySchedulingStrategy(node_id, soft=False)
         asked[task.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node_id
-    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S)
-    found: dict[str, tuple[str, ...]] = {}
+    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
     for answer in ready:
         try:
             found[asked[answer]] = ray.get(answer)

@@ -1,7 +1,7 @@
-"""Hard limits while a trial runs: what every node draws at the moment, and whether it is too much.
+"""Hard limits while a trial runs: the present power of every node, compared with the limit.
 
-Real sensors are read through the sampler's files. Simulated ones are computed after a trial from its spans; for a trial
-with a limit its ranks say every second what they did last, and the same function computes what they drew.
+Real sensors are read through the sampler's files. Simulated sensors are computed from spans after a trial. In a trial
+with a limit the ranks send their last spans every second, and the same function computes their power.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,16 +10,22 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.summary import summarize
+from wattune.analysis.metrics.energy import PowerTrace, powers
+from wattune.analysis.signals.align import align
+from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces
+from wattune.analysis.signals.series import Series
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec
 
 NODE_POWER: Final = "node_device_power_w"
 """The limit on the power of a node's devices: their highest mean over 1 s."""
 
+NODE_POWER_PEAK: Final = "node_device_power_peak_1s_w"
+"""The metric that this limit bounds."""
+
 WATCHED_TAG: Final = "limit_looks"
-"""Tag of a result: how often the power of all nodes was known when it was looked at, of how many looks since it was for
-the first time; of all looks where it never was."""
+"""Tag of a result: the number of looks that saw the power of all nodes, and of all looks since the first one that did.
+If none did, all looks are counted."""
 
 
 def node_power_peak_w(
@@ -30,35 +36,44 @@ def node_power_peak_w(
     Args:
         tables: The node's tables by tier.
         node: Its name in them.
-        manifest: What its sampler knows.
+        manifest: The sampler's manifest.
         window: Start and end on the wall clock in nanoseconds.
 
     Returns:
-        Watts; None where the devices' power is not read, or the window is shorter than 1 s.
+        Watts; None if the devices' power is not read, or the window is shorter than 1 s.
     """
-    found = summarize(None, None, tables, {node: manifest}, window=window).metrics
-    return found.get("node_device_power_peak_1s_w")
+    aligned = align(tables, None, {node: manifest}, window=window)
+    if aligned is None:
+        return None
+    total = EnergySum(aligned.duration_s)
+
+    def add(trace: PowerTrace, series: Series) -> None:
+        for _ in total.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
+            pass
+
+    usable = powers(aligned, add).usable
+    return total.energy.peak_w(LONGEST_S) if usable else None
 
 
 def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:
-    """Highest 1 s mean of every node's simulated device power while its ranks did what their spans say.
+    """Computes the highest 1 s mean of every node's simulated device power during some spans.
 
-    Temperatures play no part in the model's power, so that a part of a trial gives the power the whole will.
+    The model's power does not depend on temperatures, so a part of a trial gives the power that the whole will give.
 
     Args:
-        spec: What runs.
-        spans: What each rank did in the last seconds, by rank.
-        seed: The trial's.
+        spec: The trial.
+        spans: The last seconds of each rank, by rank.
+        seed: The trial's seed.
 
     Returns:
-        Watts by node; nothing before every rank has shown a second of its steps.
+        Watts by node; empty until every rank has sent a second of its steps.
     """
     if len(spans) < spec.cluster.world_size:
         return {}
     found = {}
     for node, (tables, manifest) in simulate(spec, pa.concat_tables(spans.values()), seed=seed).items():
         own = [table for table in spans.values() if table["node"][0].as_py() == node]
-        # Before and after that some devices would count as idle of which nothing is known yet.
+        # Outside of it some devices would count as idle although their spans have not arrived yet.
         start_ns = max(pc.min(table["start_wall_ns"]).as_py() for table in own)
         end_ns = min(pc.max(table["end_wall_ns"]).as_py() for table in own)
         power_w = node_power_peak_w(tables, node, manifest, (start_ns, end_ns)) if start_ns < end_ns else None
@@ -68,28 +83,28 @@ def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: i
 
 
 class PowerLimit:
-    """The watch over one trial's hard limit: called again and again while it runs."""
+    """The watch over one trial's hard limit, called again and again while it runs."""
 
     def __init__(self, limit_w: float | None, num_nodes: int, node_power_w: Callable[[], Mapping[str, float]]) -> None:
-        """Has not looked yet.
+        """Starts without a look.
 
         Args:
-            limit_w: Most that the devices of a node may draw over 1 s; None is without bound.
-            num_nodes: How many nodes the trial has.
-            node_power_w: Looks at every node whose power is known.
+            limit_w: Highest power the devices of a node may draw over 1 s; None is unlimited.
+            num_nodes: Number of the trial's nodes.
+            node_power_w: Reads the power of every node where it is known.
         """
         self._limit_w, self._num_nodes, self._node_power_w = limit_w, num_nodes, node_power_w
         self._num_looks = self._num_seeing = self._num_before = 0
 
     def __call__(self) -> str | None:
-        """Looks; says what is wrong where the limit is broken."""
+        """Looks once; returns the reason to stop the trial if it is above its limit."""
         if self._limit_w is None:
             return None
         power_w = self._node_power_w()
         self._num_looks += 1
         if len(power_w) == self._num_nodes:
             self._num_seeing += 1
-        elif not self._num_seeing:  # the workers are not there yet, or have not finished a second of steps
+        elif not self._num_seeing:  # the workers have not started yet, or not finished a second of steps
             self._num_before += 1
         for node, now_w in power_w.items():
             if now_w > self._limit_w:
@@ -101,7 +116,7 @@ class PowerLimit:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What the result says of the watch; nothing where there was no limit."""
+        """Tags of the result about the watch; empty without a limit."""
         if self._limit_w is None:
             return {}
         num_looks = self._num_looks - (self._num_before if self._num_seeing else 0)

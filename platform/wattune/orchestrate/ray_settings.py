@@ -1,7 +1,7 @@
-"""What Ray does besides running our work, set where Ray allows it and recorded with every result.
+"""Settings of Ray's side activities, made where Ray allows it and recorded with every result.
 
-Ray's dashboard agent reads every GPU through NVML each five seconds, as a sampler does; Ray reports its use to its
-makers; and it listens on all interfaces. `docs/security.md` has the list of ports and how they were seen.
+Ray's dashboard agent reads every GPU through NVML every five seconds, as a sampler does. Ray reports its use to its
+makers, and it listens on all interfaces. `docs/security.md` lists the ports and how they were found.
 """
 
 import os
@@ -17,66 +17,70 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
-"""How often Ray's agent on a node reads its GPUs; read by `ray.dashboard.modules.reporter.reporter_consts` of 2.60."""
+"""Variable with the milliseconds between readings of a node's GPUs by Ray's agent.
+
+`ray.dashboard.modules.reporter.reporter_consts` of Ray 2.60 reads it.
+"""
 
 RAYS_POLL_INTERVAL_MS: Final = 5000
-"""Its default there."""
+"""Ray's default for it."""
 
 ANSWER_WITHIN_S: Final = 60.0
-"""Longest a node may take to say how it is set."""
+"""Longest a node may take to report its settings."""
 
 JOB_SETTINGS: Final = {
-    # A placement group that cannot be satisfied, as when a node has just left, is retried for ever by default.
+    # By default Ray retries for ever a placement group that cannot be satisfied, as when a node has just left.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
-    # Result files are the study folder's business.
+    # The study folder holds the results.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    # Progress is shown by whoever listens to the study.
+    # The listeners of the study show its progress.
     "RAY_AIR_NEW_OUTPUT": "0",
-    # Ctrl-C is ours: the study folder is brought in order before Ray goes.
+    # wattune handles Ctrl-C: it brings the study folder in order before Ray ends.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Ray Train gives all workers of a node CUDA_VISIBLE_DEVICES of all its devices, and Ray each worker one device in
     # HIP_VISIBLE_DEVICES: together they name devices that are not there (ray#49260). HIP honours the former alone.
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
 }
-"""Environment of the study's driver and of every worker; what the user has set stands."""
+"""Environment of the study's driver and of every worker; a variable that the user has set stays."""
 
 _LOCAL_SETTINGS: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # One reader of the GPUs is enough; the first reading, at the start, cannot be had without.
+    # One reader of the GPUs is enough. Ray's first reading, at the start, cannot be turned off.
     POLL_VARIABLE: "3600000",
 }
-"""Environment of a cluster of our own; what the user has set stands."""
+"""Environment of a cluster that wattune starts; a variable that the user has set stays."""
 
 
 def apply(settings: Mapping[str, str]) -> None:
-    """Puts settings into this process's environment, where the user has not."""
+    """Puts settings into this process's environment, unless the user has set them."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
 def local_cluster() -> Iterator[None]:
-    """Makes a cluster that is started inside it quiet, closed to others, and reachable on loopback only."""
+    """Makes a cluster that starts inside it quiet, closed to others, and reachable on loopback only."""
     apply(_LOCAL_SETTINGS)
     if "RAY_AUTH_MODE" not in os.environ:
-        # A token of our own: without one Ray writes its token to the home folder, which turns authentication on for
-        # every later `ray start` there, and open mode would let anyone who reaches the ports run code.
+        # Without a token of wattune's, Ray writes one to the home folder, which turns authentication on for every later
+        # `ray start` there. Open mode would let anyone who reaches the ports run code.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # Ray read both when it was imported; what makes it read them again is not public (as of 2.60).
+        # Ray read both when it was imported. The calls that make it read them again are not public (as of 2.60).
         Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
     if sys.platform == "linux":
-        # Gloo would listen on the interface of the host's name.
+        # Else Gloo listens on the interface of the host's name.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
     if name in os.environ:
         yield
         return
-    # How Ray keeps to 127.0.0.1 on macOS and Windows. The variable is for its processes; this one has read it already.
+    # Ray keeps to 127.0.0.1 this way on macOS and Windows. The variable is for its processes; this process has read it
+    # already, so the constant is set too.
     before = ray_constants.ENABLE_RAY_CLUSTER
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
@@ -87,11 +91,11 @@ def local_cluster() -> Iterator[None]:
 
 
 def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
-    """How Ray is set, as tags of every result.
+    """Collects Ray's settings as tags of every result.
 
     Args:
         node_ids: Ray's ids of the cluster's nodes.
-        ours: Whether the cluster is one of our own, whose settings are this process's; others are asked.
+        ours: Whether wattune started the cluster, which then has this process's settings; else every node is asked.
     """
     found = [_node_settings()] if ours else _ask(node_ids)
     intervals_s = [int(one["poll_ms"]) / 1000 for one in found]
@@ -109,7 +113,7 @@ def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
 
 
 def _node_settings() -> dict[str, str]:
-    """How the node this runs on is set; its processes have the environment its Ray was started with."""
+    """Settings of the node this runs on. Its processes have the environment its Ray was started with."""
     from ray._common.usage.usage_lib import usage_stats_enabled
 
     return {
@@ -132,7 +136,7 @@ def _ask(node_ids: Sequence[str]) -> list[dict[str, str]]:
     for one in ready:
         try:
             answers.append(ray.get(one))
-        except ray.exceptions.RayError:  # a node that has just died says nothing of the others
+        except ray.exceptions.RayError:  # a node that has just died does not cost the others their answers
             continue
     return answers
 
@@ -145,6 +149,6 @@ def _auth_mode() -> str:
 
 
 def _dashboard() -> str:
-    """Where Ray's dashboard listens; `off` where there is none."""
+    """Address of Ray's dashboard; `off` if there is none."""
     context: Any = ray._private.worker.global_worker.node
     return str(getattr(context, "webui_url", "") or "off")

@@ -1,7 +1,7 @@
-"""A study on Ray Tune: the ledger proposes, Tune starts trials, lanes of warm workers run them.
+"""A study on Ray Tune: the controller chooses trials, Tune starts them, lanes of warm workers run them.
 
-Tune is kept thin on purpose. Its trainable runs one trial and reports nothing but that it is done; results travel
-through the study folder, so a study continues from its folder whatever became of Tune. Tune's own restore is not used.
+Tune does little on purpose. Its trainable runs one trial and reports only that it is done. Results travel through the
+study folder, so a study continues from its folder whatever happened to Tune. Tune's own restore is not used.
 """
 
 import logging
@@ -34,31 +34,31 @@ from wattune.trial import TrialResult, TrialSpec, TrialStatus
 _log = logging.getLogger(__name__)
 
 _DONE_METRIC: Final = "done_trials"
-"""The only thing the trainable reports; Tune insists on a metric."""
+"""The only metric the trainable reports; Tune needs one."""
 
 _ASK_S: Final = 1.0
-"""How old what is known of running trials may be."""
+"""Longest time that known progress of running trials is used."""
 
 _TEMPERATURES_S: Final = 30.0
-"""Longest a node may take to say how warm it is."""
+"""Longest a node may take to report its temperatures."""
 
 
-def run_study(study: StudyFolder, ledger: StudyController, run: StudyRun, cluster: Cluster) -> Ending:
-    """Runs what a study's ledger proposes, and leaves every result in the study's folder.
+def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cluster: Cluster) -> Ending:
+    """Runs the trials that a study's controller starts, and leaves every result in the study's folder.
 
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
 
     Args:
         study: The study's folder; trials finished there are not run again.
-        ledger: Says what runs where, and keeps what came of it.
-        run: How to run it.
-        cluster: Where to run it.
+        controller: Starts trials and keeps their results.
+        run: Settings of the study.
+        cluster: The nodes.
 
     Returns:
-        Why it ended.
+        The reason it ended.
 
     Raises:
-        EngineError: The cluster ended under the study; what was finished is in the folder.
+        EngineError: The cluster ended before the study; finished trials are in the folder.
     """
     _quiet_ray()
     with (
@@ -66,13 +66,13 @@ def run_study(study: StudyFolder, ledger: StudyController, run: StudyRun, cluste
         tempfile.TemporaryDirectory(prefix="wattune-tune-", ignore_cleanup_errors=True) as scratch,
     ):
         alive = _Alive(cluster, lanes)
-        ledger.open(cluster, alive, alive.has_left)
+        controller.open(cluster, alive, alive.has_left)
         trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=_LedgerSearcher(ledger, _Dispatcher(study, run, cluster, lanes)),
-                num_samples=-1,  # until the ledger says it is finished; how many at once is the ledger's, too
+                search_alg=_StudySearcher(controller, _Dispatcher(study, run, cluster, lanes)),
+                num_samples=-1,  # the controller decides when the study ends and how many trials run at once
                 metric=_DONE_METRIC,
                 mode="max",
                 reuse_actors=True,
@@ -82,23 +82,23 @@ def run_study(study: StudyFolder, ledger: StudyController, run: StudyRun, cluste
         try:
             tuner.fit()
         except KeyboardInterrupt:
-            ledger.interrupt()
+            controller.interrupt()
         except (TuneError, RayError, ConnectionError) as error:
             raise EngineError(
-                f"the study was cut short: {_cause(error)}; what was finished is in {study.path}, the same command "
-                "continues"
+                f"the study was cut short: {_cause(error)}; finished trials are in {study.path}; run the same command "
+                "to continue"
             ) from error
-    assert ledger.ending is not None, "Tune goes on until the ledger says why it ends"
-    return ledger.ending
+    assert controller.ending is not None, "Tune goes on until the controller has an ending"
+    return controller.ending
 
 
 def require_libraries(specs: Iterable[TrialSpec], cluster: Cluster) -> None:
-    """Looks for what trials need to be installed, before the first one fails for good without it.
+    """Checks that the libraries of trials are installed, before the first one fails for good without them.
 
-    Only where they can run on no other node than this one; the workers of other nodes say it themselves.
+    It checks trials that can only run on this node. On other nodes their workers check it.
 
     Raises:
-        EngineError: An engine's library is not there.
+        EngineError: An engine's library is not installed.
     """
     for spec in {(spec.engine, spec.cluster): spec for spec in specs}.values():
         if [node.node_id for node in cluster.fitting(spec.cluster)] == [cluster.driver_node_id]:
@@ -106,36 +106,36 @@ def require_libraries(specs: Iterable[TrialSpec], cluster: Cluster) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """Why Ray gave up, in one line; of what a trial's own process raised, Tune gives the whole traceback."""
+    """Finds the one line that says why Ray gave up; for an error of a trial's process Tune gives a whole traceback."""
     said = str(error).strip() or type(error).__name__
     return (said.splitlines()[-1] if said.startswith("Traceback") else " ".join(said.split()))[:300]
 
 
 def _quiet_ray() -> None:
-    """Keeps Ray from printing stacks of drivers and logs of nodes that died: the ledger says what became of trials."""
+    """Keeps Ray from printing stacks of drivers and logs of dead nodes: the controller reports how trials ended."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
 
     def to_log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
         _log.info("%s", "\n".join(map(str, data.get("lines", ()))))
 
-    # Not public; nothing public keeps these messages, which Ray 2.60 writes to standard output, from it.
+    # Not public: Ray 2.60 writes these messages to standard output and has no public switch for them.
     ray._private.worker.print_to_stdstream = to_log
 
 
 def _here(node: Node) -> tune.PlacementGroupFactory:
-    """Pins the drivers of trials to the node of the study's folder; they need next to nothing of it."""
+    """Pins the drivers of trials to the node of the study's folder, of whose resources they need almost nothing."""
     return tune.PlacementGroupFactory([{node.address: 0.001}], bundle_label_selector=[{"ray.io/node-id": node.node_id}])
 
 
 class _Alive:
-    """The nodes that are alive whenever it is called; lanes on those that left are forgotten."""
+    """Returns the nodes that are alive whenever it is called, and ends lanes on nodes that left."""
 
     def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
         self._nodes, self._lanes = list(cluster.nodes), lanes
         self._missed: set[str] = set()
 
     def has_left(self, node: Node) -> bool:
-        """Whether a node is gone, of which nothing is expected from then on until it answers again."""
+        """Returns whether a node is gone. It then counts as dead until it answers again."""
         if has_left(node):
             self._missed.add(node.node_id)
             return True
@@ -156,29 +156,30 @@ class _Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What Tune hands to the trainable: one trial, and where it runs."""
+    """Tune's configuration for the trainable: one trial and its nodes."""
 
     request: TrialRequest
     cluster: Cluster
 
     def __repr__(self) -> str:
-        """Short: Tune makes names of it."""
+        """Returns the folder's name; Tune makes names of it."""
         return self.request.folder.name
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "_Work":
-        """Itself: Tune copies every configuration, and nothing in this one changes."""
+        """Returns itself: Tune copies every configuration, and this one never changes."""
         return self
 
 
 def _trainable(config: dict[str, Any], *, lanes: Lanes) -> None:
-    """What Tune runs: one repeat of one trial."""
+    """Runs one repeat of one trial for Tune."""
     work: _Work = config["work"]
     try:
         _run(work, lanes)
-    except (RayError, ConnectionError):  # the cluster's: the ledger looks whether it is the node, and repeats the trial
+    except (RayError, ConnectionError):
+        # An error of the cluster: the controller checks whether a node died, and then repeats the trial.
         TrialFolder(work.request.folder).write_error(traceback.format_exc())
         raise
-    except Exception as error:  # not the trial's fault, but its result is where people look
+    except Exception as error:  # not the trial's fault, but people look for it in its result
         _note_failure(work, error)
     tune.report({_DONE_METRIC: 1})
 
@@ -194,7 +195,7 @@ def _run(work: _Work, lanes: Lanes) -> None:
 
 
 def _note_failure(work: _Work, error: Exception) -> None:
-    """Stores a trial that an error of this program ended, with the error's stack beside it."""
+    """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
     request, now_ns = work.request, time.time_ns()
     folder = TrialFolder(request.folder)
     folder.write_error("".join(traceback.format_exception(error)))
@@ -213,11 +214,11 @@ def _note_failure(work: _Work, error: Exception) -> None:
 
 
 def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:
-    """How warm every device of a trial's nodes is; empty where one of them does not say."""
+    """Temperature of every device of a trial's nodes; empty if one node does not report them."""
     backends = sensor_backends(work.request.spec)
     nodes = work.cluster.nodes
     try:
-        # The lanes' actors, not ones of our own: an actor ends with the handle of whoever made it.
+        # The lanes' actors, not new ones: an actor ends with the handle of its maker.
         asked = [actor.temperatures_c.remote() for actor in lanes.telemetry_actors(nodes, backends)]
         told: list[Mapping[str, float]] = ray.get(asked, timeout=_TEMPERATURES_S)
     except (RayError, GetTimeoutError, TelemetryError):
@@ -230,34 +231,34 @@ def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:
 
 
 class _Dispatcher:
-    """Makes of a turn what Tune hands to the trainable, and asks how far it is."""
+    """Makes Tune's configuration of a trial, and asks for its progress."""
 
     def __init__(self, study: StudyFolder, run: StudyRun, cluster: Cluster, lanes: Lanes) -> None:
         self._study, self._run, self._cluster, self._lanes = study, run, cluster, lanes
         self._asked_s = -_ASK_S
         self._progress: Mapping[str, TrialProgress] = {}
 
-    def work(self, ticket: RunningTrial) -> _Work:
-        """A turn as Tune hands it to the trainable, on its nodes alone."""
-        turn = ticket.turn
+    def work(self, running: RunningTrial) -> _Work:
+        """Tune's configuration of a trial, with its own nodes only."""
+        queued = running.queued
         request = TrialRequest(
-            spec=turn.spec,
-            repeat=turn.repeat,
-            measure=turn.measure,
+            spec=queued.spec,
+            repeat=queued.repeat,
+            measure=queued.measure,
             seed=self._run.seed,
-            folder=self._study.trial(turn.trial_id, turn.repeat).path,
+            folder=self._study.trial(queued.trial_id, queued.repeat).path,
             limits=self._run.limits,
-            tags={**self._cluster.tags, **ticket.tags},
+            tags={**self._cluster.tags, **running.tags},
             isolation=self._run.isolation,
         )
-        return _Work(request=request, cluster=self._cluster.only(ticket.nodes))
+        return _Work(request=request, cluster=self._cluster.only(running.nodes))
 
-    def asks_progress(self, ticket: RunningTrial) -> Callable[[], TrialProgress | None]:
-        """What asks the workers of a turn how far they are."""
-        name = self._study.trial(ticket.turn.trial_id, ticket.turn.repeat).path.name
+    def asks_progress(self, running: RunningTrial) -> Callable[[], TrialProgress | None]:
+        """Returns a function that asks the workers of a trial for their progress."""
+        name = self._study.trial(running.queued.trial_id, running.queued.repeat).path.name
 
         def ask() -> TrialProgress | None:
-            if time.monotonic() - self._asked_s >= _ASK_S:  # one answer tells of all trials
+            if time.monotonic() - self._asked_s >= _ASK_S:  # one answer has the progress of all trials
                 self._progress = self._lanes.progress()
                 self._asked_s = time.monotonic()
             return self._progress.get(name)
@@ -265,18 +266,18 @@ class _Dispatcher:
         return ask
 
 
-class _LedgerSearcher(Searcher):  # type: ignore[misc]
-    """Tune's view of the ledger. Nothing of a trial raises here: an exception in a callback would end the study."""
+class _StudySearcher(Searcher):  # type: ignore[misc]
+    """Tune's view of the controller. A trial's failure raises nothing here: that would end the study."""
 
-    def __init__(self, ledger: StudyController, dispatcher: _Dispatcher) -> None:
+    def __init__(self, controller: StudyController, dispatcher: _Dispatcher) -> None:
         super().__init__(metric=_DONE_METRIC, mode="max")
-        self._ledger, self._dispatcher = ledger, dispatcher
+        self._controller, self._dispatcher = controller, dispatcher
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        ticket = self._ledger.next(trial_id, self._dispatcher.asks_progress)
-        if ticket is not None:
-            return {"work": self._dispatcher.work(ticket)}
-        return str(Searcher.FINISHED) if self._ledger.ending is not None else None
+        running = self._controller.next(trial_id, self._dispatcher.asks_progress)
+        if running is not None:
+            return {"work": self._dispatcher.work(running)}
+        return str(Searcher.FINISHED) if self._controller.ending is not None else None
 
     def on_trial_complete(
         self,
@@ -284,14 +285,14 @@ class _LedgerSearcher(Searcher):  # type: ignore[misc]
         result: dict[str, Any] | None = None,  # noqa: ARG002 - the study folder has it
         error: bool = False,
     ) -> None:
-        self._ledger.finish(trial_id, error=error)
+        self._controller.finish(trial_id, error=error)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its arguments for a restore that is not used; the ledger stays with this process."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_ledger", "_dispatcher")}
+        """Leaves the controller out: Tune pickles its arguments for a restore that is not used."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_controller", "_dispatcher")}
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: the study folder has it."""
+        """Saves nothing: the study folder has everything."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore: the study folder has it."""
+        """Restores nothing: the study folder has everything."""

@@ -1,10 +1,10 @@
-"""One trial: telemetry on, a lane's workers train, telemetry off, analyse, result into the study folder."""
+"""One trial: telemetry on, a lane's workers train, telemetry off, analysis, result into the study folder."""
 
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.orchestrate.trial_result import trial_result
+from wattune.orchestrate.trial_result import EndedTrial, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
@@ -38,31 +38,43 @@ class TrialRequest:
     limits: Mapping[str, float]
     """Hard limits of the study."""
     tags: Mapping[str, str]
-    """Facts of the study's environment to keep with the result."""
+    """Facts of the study's environment, kept with the result."""
     isolation: str = "warm"
-    """`warm`: on workers that ran other trials before; `fresh`: on new ones, which end with it."""
+    """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
 
     @property
     def storage(self) -> Path:
-        """The folder the study is kept in: `<storage>/<study>/trials/<trial>`."""
+        """The storage folder in `<storage>/<study>/trials/<trial>`."""
         return self.folder.parents[2]
 
     @property
     def key(self) -> str:
-        """A name for this attempt that no other study on the machine shares."""
+        """A name for the trial that no other study on the machine uses."""
         place = zlib.crc32(str(self.folder.parent.parent).encode())
         return f"{self.folder.parent.parent.name}-{place:08x}-{self.folder.name}"
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A trial on its way: the parts of it that exist so far, also after an error."""
+
+    nodes: Cluster
+    assignment: Assignment | None = None
+    telemetry: TrialTelemetry | None = None
+    answer: Answer = field(default_factory=Answer)
+    recorded: Sequence[NodeTelemetry] = ()
+    limit: PowerLimit | None = None
 
 
 def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = None) -> TrialResult:
     """Runs one repeat of one trial and leaves its result in the study folder.
 
-    Whatever goes wrong with the trial is its status; only errors of this program are raised.
+    A failure of the trial becomes its status. Only errors of this program are raised.
 
     Args:
         request: The trial.
-        cluster: Where; the first of its nodes that have what the trial wants are used.
-        lanes: The study's warm workers; without, the trial has workers of its own.
+        cluster: The nodes. The first that fit the trial are used.
+        lanes: The study's warm workers; None gives the trial workers of its own.
     """
     start_wall_ns = time.time_ns()
     folder, spec = TrialFolder(request.folder), request.spec
@@ -70,48 +82,55 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
     tags = dict(request.tags) | {"isolation": request.isolation if lanes is not None else "fresh"}
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
-        recorded: Sequence[NodeTelemetry] = ()
-        used, assignment, limit, telemetry, answer = cluster, None, None, None, Answer()
-        try:
-            resources = cluster.resources_per_rank(spec.cluster)
-            used = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
-            if any(node.node_id == cluster.driver_node_id for node in used.nodes):
-                check_libraries(spec)  # before workers start; on other nodes they say it themselves
-            with sampling(request.key, spec, used, workers) as telemetry:
-                assignment = _assignment(request, used, resources, telemetry)
-                limit = _limit(request, telemetry, workers)
-                answer = workers.run(assignment, limit)
-                telemetry.places = answer.places
-            recorded = telemetry.recorded
-            if telemetry.lost:
-                answer = replace(answer, failure="; ".join(filter(None, (answer.failure, *telemetry.lost))))
-        except (EngineError, TelemetryError) as error:
-            answer = Answer(failure=cause(error), interrupted=answer.interrupted)
-        spans = _write_measurements(request, folder, answer, recorded)
-        tags |= _lane_tags(used, answer) | (limit.tags if limit is not None else {})
-        result = trial_result(
-            spec,
-            request.repeat,
-            folder,
-            answer,
-            spans,
+        attempt = _Attempt(nodes=cluster)
+        _measure(request, attempt, workers)
+        spans = _write_measurements(request, folder, attempt.answer, attempt.recorded)
+        tags |= _lane_tags(attempt.nodes, attempt.answer) | (attempt.limit.tags if attempt.limit is not None else {})
+        ended = EndedTrial(
+            spec=spec,
+            repeat=request.repeat,
+            answer=attempt.answer,
             limits=request.limits,
             tags=tags,
             start_wall_ns=start_wall_ns,
         )
-        if assignment is not None and (lost := workers.settle(assignment)):
+        result = trial_result(ended, folder, spans)
+        if attempt.assignment is not None and (lost := workers.settle(attempt.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
         conclude(folder, replace(result, end_wall_ns=time.time_ns()))
-        if telemetry is not None:
-            forget(request.key, telemetry)
+        if attempt.telemetry is not None:
+            forget(request.key, attempt.telemetry)
     return result
 
 
-def conclude(folder: TrialFolder, result: TrialResult) -> None:
-    """Writes what came of a trial, unless its study was stopped meanwhile and it did not complete all the same.
+def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
+    """Runs the trial on workers with telemetry around it; an error of either becomes the answer's failure."""
+    spec, cluster = request.spec, attempt.nodes
+    try:
+        resources = cluster.resources_per_rank(spec.cluster)
+        attempt.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
+        if any(node.node_id == cluster.driver_node_id for node in attempt.nodes.nodes):
+            check_libraries(spec)  # before workers start; on other nodes the workers check it
+        with sampling(request.key, spec, attempt.nodes, workers) as telemetry:
+            attempt.telemetry = telemetry
+            attempt.assignment = _assignment(request, attempt.nodes, resources, telemetry)
+            attempt.limit = _limit(request, telemetry, workers)
+            attempt.answer = workers.run(attempt.assignment, attempt.limit)
+            telemetry.places = attempt.answer.places
+        attempt.recorded = telemetry.recorded
+        if telemetry.lost:
+            failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))
+            attempt.answer = replace(attempt.answer, failure=failure)
+    except (EngineError, TelemetryError) as error:
+        attempt.answer = Answer(failure=cause(error), interrupted=attempt.answer.interrupted)
 
-    A result that is there already is the ledger's: it spans what runs before anything is taken away from it, so a
-    failure after that is the stop's. As a failure it would be final, and the trial would not be run again.
+
+def conclude(folder: TrialFolder, result: TrialResult) -> None:
+    """Writes a trial's result; if its study was stopped meanwhile, only a completed one.
+
+    A result that is there already is the controller's. It marks a trial as interrupted before it takes its workers
+    away, so a failure after that comes from the stop. Stored as a failure it would be final, and the trial would not be
+    run again.
     """
     if result.status is TrialStatus.COMPLETED:
         folder.write_result(result)
@@ -137,7 +156,7 @@ def _assignment(
 
 
 def _limit(request: TrialRequest, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLimit:
-    """What watches the trial's hard limit."""
+    """Makes the watch over the trial's hard limit."""
     spec = request.spec
 
     def simulated() -> Mapping[str, float]:
@@ -159,7 +178,7 @@ def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
 def _write_measurements(
     request: TrialRequest, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
 ) -> pa.Table | None:
-    """Brings spans and telemetry into the study folder; simulated sensors are computed here, from the spans."""
+    """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
     spec = request.spec
     tables = [outcome.spans for outcome in answer.outcomes if outcome.spans is not None and outcome.spans.num_rows]
     spans = pa.concat_tables(tables).unify_dictionaries() if tables else None
@@ -168,7 +187,7 @@ def _write_measurements(
         folder.write_ranks([place.to_json() for place in answer.places])
     folder.write_stacks(answer.stacks)
     kernels = [outcome.kernels for outcome in answer.outcomes if outcome.kernels is not None]
-    if len(kernels) == spec.cluster.world_size:  # who waited for whom is told from all ranks only
+    if len(kernels) == spec.cluster.world_size:  # all ranks are needed to see who waited for whom
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
     if spans is not None:
         folder.write_spans(spans)

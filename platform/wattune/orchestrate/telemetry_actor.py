@@ -1,4 +1,4 @@
-"""One actor per node: keeps that node's sampler process alive during a trial and brings its tables home."""
+"""One actor per node: keeps the node's sampler process alive during a trial and returns its tables."""
 
 import contextlib
 import os
@@ -27,47 +27,47 @@ from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import s_to_ns
 
 RENEW_INTERVAL_S: Final = 2.0
-"""How often a running sampler's lease is renewed; it lives 10 s without."""
+"""Seconds between renewals of a running sampler's lease; without one it lives 10 s."""
 
 STOP_TIMEOUT_S: Final = 15.0
 
 SPARE_CPUS: Final = 2
-"""Processors a node must have beyond one for each rank before one of them is the sampler's alone."""
+"""Processors a node must have beyond one for each rank before the sampler gets one of its own."""
 
 POWER_LOOK_BACK_S: Final = 6.0
-"""How far back a running trial's readings are looked at: a driver's power history arrives up to 2 s late."""
+"""Age of the oldest readings that a check of a running trial uses: a driver's history arrives up to 2 s late."""
 
 POWER_WINDOW_S: Final = 2.5
-"""Of them, what is judged: looked at once a second, no second of a trial is left out."""
+"""Length of the window that is checked: with a check each second, it covers every second of a trial."""
 
 _TEMPERATURES: Final = "temperatures"
 _TEMPERATURE_S: Final = 1.2
-"""How long a sampler runs for one look at temperatures: longer than the first batch takes to reach its file."""
+"""Time a sampler runs for one reading of temperatures: its first batch reaches the file sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTelemetry:
-    """What one node's sampler recorded during one trial."""
+    """Recording of one node's sampler during one trial."""
 
     node: str
     tables: Mapping[str, pa.Table]
     manifest: Mapping[str, Any]
     losses: tuple[str, ...]
-    """What could not be read back, in words; empty when the sampler closed its files."""
+    """Descriptions of data that could not be read back; empty if the sampler closed its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensed:
-    """What a node's sampler reads, once it does."""
+    """Devices and processors of a node's running sampler."""
 
     device_names: Mapping[str, str]
-    """The names of the devices that have an identity, by uuid."""
+    """Names of the devices that have a uuid, by uuid."""
     cpus: tuple[int, ...]
-    """Processors it is bound to, and ranks keep off; none where it has to share theirs."""
+    """Processors it is bound to, which ranks keep off; empty if it shares theirs."""
 
 
 def _power_known_until_ns(tables: Mapping[str, pa.Table]) -> int | None:
-    """Until when the power of every device was read, in wall time; None where it is not."""
+    """Wall time up to which the power of every device was read; None if it is not read."""
     for tier, column in (("ring", "sensor_ns"), ("fast", "wall_ns")):
         if tier in tables and tables[tier].num_rows:
             latest = tables[tier].group_by("device").aggregate([(column, "max")])[f"{column}_max"]
@@ -76,18 +76,19 @@ def _power_known_until_ns(tables: Mapping[str, pa.Table]) -> int | None:
 
 
 def spare_cpus(allowed: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """The processor a sampler gets for itself: the last one, where there are more than ranks need."""
+    """Returns the processor a sampler gets for itself: the last one, if there are more than ranks need."""
     return tuple(allowed[-1:]) if num_ranks and len(allowed) >= num_ranks + SPARE_CPUS else ()
 
 
 def without_own_processes(manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """A node's manifest in which the trial's own workers, warm from before it to after it, are no strangers.
+    """Takes a trial's own workers out of the processes that a node's manifest calls strangers.
 
-    A container may hide which process is which: the driver then says ids no process here has. One process for each
-    worker is taken for it, the largest first: a training process holds more than a viewer does.
+    The workers are warm, so they were there before the trial and are there after it. A container may hide which process
+    is which: the driver then reports ids that no process here has. One process per worker is then taken for it, the
+    largest first: a training process holds more memory than a viewer.
 
     Args:
-        manifest: What the sampler knew.
+        manifest: The sampler's manifest.
         pids: The trial's workers on this node, by the device they drive.
     """
     devices = {}
@@ -106,7 +107,7 @@ def without_own_processes(manifest: Mapping[str, Any], pids: Mapping[str, Sequen
 
 
 def spool_folder(name: str) -> Path:
-    """Where the actor of that name keeps trials' telemetry, each in a folder, until it is in the study folder."""
+    """The folder where an actor keeps telemetry, one folder per trial, until it is in the study folder."""
     return Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}" / "spool" / name
 
 
@@ -114,12 +115,12 @@ class TelemetryActor:
     """Runs on the node it samples. Its sampler is a process of its own and outlives a restart of the actor."""
 
     def __init__(self, name: str, node: str, backends: Sequence[str]) -> None:
-        """Samples nothing until `start`, unless an actor of this name died while its sampler ran: that is kept alive.
+        """Samples nothing until `start`, but keeps alive a sampler of an earlier actor of this name.
 
         Args:
             name: The actor's name, the same after a restart.
             node: The node's name in tables.
-            backends: What to read.
+            backends: Names of the backends that read the sensors.
         """
         self._spool, self._node, self._backends = spool_folder(name), node, list(backends)
         running = (SamplerProcess(folder) for folder in self._spool.glob("*/"))
@@ -130,11 +131,11 @@ class TelemetryActor:
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
     def start(self, key: str, num_ranks: int = 0) -> Sensed:
-        """Begins sampling for a trial; what an earlier attempt at it left behind is removed.
+        """Begins to sample for a trial, and removes files of an earlier attempt at it.
 
         Args:
             key: The trial's name in the spool.
-            num_ranks: How many ranks will run on the node; 0 leaves the sampler on all processors.
+            num_ranks: Number of ranks on the node; 0 leaves the sampler on all processors.
 
         Raises:
             TelemetryError: The sampler did not start; the message holds its last words.
@@ -154,7 +155,7 @@ class TelemetryActor:
         return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus)
 
     def stop(self, key: str) -> NodeTelemetry:
-        """Ends sampling and reads back what was recorded, also after this actor was restarted in between."""
+        """Ends sampling and reads the recording back, also if this actor was restarted in between."""
         folder = self._spool / key
         with self._lock:
             sampler = self._sampler or SamplerProcess(folder)
@@ -167,7 +168,7 @@ class TelemetryActor:
     def node_power_w(self, key: str) -> float | None:
         """Highest 1 s mean of the node's device power in the last seconds of a trial that runs.
 
-        Read from the sampler's files, so it is up to 2 s late. None where the devices' power is not read.
+        It is read from the sampler's files, so it is up to 2 s late. None if the devices' power is not read.
         """
         tables, _ = read_tables(self._spool / key, start_mono_ns=time.monotonic_ns() - s_to_ns(POWER_LOOK_BACK_S))
         end_ns = _power_known_until_ns(tables)
@@ -179,7 +180,7 @@ class TelemetryActor:
     def temperatures_c(self) -> dict[str, float]:
         """The latest temperature of every device that has one, by the device's name.
 
-        Where nothing is sampled at the moment, a sampler runs for a second.
+        If no sampler runs at the moment, one runs for a second.
         """
         with self._lock:
             running = self._sampler
@@ -205,12 +206,12 @@ class TelemetryActor:
         shutil.rmtree(self._spool / key, ignore_errors=True)
 
     def release(self) -> None:
-        """Ends a sampler that runs and removes what was recorded: the study ends, and its trial is run again."""
+        """Ends a running sampler and removes its recording: the study ends, and its trial is run again."""
         with self._lock:
             sampler, self._sampler = self._sampler, None
             if sampler is not None:
                 sampler.end(STOP_TIMEOUT_S)
-        # Also what a driver that was ended had stopped and not asked to be forgotten.
+        # Also recordings of a driver that was killed between `stop` and `forget`.
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _keep_lease(self) -> None:
@@ -218,14 +219,14 @@ class TelemetryActor:
             time.sleep(RENEW_INTERVAL_S)
             with self._lock:
                 if self._sampler is not None:
-                    # Where its folder is gone `stop` says so, and later samplers need this thread.
+                    # If its folder is gone `stop` reports it. This thread goes on for later samplers.
                     with contextlib.suppress(TelemetryError):
                         self._sampler.renew()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """How far a node's wall clock is ahead of this process's."""
+    """Offset of a node's wall clock from this process's; positive if it is ahead."""
 
     clock_offset_ns: int
     clock_offset_uncertainty_ns: int
@@ -251,19 +252,19 @@ def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> ClockOffset:
 
 
 def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
-    """The name of a node's actor: its own for each job, with which it ends.
+    """Name of a node's actor, different for each job, with which it ends.
 
-    Trials of one study may need other sensors: an actor that is there keeps those it was made with.
+    The backends are part of it: trials of one study may need other sensors than a running actor reads.
     """
     return f"telemetry-{'-'.join(backends)}-{job_id}-{node.node_id}"
 
 
 def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
-    """The actor of a node, started now if it is not running; it ends with the job.
+    """Returns the actor of a node, and starts it if it does not run. It ends with the job.
 
     Args:
-        node: Where it runs and what it samples.
-        backends: Which sensors it reads.
+        node: The node it runs on and samples.
+        backends: Names of the backends that read the sensors.
     """
     name = actor_name(node, backends, ray.get_runtime_context().get_job_id())
     remote_class = ray.remote(TelemetryActor)

@@ -1,4 +1,4 @@
-"""Telemetry of one trial: a sampler on each of its nodes while it runs, and what they recorded, brought home."""
+"""Telemetry of one trial: a sampler on each of its nodes while it runs, and the tables they recorded."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,36 +28,36 @@ from wattune.trial import TrialSpec
 _log = logging.getLogger(__name__)
 
 START_S: Final = 90.0
-"""Longest a node may take to start its sampler, its actor's own start included."""
+"""Longest a node may take to start its sampler, including the start of its actor."""
 STOP_S: Final = 60.0
 LOOK_S: Final = 5.0
-"""Longest a look at a running trial's power may take; it is then left out."""
+"""Longest a reading of a running trial's power may take; a later one is left out."""
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
-"""What reads a node's sensors, by the vendor of the devices it trains on."""
+"""Backends that read a node's sensors, by the vendor of its devices."""
 
 _REFERENCE: Final = ClockOffset(clock_offset_ns=0, clock_offset_uncertainty_ns=0)
 
 
 @dataclass(slots=True)
 class TrialTelemetry:
-    """What is known of a trial's sensors while it runs, and what they recorded once it is over."""
+    """A trial's sensors while it runs, and their recordings once it is over."""
 
     sensed: Mapping[str, Sensed]
     """By node."""
     node_power_w: Callable[[], dict[str, float]]
-    """Looks at every node: the highest 1 s mean of its device power in the last seconds, where it is read."""
+    """Reads every node: the highest 1 s mean of its device power in the last seconds, if power is read."""
     actors: Sequence[ActorHandle] = ()
-    """What samples each node."""
+    """The actors that sample the nodes."""
     places: Sequence[Place] = ()
-    """Where the ranks ran; to be set before it is over."""
+    """Places of the ranks; set before the trial is over."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Nodes whose telemetry could not be brought home, and why."""
+    """Nodes whose telemetry could not be fetched, and the reason."""
 
 
 def sensor_backends(spec: TrialSpec) -> list[str]:
-    """What the nodes of a trial are read with."""
+    """Names of the backends that read a trial's nodes."""
     return list(_BACKENDS_OF_VENDOR[device(spec.cluster.device).vendor])
 
 
@@ -67,9 +67,9 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
 
     Args:
         key: The trial's name in the nodes' spools.
-        spec: What runs; its devices say which sensors are read.
-        cluster: Its nodes are sampled.
-        lanes: Hold the nodes' telemetry actors.
+        spec: The trial; its devices decide which sensors are read.
+        cluster: The nodes to sample.
+        lanes: The holder of the nodes' telemetry actors.
 
     Raises:
         TelemetryError: A sampler did not start.
@@ -81,10 +81,10 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
         started = [(node, actor.start.remote(key, num_ranks)) for node, actor in actors.items()]
         for node, starting in started:
             sensed[node.name] = _answer(node, starting, START_S)
-        # This node's clock is the reference; measured against itself it would only show the round trip's noise.
+        # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
         others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
         offsets = {node.name: clock_offset(actor) for node, actor in others.items()}
-    except Exception:  # also a node that has just died: the samplers of the others must not run on
+    except Exception:  # also if a node has just died: the samplers of the others must not run on
         _stop(key, actors)
         raise
     telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors), actors=tuple(actors.values()))
@@ -103,7 +103,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
 
 
 def forget(key: str, telemetry: TrialTelemetry) -> None:
-    """Removes a trial's files from its nodes once they are in the study folder; a node that is gone has none."""
+    """Removes a trial's files from its nodes once they are in the study folder."""
     asked = [actor.forget.remote(key) for actor in telemetry.actors]
     ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
 
@@ -111,12 +111,12 @@ def forget(key: str, telemetry: TrialTelemetry) -> None:
 def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
     try:
         return ray.get(pending, timeout=timeout_s)
-    except RayTaskError as error:  # what the actor itself raised
+    except RayTaskError as error:  # raised by the actor itself
         raise TelemetryError(f"telemetry of node {node.name}: {cause(error)}") from error
-    except RayError as error:  # it is gone, or out of reach
+    except RayError as error:  # the actor is gone, or out of reach
         raise TelemetryError(
-            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s ({type(error).__name__}); see "
-            "whether the node is still there"
+            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s ({type(error).__name__}); check "
+            "that the node is alive"
         ) from error
 
 
@@ -125,7 +125,7 @@ def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> tuple[list[NodeTeleme
     for node, pending in [(node, actor.stop.remote(key)) for node, actor in actors.items()]:
         try:
             recorded.append(_answer(node, pending, STOP_S))
-        except TelemetryError as error:  # what the others recorded is brought home all the same
+        except TelemetryError as error:  # recordings of other nodes are fetched all the same
             lost.append(" ".join(str(error).split()))
     return recorded, lost
 
@@ -135,8 +135,8 @@ def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
     for node, pending in [(node, actor.node_power_w.remote(key)) for node, actor in actors.items()]:
         try:
             power_w = _answer(node, pending, LOOK_S)
-        except TelemetryError as error:  # the trial goes on; its result says how many looks saw nothing
-            _log.warning("the power cannot be looked at: %s", error)
+        except TelemetryError as error:  # the trial goes on; its result counts such looks
+            _log.warning("the power of a running trial cannot be read: %s", error)
             continue
         if power_w is not None:
             found[node.name] = power_w

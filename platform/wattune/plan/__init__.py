@@ -1,1 +1,1 @@
-"""What a configuration means: axes, degrees, validity, what engines do with it, and where its ranks run."""
+"""The meaning of a configuration: axes, degrees, validity, its effect in each engine, and the place of its ranks."""

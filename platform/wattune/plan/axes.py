@@ -1,4 +1,4 @@
-"""The axes of a configuration, in one table, and `Plan`, one value on each of them."""
+"""The axes of a configuration in one table, and `Plan`, which has one value on each of them."""
 
 from dataclasses import dataclass, fields
 from typing import Final, Literal
@@ -8,17 +8,17 @@ AxisKind = Literal["count", "choice", "layout", "order"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One dimension a search may vary."""
+    """One dimension that a search may vary."""
 
     name: str
     kind: AxisKind
-    """`count`: positive integer; `choice`: a name; `layout`: layers per stage, or a name; `order`: slots, or a name."""
+    """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name."""
     choices: tuple[str, ...] = ()
-    """The names a value may be."""
+    """Names that are values of the axis."""
     neutral: str
-    """The value taken where the space leaves the axis out, in words."""
+    """The value of an axis that the space leaves out, in words."""
     meaning: str
-    """One line for people."""
+    """A line of text for users."""
 
 
 AXES: Final[dict[str, Axis]] = {
@@ -78,15 +78,15 @@ AXES: Final[dict[str, Axis]] = {
 """Every axis by name, in the order tables list them."""
 
 ITEM_BYTES: Final = {"bf16": 2, "fp32": 4}
-"""Bytes of one number in each `dtype`."""
+"""Bytes of one number by `dtype`."""
 
 DEGREES: Final = ("tp", "pp", "cp", "ep", "etp", "vpp")
-"""The axes that are parallel degrees."""
+"""Axes that are parallel degrees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One value on every axis: how a model is laid out over ranks and how a step runs. `dp` follows from the ranks."""
+    """One value on every axis: the layout of a model over ranks, and how a step runs. `dp` follows from the ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -100,12 +100,12 @@ class Plan:
     overlap: str = "none"
     dtype: str = "bf16"
     layout: tuple[int, ...] = ()
-    """Layers per pipeline stage in stage order (chunk-major with interleaving); empty is even."""
+    """Layers per pipeline stage in stage order (chunk-major with interleaving). Empty means even."""
     rank_order: str | tuple[int, ...] = "topology"
     """`topology`, or the device slot of every rank, counted over all nodes."""
 
     def dp(self, world_size: int) -> int:
-        """Data parallel degree on that many ranks: world = tp * pp * cp * dp."""
+        """Returns the data parallel degree on that many ranks: world = tp * pp * cp * dp."""
         return world_size // (self.tp * self.pp * self.cp)
 
     @property

@@ -13,6 +13,9 @@ from wattune.plan.axes import Plan
 MODES: Final = ("pretrain", "lora", "prefill")
 """Kinds of work a search space may ask for."""
 
+ROUTINGS: Final = ("balanced", "skew", "learned")
+"""Ways to choose the experts of a token: `wattune.trial.Routing.by`."""
+
 ABOVE_1: Final = range(2, sys.maxsize)
 """Any degree that splits something."""
 
@@ -29,6 +32,18 @@ class LoraLike(Protocol):
         """Linear layers they stand beside."""
 
 
+class RoutingLike(Protocol):
+    """The part of routing that decides whether it can be followed."""
+
+    @property
+    def by(self) -> str:
+        """One of `ROUTINGS`."""
+
+    @property
+    def skew(self) -> float:
+        """Exponent of Zipf's law."""
+
+
 class WorkloadLike(Protocol):
     """The part of a workload that decides whether a plan fits it."""
 
@@ -39,6 +54,10 @@ class WorkloadLike(Protocol):
     @property
     def lora(self) -> LoraLike | None:
         """Adapters to train, where `mode` is `lora`."""
+
+    @property
+    def routing(self) -> RoutingLike | None:
+        """How tokens are sent to experts."""
 
     @property
     def seq_len(self) -> int:

@@ -1,4 +1,4 @@
-"""Degrees to ranks: coordinates, groups, pipeline stages and micro-batches. Pure arithmetic, no torch."""
+"""From degrees to ranks: coordinates, pipeline stages and micro-batches. Arithmetic without torch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from wattune.plan.axes import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands on the dense mesh. Tensor parallel is innermost, the pipeline outermost."""
+    """The place of a rank on the dense mesh. Tensor parallel is innermost, the pipeline outermost."""
 
     tp: int
     cp: int
@@ -17,7 +17,7 @@ class Coordinates:
 
 
 def coordinates(rank: int, plan: Plan, world_size: int) -> Coordinates:
-    """A rank's place on the mesh, in Megatron's default order `tp-cp-ep-dp-pp`.
+    """Computes a rank's place on the mesh, in Megatron's default order `tp-cp-ep-dp-pp`.
 
     Args:
         rank: Global rank, 0 <= rank < world_size.
@@ -31,7 +31,7 @@ def coordinates(rank: int, plan: Plan, world_size: int) -> Coordinates:
 
 
 def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
-    """The layers each pipeline stage holds, chunk by chunk.
+    """Computes the layers that each pipeline stage holds, chunk by chunk.
 
     Stage and chunk order is interleaved as in Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): virtual stage
     `chunk * pp + stage` follows the model from input to output.
@@ -47,12 +47,12 @@ def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
 
 
 def num_micro_batches(plan: Plan, world_size: int, global_batch_size: int) -> int:
-    """Micro-batches each replica runs per step: global batch over micro-batch size and data parallel degree."""
+    """Computes the micro-batches of a replica's step: global batch over micro-batch size and data parallel degree."""
     return global_batch_size // (plan.micro_batch_size * plan.dp(world_size))
 
 
 def pipeline_bubble_ratio(plan: Plan, num_micro_batches: int) -> float:
-    """Idle over busy time of a rank in an ideal 1F1B schedule with equal stages and free communication.
+    """Computes idle over busy time of a rank in an ideal 1F1B schedule with equal stages and free communication.
 
     (p - 1) / (v m) for p stages, v chunks a stage and m >= p micro-batches: Narayanan et al. 2021 (arXiv 2104.04473),
     sections 2.1 and 2.2. With v = 1, p = 16, m = 128: 0.117. With m < p the first micro-batch comes back to a stage for

@@ -1,4 +1,4 @@
-"""Where ranks run: rank to node and device slot, from the cluster's shape and a plan's rank order."""
+"""Places of ranks: the node and device slot of each, from the cluster's shape and a plan's rank order."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Slot:
 
 
 def order_problem(rank_order: str | tuple[int, ...], world_size: int) -> str | None:
-    """Why a rank order cannot be used on that many device slots, None where it can.
+    """Says why a rank order cannot be used on that many device slots; None where it can.
 
     Args:
         rank_order: `topology`, or the device slot of every rank, counted over all nodes.
@@ -37,9 +37,9 @@ def order_problem(rank_order: str | tuple[int, ...], world_size: int) -> str | N
 
 
 def place(plan: Plan, cluster: ClusterSpec) -> tuple[Slot, ...]:
-    """The slot every rank runs on, in rank order.
+    """Computes the slot that every rank runs on, in rank order.
 
-    With `topology` neighbouring ranks are neighbouring devices and nodes are filled one after another, so tensor
+    With `topology` neighbouring ranks are neighbouring devices, and nodes are filled one after another. So tensor
     parallel groups, innermost on the mesh, stay inside a node where they fit.
 
     Raises:

@@ -1,5 +1,6 @@
-"""Validity: each rule is one function whose name is the rule's stable name, and whose text has numbers and a remedy."""
+"""Validity. Each rule is one function: its name is the rule's stable name, its text has numbers and a remedy."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +8,7 @@ from typing import Final
 
 from wattune.catalog.hardware import device
 from wattune.plan.axes import AXES, ITEM_BYTES
-from wattune.plan.engines import CAPABILITIES, Configuration
+from wattune.plan.engines import CAPABILITIES, ROUTINGS, Configuration
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.placement import order_problem
 
@@ -16,21 +17,21 @@ _MOST_LISTED: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Why a configuration cannot run."""
+    """A rule that a configuration breaks."""
 
     rule: str
     """Name of a function of `RULES`."""
     reason: str
-    """What does not hold, the numbers, and what to use instead."""
+    """The condition that does not hold, its numbers, and what to use instead."""
 
 
 Rule = Callable[[Configuration], str | None]
 
 
 def violations(configuration: Configuration) -> Iterator[Violation]:
-    """Every rule an effective configuration breaks, in the order of `RULES`, found as they are asked for.
+    """Yields every rule that an effective configuration breaks, in the order of `RULES`.
 
-    Degrees that do not fit the world size leave no data parallel degree, so then nothing else is judged.
+    Degrees that do not fit the world size leave no data parallel degree. Then nothing else is judged.
     """
     for rule in RULES:
         reason = rule(configuration)
@@ -65,8 +66,22 @@ def adapters(c: Configuration) -> str | None:
     return None
 
 
+def routing(c: Configuration) -> str | None:
+    """Routing is of models with experts, and one of those there are."""
+    chosen = c.workload.routing
+    if chosen is None:
+        return None
+    if not c.model.is_moe:
+        return f"workload.routing={chosen} sends tokens to experts and {c.model.name} has none; leave it out"
+    if chosen.by not in ROUTINGS:
+        return f"workload.routing={chosen} is none of {_listed(ROUTINGS)}; use one of them"
+    if chosen.by == "skew" and not 0 <= chosen.skew < math.inf:
+        return f"workload.routing.skew={chosen.skew} is no exponent of Zipf's law; use 0 or more"
+    return None
+
+
 def forward_only(c: Configuration) -> str | None:
-    """Where nothing is trained, stages run one after another, without interleaving."""
+    """Stages run one after another, without interleaving, in work that trains nothing."""
     if c.workload.mode != "prefill" or c.plan.vpp == 1 or CAPABILITIES[c.engine].interleaves_prompts:
         return None
     return (
@@ -342,6 +357,7 @@ def rank_order(c: Configuration) -> str | None:
 RULES: Final[tuple[Rule, ...]] = (
     world_size,
     adapters,
+    routing,
     engine_device,
     dtype,
     engine_combination,
@@ -364,7 +380,7 @@ RULES: Final[tuple[Rule, ...]] = (
     micro_batches,
     rank_order,
 )
-"""Every rule, in the order they are asked: a rejected configuration names the first it breaks."""
+"""Every rule, in the order of judging. A rejected configuration names the first that it breaks."""
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:

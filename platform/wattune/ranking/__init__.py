@@ -1,1 +1,1 @@
-"""From results to a decision: trials judged, put in order, laid side by side, with what they rest on."""
+"""From results to a decision: trials are assessed, ranked and compared, with their evidence."""

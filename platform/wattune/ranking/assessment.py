@@ -1,8 +1,8 @@
-"""One trial, judged: its figures as intervals, its distance to every bound, and what the constraints say of it.
+"""Assessment of one trial: its figures as intervals, its distance to every bound, and a verdict by the constraints.
 
-A figure is an interval: of the trial's repeats, or of a single run by the scatter of the study's reference, or by that
-of its own steps (`wattune.intervals`). A bound is kept only if every repeat keeps it; how likely the true value keeps
-it stands beside.
+A figure is an interval: from the trial's repeats, or for a single run from the scatter of the study's reference trial
+or of its own steps (`wattune.intervals`). A bound holds only if every repeat keeps it. The probability that the true
+value keeps it is given beside.
 """
 
 import math
@@ -25,33 +25,33 @@ _UNCERTAINTIES: Final = {
     ),
     **dict.fromkeys(("energy_per_step_j", "energy_per_token_j", "tokens_per_j"), "energy_per_step_uncertainty_frac"),
 }
-"""Metrics that are a mean over steps or its inverse, and what says how far one run's mean is known."""
+"""Metrics that are a mean over steps or its inverse, with the metric that has the uncertainty of one run's mean."""
 
 _UNDECIDED: Final = (TrialStatus.INTERRUPTED, TrialStatus.INVALID)
-"""Statuses of a repeat that say nothing about the configuration: it is left out where another repeat completed."""
+"""Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
 
 
 class Verdict(StrEnum):
-    """What the constraints say of a trial."""
+    """Verdict on a trial by the constraints."""
 
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
-    """A metric the objective or a constraint needs was not measured."""
+    """A metric that the objective or a constraint needs was not measured."""
     INTERRUPTED = "interrupted"
     """Its study was stopped, or died, before anything was measured: the same command runs it again."""
     FAILED = "failed"
-    """It ran and did not complete, or never will run."""
+    """It ran and did not complete, or it will never run."""
 
 
 class Spreads:
-    """What the reference trial's repeats say of every metric of one study, worked out when first asked for."""
+    """Scatter and drift of every metric of one study by the reference trial's repeats, computed at first use."""
 
     def __init__(self, results: Results) -> None:
-        """Finds the reference trial's runs, on every set of nodes by themselves.
+        """Finds the reference trial's runs, separately for every set of nodes.
 
         Args:
-            results: Of one study.
+            results: Results of one study.
         """
         references = {result.trial_id for _, result in results if result.tags.get("reference") == "true"}
         self._runs: dict[str, list[TrialResult]] = {}
@@ -62,7 +62,7 @@ class Spreads:
         self._known: dict[tuple[str, str], Reference | None] = {}
 
     def reference(self, nodes: str, metric: str) -> Reference | None:
-        """The reference trial of a metric on a set of nodes, None where fewer than two runs measured it."""
+        """Returns the reference of a metric on a set of nodes, None if fewer than two runs measured it."""
         key = nodes, metric
         if key not in self._known:
             runs = [result for result in self._runs.get(nodes, ()) if metric in result.metrics]
@@ -71,20 +71,20 @@ class Spreads:
         return self._known[key]
 
     def references(self, metric: str) -> dict[str, Reference]:
-        """The reference trials of a metric by the nodes they ran on."""
+        """Returns the references of a metric by the nodes they ran on."""
         found = {nodes: self.reference(nodes, metric) for nodes in sorted(self._runs)}
         return {nodes: one for nodes, one in found.items() if one is not None}
 
     def interval(self, counted: Sequence[TrialResult], metric: str, *, corrected: bool = True) -> Interval | None:
-        """A metric over repeats of one trial, None where one of them did not measure it.
+        """Computes a metric over repeats of one trial, None if one of them did not measure it.
 
-        A finalist's long run is another measurement, of a hot machine: it is left out where an ordinary repeat is
-        there, so that all trials are ranked by the same one. Bounds have to hold in it all the same.
+        The long run of a finalist is a different measurement, of a hot machine. It is left out if there is an ordinary
+        repeat, so that all trials are ranked by the same kind of run. Bounds must still hold in it.
 
         Args:
             counted: The repeats that completed.
-            metric: What of them.
-            corrected: Whether what the reference trial drifted by in the meantime is taken out.
+            metric: Name of the metric.
+            corrected: True to remove the reference trial's drift.
         """
         if not counted or any(metric not in result.metrics for result in counted):
             return None
@@ -111,58 +111,58 @@ def _at_s(result: TrialResult) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """How a trial stands to one constraint, in the repeat that comes closest to its bound or furthest past it."""
+    """Distance of a trial to one bound, in the repeat that is closest to it or furthest past it."""
 
     constraint: str
     metric: str
     got: float
     bound: float
     slack: float
-    """Distance to the bound on the allowed side, in the metric's unit; negative is violated."""
+    """Distance to the bound on the allowed side, in the metric's unit; negative if violated."""
     slack_frac: float | None
-    """The same as a fraction of the bound; None where the bound is 0."""
+    """The slack as a fraction of the bound; None where the bound is 0."""
     repeat: int
     holds: bool
     holds_probability: float | None
-    """How likely the true value keeps the bound; None where nothing tells how the metric scatters."""
+    """Probability that the true value keeps the bound; None where the metric's scatter is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTrial:
-    """One trial with all its repeats, judged."""
+    """One assessed trial with all its repeats."""
 
     study: str
-    """The study's name where several are ranked together, else empty."""
+    """Name of the study if several are ranked together, else empty."""
     spec: TrialSpec
     trial_id: str
     verdict: Verdict
     rank: int | None
     """1 plus the number of feasible trials whose interval lies wholly above its own; None unless feasible."""
     objective: Interval | None
-    """The objective's metric, the reference trial's drift taken out; None where a repeat did not measure it."""
+    """The objective's metric without the reference trial's drift; None if a repeat did not measure it."""
     margins: tuple[Margin, ...]
     """One per constraint that could be checked, in the constraints' order."""
     missing: tuple[str, ...]
-    """Metrics the objective and the constraints need that some repeat did not measure."""
+    """Metrics that the objective and the constraints need and some repeat did not measure."""
     reason: str
-    """Why it is not feasible, in words; empty for feasible trials."""
+    """Text that says why it is not feasible; empty for feasible trials."""
     repeats: tuple[TrialResult, ...]
-    """Every repeat in order, those left out included."""
+    """Every repeat in order, including those that do not count."""
     quality: str
     """The worst of the counted repeats' qualities."""
     simulated: bool
-    """Whether telemetry of any counted repeat was computed instead of measured."""
+    """True if telemetry of any counted repeat was simulated instead of measured."""
     spreads: Spreads = field(repr=False, compare=False)
-    """Of its study."""
+    """Scatter of its study."""
 
     @property
     def label(self) -> str:
-        """The plan in short, such as `dp2 tp2 mbs4 zero1`."""
+        """Short name of the plan, such as `dp2 tp2 mbs4 zero1`."""
         return self.spec.label
 
     @property
     def setting(self) -> dict[str, str]:
-        """What tells it from trials of the same plan: study, model, cluster and engine."""
+        """Study, model, cluster and engine: they separate it from trials of the same plan."""
         spec = self.spec
         return {
             "study": self.study,
@@ -173,7 +173,7 @@ class RankedTrial:
 
     @property
     def counted(self) -> tuple[TrialResult, ...]:
-        """The repeats that completed: those intervals and margins are over, the reference trial's included."""
+        """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
         return completed(self.repeats)
 
     @property
@@ -182,7 +182,7 @@ class RankedTrial:
         return tuple(margin for margin in self.margins if not margin.holds)
 
     def interval(self, metric: str) -> Interval | None:
-        """A metric over the completed repeats, None where one of them did not measure it."""
+        """Computes a metric over the completed repeats, None if one of them did not measure it."""
         return self.spreads.interval(self.counted, metric)
 
     def to_json(self) -> dict[str, Any]:
@@ -221,31 +221,31 @@ class RankedTrial:
 
 
 def _shallow(record: Any) -> dict[str, Any]:
-    """A flat dataclass as plain data; `dataclasses.asdict` copies every value of ten thousand rows deeply."""
+    """Returns a flat dataclass as plain data; `dataclasses.asdict` would deep-copy each value of ten thousand rows."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def finite(result: TrialResult) -> TrialResult:
-    """The result without figures that are no number: such a metric was not measured."""
+    """Returns the result without NaN and infinite figures: such a metric counts as not measured."""
     if all(map(math.isfinite, result.metrics.values())):
         return result
     return replace(result, metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)})
 
 
 def completed(repeats: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    """The repeats that ran to their end and were measured well enough."""
+    """Returns the repeats that ran to their end and were measured well enough."""
     return tuple(result for result in repeats if result.status is TrialStatus.COMPLETED)
 
 
 def _margin(constraint: Constraint, repeats: Sequence[TrialResult], spreads: Spreads) -> Margin | None:
-    """The margin of the worst repeat, None where no repeat can be checked."""
+    """Computes the margin of the worst repeat, None if no repeat can be checked."""
     checked = [(slack, result) for result in repeats if (slack := constraint.slack(result.metrics)) is not None]
     if not checked:
         return None
     slack, result = min(checked, key=lambda pair: pair[0])
     bound = constraint.bound(result.metrics)
     assert bound is not None, "a slack has a bound"
-    # A bound is on what was there: nothing the machine drifted by is taken out.
+    # A bound is on the measured value, so drift of the machine stays in it.
     found = spreads.interval(repeats, constraint.metric, corrected=False)
     below = constraint.operator.startswith("<")
     likely = None if found is None else found.probability_at_most(bound) if below else found.probability_at_least(bound)
@@ -270,15 +270,15 @@ def assess_trial(
     objective: Objective,
     constraints: Sequence[Constraint],
 ) -> RankedTrial:
-    """A trial with all its repeats, not ranked yet.
+    """Assesses a trial with all its repeats; it is not ranked yet.
 
     Args:
-        study: The study's name, empty where it needs none.
-        spec: What ran.
-        repeats: What came of it, in order.
-        spreads: Of the study.
-        objective: What is maximized or minimized.
-        constraints: What has to hold in every repeat.
+        study: Name of the study, empty if only one is ranked.
+        spec: Specification of the trial.
+        repeats: Its results, in order.
+        spreads: Scatter of the study.
+        objective: The metric to maximize or minimize.
+        constraints: Bounds that must hold in every repeat.
     """
     counted = completed(repeats)
     broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_UNDECIDED)]
@@ -317,5 +317,5 @@ def assess_trial(
 
 
 def is_simulated(result: TrialResult) -> bool:
-    """Whether a result's telemetry was computed instead of measured, by its tag or its quality reasons."""
+    """Returns true if a result's telemetry was simulated instead of measured, by its tag or its quality reasons."""
     return result.tags.get("simulated") == "true" or "simulated" in result.quality_reasons

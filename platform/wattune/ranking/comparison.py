@@ -1,13 +1,14 @@
-"""Two trials side by side: what differs between them, and which part of a step made the one faster or leaner.
+"""Comparison of two trials: their differences, and the parts of a step that made one faster or leaner.
 
-Trials of unlike work a step are compared by the token: time and energy of a million of them. The parts of either side
-add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the change.
+If their steps have different numbers of tokens, trials are compared by time and energy of a million tokens. The parts
+of each side add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the
+change.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.breakdown import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
@@ -20,37 +21,37 @@ EXPOSED: Final = "exposed_comm"
 _BY_GROUP: Final = f"{EXPOSED}:"
 
 CANCELS: Final = 4.0
-"""How many times the whole change all parts' changes may be, signs left out, before shares of it mislead: a part could
-be several hundred percent of next to nothing."""
+"""Largest ratio of the parts' changes without signs to the whole change at which shares of it are meaningful: beyond it
+a part could be several hundred percent of almost nothing."""
 
 _SOURCES: Final = ("model.source",)
-"""Parts of a specification that are no difference."""
+"""Fields of a specification that do not count as a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two."""
+    """One of the two trials."""
 
     name: str
-    """As it was asked for, such as `moe_h200:0517fb8c0ffe`."""
+    """Name with study and trial, such as `moe_h200:0517fb8c0ffe`."""
     spec: TrialSpec
     result: TrialResult
     breakdown: Breakdown | None
-    """Where its mean step goes, None where it left no spans."""
+    """Parts of its mean step, None without spans."""
     tokens_per_s: Interval | None
-    """With what its study knows of scatter."""
+    """Throughput with the scatter that its study knows."""
     simulated: bool
 
     @property
     def label(self) -> str:
-        """The plan and the devices in short."""
+        """Short name of the plan and the devices."""
         return f"{self.spec.label} on {self.spec.cluster.label}"
 
     @property
     def known_as(self) -> str:
-        """Its name and how far to trust it, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
+        """Its name and quality, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
         simulated = ", SIMULATED telemetry" if self.simulated else ""
-        return f"{self.name}, {self.result.quality or 'not judged'}{simulated}"
+        return f"{self.name}, {self.result.quality or 'not assessed'}{simulated}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +64,13 @@ class PartChange:
 
     @property
     def change(self) -> float:
-        """B less A."""
+        """B minus A."""
         return self.b - self.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """How a whole of A becomes that of B, part by part."""
+    """Change from a whole of A to that of B, part by part."""
 
     unit: str
     """`s` or `J`."""
@@ -89,12 +90,12 @@ class Waterfall:
 
     @property
     def cancels(self) -> bool:
-        """Whether the parts' changes take each other away until little is left, of which they are no shares."""
+        """True if the parts' changes cancel out, so that they are not meaningful shares of the whole change."""
         whole = math.fsum(each.change for each in self.parts)
         return abs(whole) * CANCELS < math.fsum(abs(each.change) for each in self.parts)
 
     def share_frac(self, part: PartChange) -> float | None:
-        """A part's share of the whole change: they add up to 1; None where nothing changes, or all cancels out."""
+        """Returns a part's share of the whole change; shares add up to 1. None without a change, or if parts cancel."""
         whole = math.fsum(each.change for each in self.parts)
         return part.change / whole if whole and not self.cancels else None
 
@@ -106,37 +107,37 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A against B."""
+    """Comparison of trials A and B."""
 
     a: Side
     b: Side
     differences: Mapping[str, tuple[Any, Any]]
     """Fields of the specifications that differ, by path."""
     time: Waterfall | None
-    """None where a side left no spans."""
+    """None if a side has no spans."""
     energy: Waterfall | None
-    """None where a side has no usable power."""
+    """None if a side has no usable power."""
     warnings: tuple[str, ...]
-    """What a reader must know before drawing a conclusion."""
+    """Warnings to read before drawing a conclusion."""
 
     @property
     def metrics(self) -> dict[str, tuple[float, float]]:
-        """What both measured, in the schema's order."""
+        """Metrics that both measured, in the schema's order."""
         a, b = self.a.result.metrics, self.b.result.metrics
         return {name: (a[name], b[name]) for name in METRICS if name in a and name in b}
 
     @property
     def conclusion(self) -> str:
-        """One sentence: which side is faster, by how much, and whether the measurement tells them apart."""
+        """Conclusion in one sentence: the faster side, by how much, and whether the intervals overlap."""
         a, b = self.a.tokens_per_s, self.b.tokens_per_s
         if a is None or b is None or not a.value or not b.value:
             return "tokens_per_s was not measured on both sides"
         fast, slow, name = (a, b, "A") if a.value >= b.value else (b, a, "B")
         said = f"{name} trains {100 * (fast.value / slow.value - 1):.1f} % more tokens a second"
-        if fast.low <= slow.high and "none" not in (fast.method, slow.method):
-            return f"{said}, but the intervals overlap: the measurement does not tell them apart"
         if "none" in (fast.method, slow.method):
-            return f"{said}; nothing tells how far single runs differ"
+            return f"{said}; run-to-run variation is unknown"
+        if fast.low <= slow.high:
+            return f"{said}, but the intervals overlap: treat them as a tie"
         return f"{said}; the intervals do not overlap"
 
     def to_json(self) -> dict[str, Any]:
@@ -154,72 +155,90 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Two trials part by part.
-
-    Where the spans of only one side can be divided, both are compared undivided: parts of the one against a whole of
-    the other would call everything a change.
-    """
-    differences = _differences(a.spec, b.spec)
+    """Compares two trials part by part."""
     time = energy = None
-    warnings = list(_warnings(a, b))
-    if a.breakdown is not None and b.breakdown is not None:
-        alike = a.spec.workload.tokens_per_step == b.spec.workload.tokens_per_step
-        sides = [
-            _parts(side.breakdown, 1.0 if alike else MILLION / side.spec.workload.tokens_per_step) for side in (a, b)
-        ]
-        vague = [UNDIVIDED in parts for parts in sides]
-        if any(vague) and not all(vague):
-            sides = [_undivided(parts) for parts in sides]
-            which = "A" if vague[0] else "B"
-            warnings.append(
-                f"spans of {which} cannot tell communication inside forward and backward: steps are compared undivided"
-            )
-        grouped = [any(name.startswith(_BY_GROUP) for name in parts) for parts in sides]
-        if any(grouped) and not all(grouped):
-            sides = [_joined(parts) for parts in sides]
-        names = [*dict.fromkeys(name for parts in sides for name in parts if name != OTHER), OTHER]
-        per = "step" if alike else "million tokens"
-        nothing = (0.0, 0.0)
-        pairs = [(name, sides[0].get(name, nothing), sides[1].get(name, nothing)) for name in names]
-        pairs = [(name, of_a, of_b) for name, of_a, of_b in pairs if name == OTHER or any((*of_a, *of_b))]
-        time = Waterfall(
-            unit="s", per=per, parts=tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, of_a, of_b in pairs)
-        )
-        if a.breakdown.step_energy_j is not None and b.breakdown.step_energy_j is not None:
-            energy = Waterfall(
-                unit="J",
-                per=per,
-                parts=tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, of_a, of_b in pairs),
-            )
+    warnings = _warnings(a, b)
+    if a.breakdown is None or b.breakdown is None:
+        missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
+        warnings.append(f"no spans of measured steps in {missing}: there is no waterfall")
+    else:
+        parts_a, parts_b, per = _parts_of_equal_work(a, a.breakdown, b, b.breakdown)
+        parts_a, parts_b, notes = _equally_divided(parts_a, parts_b)
+        warnings += notes
+        time, energy = _waterfalls(parts_a, parts_b, per)
+        if a.breakdown.step_energy_j is None or b.breakdown.step_energy_j is None:
+            energy = None
         if a.breakdown.indicative or b.breakdown.indicative:
             warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
-    else:
-        missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
-        warnings.append(f"{missing} left no spans of measured steps: there is no waterfall")
+    differences = _differences(a.spec, b.spec)
     return Comparison(a=a, b=b, differences=differences, time=time, energy=energy, warnings=tuple(warnings))
 
 
-def _parts(breakdown: Breakdown | None, scale: float) -> dict[str, tuple[float, float]]:
-    """Seconds and joules by part."""
-    assert breakdown is not None
+_Parts: TypeAlias = Mapping[str, tuple[float, float]]
+"""Seconds and joules by part."""
+
+_NOTHING: Final = (0.0, 0.0)
+
+
+def _parts_of_equal_work(
+    a: Side, breakdown_a: Breakdown, b: Side, breakdown_b: Breakdown
+) -> tuple[_Parts, _Parts, str]:
+    """Returns the parts of both sides for the same work, and the name of that work (`Waterfall.per`)."""
+    tokens_a, tokens_b = a.spec.workload.tokens_per_step, b.spec.workload.tokens_per_step
+    if tokens_a == tokens_b:
+        return _parts(breakdown_a, 1.0), _parts(breakdown_b, 1.0), "step"
+    return _parts(breakdown_a, MILLION / tokens_a), _parts(breakdown_b, MILLION / tokens_b), "million tokens"
+
+
+def _parts(breakdown: Breakdown, scale: float) -> _Parts:
     return {part.name: (scale * part.time_s, scale * (part.energy_j or 0.0)) for part in breakdown.parts}
 
 
-def _undivided(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """All parts but `other` as one."""
+def _equally_divided(a: _Parts, b: _Parts) -> tuple[_Parts, _Parts, list[str]]:
+    """Divides both sides as finely as the coarser one, and returns warnings about it.
+
+    Parts of one side against a whole of the other would make every part a change.
+    """
+    if (UNDIVIDED in a) != (UNDIVIDED in b):
+        which = "A" if UNDIVIDED in a else "B"
+        warning = (
+            f"spans of {which} do not show communication inside forward and backward: steps are compared undivided"
+        )
+        return _undivided(a), _undivided(b), [warning]
+    if _has_groups(a) != _has_groups(b):
+        return _without_groups(a), _without_groups(b), []
+    return a, b, []
+
+
+def _undivided(parts: _Parts) -> _Parts:
+    """Joins all parts except `other`."""
     inside = [values for name, values in parts.items() if name != OTHER]
     sums = math.fsum(time for time, _ in inside), math.fsum(energy for _, energy in inside)
-    return {UNDIVIDED: sums, OTHER: parts.get(OTHER, (0.0, 0.0))}
+    return {UNDIVIDED: sums, OTHER: parts.get(OTHER, _NOTHING)}
 
 
-def _joined(parts: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Communication by group as one part, as the other side has it."""
+def _has_groups(parts: _Parts) -> bool:
+    return any(name.startswith(_BY_GROUP) for name in parts)
+
+
+def _without_groups(parts: _Parts) -> _Parts:
+    """Joins the communication of all groups into one part."""
     found: dict[str, tuple[float, float]] = {}
     for name, (time, energy) in parts.items():
         whole = EXPOSED if name.startswith(_BY_GROUP) else name
-        before = found.get(whole, (0.0, 0.0))
+        before = found.get(whole, _NOTHING)
         found[whole] = before[0] + time, before[1] + energy
     return found
+
+
+def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
+    """Builds the waterfalls of time and energy, `other` last; parts that are zero on both sides are left out."""
+    names = [*dict.fromkeys(name for name in (*a, *b) if name != OTHER), OTHER]
+    pairs = {name: (a.get(name, _NOTHING), b.get(name, _NOTHING)) for name in names}
+    pairs = {name: (of_a, of_b) for name, (of_a, of_b) in pairs.items() if name == OTHER or any((*of_a, *of_b))}
+    time = tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, (of_a, of_b) in pairs.items())
+    energy = tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, (of_a, of_b) in pairs.items())
+    return Waterfall(unit="s", per=per, parts=time), Waterfall(unit="J", per=per, parts=energy)
 
 
 def _differences(a: TrialSpec, b: TrialSpec) -> dict[str, tuple[Any, Any]]:
@@ -240,17 +259,17 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _warnings(a: Side, b: Side) -> list[str]:
     found = []
     if a.simulated != b.simulated:
-        found.append(f"telemetry of {'A' if a.simulated else 'B'} is SIMULATED, the other's was measured")
+        found.append(f"telemetry of {'A is SIMULATED, B' if a.simulated else 'B is SIMULATED, A'} was measured")
     elif a.simulated:
         found.append("telemetry of both is SIMULATED: it proves nothing about hardware")
     devices = {side.spec.cluster.simulate_sensors_of for side in (a, b)}
     if a.spec.cluster.device == b.spec.cluster.device and len(devices) > 1 and None not in devices:
         found.append(
-            f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are that machine's and say nothing of "
-            f"{' against '.join(sorted(map(str, devices)))}"
+            f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are of that machine and do not compare "
+            f"{' with '.join(sorted(map(str, devices)))}"
         )
     if a.result.quality != b.result.quality:
-        found.append(f"A is {a.result.quality or 'not judged'}, B is {b.result.quality or 'not judged'}")
+        found.append(f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}")
     if a.spec.model != b.spec.model:
         found.append(
             f"models differ ({a.spec.model.name}, {b.spec.model.name}): a token is not the same work on both sides"

@@ -1,4 +1,4 @@
-"""What a report and a comparison show of single trials beyond their metrics, read from a trial's folder."""
+"""Evidence of single trials beyond their metrics, for reports and comparisons, read from a trial's folder."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 
 MOST_STEPS: Final = 2000
-"""Steps a timeline shows."""
+"""Most steps of a timeline."""
 
 Floats = NDArray[np.float64]
 
@@ -45,13 +45,13 @@ class Evidence:
 
     @property
     def highest_node(self) -> str | None:
-        """The node with the highest power, None where none was recorded."""
+        """The node with the highest power, None without recorded power."""
         peaks = {node: float(watts.max()) for node, (_, watts) in self.power_w.items() if watts.size}
         return max(peaks, key=lambda node: peaks[node], default=None)
 
 
 def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
-    """The evidence of one repeat, None where its folder holds no window of measured steps.
+    """Reads the evidence of one repeat, None if its folder has no window of measured steps.
 
     Raises:
         TelemetryError: A table in it cannot be read, or is of another schema.
@@ -79,10 +79,10 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
 
 
 def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[str, Evidence], list[str]]:
-    """The evidence of the first completed repeat of some trials.
+    """Reads the evidence of the first completed repeat of some trials.
 
     Returns:
-        By trial id, those that left none left out; and what could not be read, in words.
+        Evidence by trial id, without trials that have none; and messages about unreadable trials.
     """
     found: dict[str, Evidence] = {}
     problems = []
@@ -92,7 +92,7 @@ def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[st
         try:
             evidence = gather(study.trial(row.trial_id, row.counted[0].repeat), row.counted[0])
         except WattuneError as error:
-            problems.append(f"what trial {row.trial_id} left cannot be read, so it is not drawn: {error}")
+            problems.append(f"files of trial {row.trial_id} cannot be read, so it is not drawn: {error}")
             continue
         if evidence is not None:
             found[row.trial_id] = evidence
@@ -100,7 +100,7 @@ def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[st
 
 
 def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None) -> Side:
-    """A trial of a ranking as one side of a comparison, by its first completed repeat."""
+    """Makes one side of a comparison from a ranked trial, by its first completed repeat."""
     result = row.counted[0]
     return Side(
         name=f"{study.name}:{result.trial_id}-{result.repeat}",
@@ -113,14 +113,14 @@ def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None)
 
 
 def side_of(study: StudyFolder, wanted: str) -> Side:
-    """One side of a comparison.
+    """Reads one side of a comparison.
 
     Args:
-        study: Where the trial is.
+        study: Study of the trial.
         wanted: The trial's id, or its first digits, and with `-N` its repeat N.
 
     Raises:
-        PlanError: There is no such trial, several begin so, it did not complete, or its files cannot be read.
+        PlanError: There is no such trial or more than one, it did not complete, or its files cannot be read.
         TelemetryError: Its telemetry cannot be read.
     """
     trial, _, number = wanted.partition("-")
@@ -130,10 +130,9 @@ def side_of(study: StudyFolder, wanted: str) -> Side:
     ids = {result.trial_id for _, result in pairs} | {name.rpartition("-")[0] for name in unreadable}
     begun = sorted(one for one in ids if one.startswith(trial)) if trial else []
     if len(begun) != 1:
-        have = f"trials {', '.join(begun)} begin so" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
-        raise PlanError(
-            f'no one trial "{trial}" in study {study.path}; {have}; give its id, as `wattune rank` shows it'
-        )
+        what = "more than one" if begun else "no"
+        have = f"these begin so: {', '.join(begun)}" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
+        raise PlanError(f'{what} trial "{trial}" in study {study.path}; {have}; give an id that `wattune rank` shows')
     own = [(spec, result) for spec, result in pairs if result.trial_id == begun[0]]
     repeats = completed(result for _, result in own)
     chosen = [result for result in repeats if not number or str(result.repeat) == number]
@@ -156,10 +155,10 @@ def side_of(study: StudyFolder, wanted: str) -> Side:
 
 
 def split_reference(text: str) -> tuple[str, str]:
-    """A trial as people name it: `STUDY:TRIAL_ID`, or the path of its folder, as the study and the trial in it.
+    """Splits the name of a trial into study and trial: `STUDY:TRIAL_ID`, or the path of its folder.
 
     Raises:
-        PlanError: It is neither.
+        PlanError: The text is neither.
     """
     path = text.rstrip("/")
     if "/trials/" in path:
@@ -167,17 +166,19 @@ def split_reference(text: str) -> tuple[str, str]:
         return study, trial
     study, colon, trial = text.rpartition(":")
     if not colon or not study or not trial:
-        raise PlanError(f'"{text}" names no trial; give STUDY:TRIAL_ID, such as moe_h200:0517fb8c0ffe, or its folder')
+        raise PlanError(
+            f'"{text}" does not name a trial; give STUDY:TRIAL_ID, such as moe_h200:0517fb8c0ffe, or its folder'
+        )
     return study, trial
 
 
 def compare_trials(a: str, b: str, load: Callable[[str], StudyFolder]) -> Comparison:
-    """Two trials side by side.
+    """Compares two trials.
 
     Args:
-        a: The one: `STUDY:TRIAL_ID`, or the path of its folder.
+        a: One trial: `STUDY:TRIAL_ID`, or the path of its folder.
         b: The other, of the same study or of another one.
-        load: Finds a study.
+        load: Opens a study by name or path.
 
     Raises:
         PlanError: There is no such study or trial.

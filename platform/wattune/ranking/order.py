@@ -1,6 +1,6 @@
-"""Ranking: which trials keep every bound, in which order, and what every other one lacks.
+"""Ranking: the trials that keep every bound in order, and what each other trial lacks.
 
-Two trials whose intervals overlap are not told apart by the measurement, so neither ranks above the other.
+If the intervals of two trials overlap, the measurement does not separate them and neither ranks above the other.
 """
 
 import math
@@ -23,12 +23,12 @@ from wattune.units import format_quantity
 S_PER_H: Final = 3600
 
 MOST_NAMED: Final = 10
-"""Unreadable trials that the warnings name one by one; `unreadable` has all of them."""
+"""Most unreadable trials that warnings name one by one; `unreadable` has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All trials of a study, judged: what `rank` prints and the report draws."""
+    """All assessed trials of a study, as `rank` prints and the report draws them."""
 
     objective: Objective
     constraints: tuple[Constraint, ...]
@@ -36,35 +36,35 @@ class Ranking:
     feasible: tuple[RankedTrial, ...]
     """By rank; within a shared rank by the lower end of the interval."""
     infeasible: tuple[RankedTrial, ...]
-    """By objective: the first is what the bounds cost."""
+    """By objective: the first one shows the price of the bounds."""
     unknown: tuple[RankedTrial, ...]
     interrupted: tuple[RankedTrial, ...]
     failed: tuple[RankedTrial, ...]
     num_filtered: int
-    """Trials `where` and `least_quality` left out before ranking."""
+    """Trials that `where` and `least_quality` left out before ranking."""
     least_quality: str = ""
-    """Trials of a lower quality were left out; empty for none."""
+    """Trials of a lower quality were left out; empty if none were."""
     studies: tuple[str, ...] = ()
     """The studies ranked together; empty for one."""
     drifts: tuple[str, ...] = ()
-    """What the reference trial says of drift in the objective, in words."""
+    """Messages about drift of the reference trial in the objective."""
     unreadable: tuple[UnreadableTrial, ...] = ()
-    """Repeats that ended and that nothing can be said of, the study's name in front where there are several."""
+    """Repeats that ended but cannot be read, with the study's name in front if there are several."""
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
-        """Every judged trial in the order it is listed."""
+        """Every trial in the order of its listing."""
         return self.feasible + self.infeasible + self.unknown + self.interrupted + self.failed
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Parts of the trials' settings that are not the same in all; see `RankedTrial.setting`."""
+        """Parts of the trials' settings that differ between trials; see `RankedTrial.setting`."""
         settings = [row.setting for row in self.trials]
         return tuple(name for name in (settings or [{}])[0] if len({one[name] for one in settings}) > 1)
 
     @property
     def best(self) -> RankedTrial | None:
-        """The first feasible trial, None where nothing is feasible."""
+        """The first feasible trial, None if no trial is feasible."""
         return self.feasible[0] if self.feasible else None
 
     @property
@@ -75,14 +75,14 @@ class Ranking:
 
     @property
     def simulated(self) -> bool:
-        """Whether any ranked figure comes from simulated telemetry."""
+        """True if any ranked figure comes from simulated telemetry."""
         return any(row.simulated for row in self.trials)
 
     @property
     def note(self) -> str:
-        """What a reader must know before comparing rows: qualities, simulation, trials left out."""
+        """Note to read before comparing rows: qualities, simulation, trials left out."""
         measured = [row for row in self.trials if row.counted]
-        listed = ", ".join(f"{count} {quality or 'not judged'}" for quality, count in self.qualities.items())
+        listed = ", ".join(f"{count} {quality or 'not assessed'}" for quality, count in self.qualities.items())
         parts = [f"quality: {listed}" if listed else "nothing was measured"]
         simulated = sum(row.simulated for row in measured)
         if simulated:
@@ -92,49 +92,49 @@ class Ranking:
             quality = [f"quality below {self.least_quality}"] if self.least_quality else []
             parts.append(f"{self.num_filtered} left out by {' and '.join([*map(str, self.where), *quality])}")
         if self.unreadable:
-            parts.append(f"{len(self.unreadable)} left out that cannot be read")
+            parts.append(f"{len(self.unreadable)} unreadable left out")
         return "; ".join(parts)
 
     @property
     def best_of_each(self) -> tuple[RankedTrial, ...]:
-        """The first feasible trial of every size of work, where there is more than one; see `warnings`."""
+        """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
         first = {_size(row.spec): row for row in reversed(self.feasible)}
         return tuple(row for row in self.feasible if first[_size(row.spec)] is row) if len(self._sizes) > 1 else ()
 
     @property
     def _sizes(self) -> list[str]:
-        """The sizes of work among measured trials that a speed or an energy depends on."""
+        """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
         return sorted({_size(row.spec) for row in self.trials if row.objective}) if depends else []
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes rows of this ranking unlike each other, or its order uncertain; empty is good."""
+        """Warnings about rows that do not compare, or about an uncertain order; empty is good."""
         found = [f"left out: {one.reason}" for one in self.unreadable[:MOST_NAMED]]
         if len(self.unreadable) > MOST_NAMED:
-            found.append(f"{len(self.unreadable) - MOST_NAMED} more cannot be read; --json and --csv name each")
+            found.append(f"{len(self.unreadable) - MOST_NAMED} more cannot be read; --json and --csv list them all")
         metric, compared = self.objective.metric, [row for row in self.trials if row.counted]
         if len(self._sizes) > 1:
             found.append(
-                f"{metric} of unlike work in one table: {'; '.join(self._sizes)}. A larger model does more for a "
-                "token; compare within one, or by mfu_frac"
+                f"{metric} of different work in one table: {'; '.join(self._sizes)}. A larger model does more work for "
+                "a token; compare within one, or by mfu_frac"
             )
         if 0 < sum(row.simulated for row in compared) < len(compared):
-            found.append("simulated and measured telemetry in one table: a rank between the two means nothing")
+            found.append("simulated and measured telemetry in one table: do not compare ranks between the two")
         stand_ins = {row.spec.cluster.simulate_sensors_of or "" for row in compared}
         if len(stand_ins - {""}) > 1:
             found.append(
                 f"sensors of {' and '.join(sorted(stand_ins - {''}))} are simulated beside steps of the same machine: "
-                "their power and temperature differ, their speed does not"
+                "power and temperature differ, speed does not"
             )
         if len(self.qualities) > 1:
-            listed = ", ".join(f"{count} {quality or 'not judged'}" for quality, count in self.qualities.items())
-            found.append(f"unlike qualities in one table: {listed}; --quality publishable ranks the best alone")
+            listed = ", ".join(f"{count} {quality or 'not assessed'}" for quality, count in self.qualities.items())
+            found.append(f"different qualities in one table: {listed}; --quality publishable ranks only the best ones")
         single = [row for row in compared if row.objective and row.objective.method == "none"]
         if single and len(compared) > 1:
             found.append(
-                f"nothing tells how {metric} scatters in {len(single)} of {len(compared)} trials: no repeats, no "
-                "reference; differences smaller than the machine's own from run to run decide nothing"
+                f"Run-to-run variation is unknown: {len(single)} of {len(compared)} trials have no repeats. "
+                "Treat small differences as ties."
             )
         return (*found, *self.drifts)
 
@@ -163,17 +163,17 @@ def rank(
     where: Sequence[Constraint] = (),
     least_quality: str = "",
 ) -> Ranking:
-    """Judges every trial and puts the feasible ones in order.
+    """Assesses every trial and puts the feasible ones in order.
 
-    A trial with a repeat that ran and failed is failed, whatever its other repeats gave: it cannot be relied on. A
-    repeat that was interrupted, or whose measurement is invalid, is left out where another one completed. Equal
-    specifications in two studies stay two trials: the machine was another, or in another state.
+    A trial with a repeat that ran and failed is failed, whatever the other repeats measured: it is not reliable. A
+    repeat that was interrupted, or whose measurement is invalid, is left out if another one completed. Equal
+    specifications in two studies stay two trials: the machine may differ, or its state.
 
     Args:
-        results: Every repeat of a study's trials; of several studies by their names.
-        objective: What is maximized or minimized.
-        constraints: What has to hold in every repeat.
-        where: What a trial must hold, in every completed repeat, to be ranked at all; the others are only counted.
+        results: Every repeat of a study's trials; for several studies by their names.
+        objective: The metric to maximize or minimize.
+        constraints: Bounds that must hold in every repeat.
+        where: Bounds that a trial must keep in every completed repeat to be ranked at all; other trials are counted.
         least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
 
     Raises:
@@ -183,7 +183,7 @@ def rank(
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     studies = results if isinstance(results, Mapping) else {"": results}
     several = len(studies) > 1
-    judged: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
+    assessed: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
     drifts: list[str] = []
     num_filtered = 0
     for study, own in studies.items():
@@ -200,7 +200,7 @@ def rank(
             ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
             name = study if several else ""
             row = assess_trial(name, specs[trial_id], ordered, spreads, objective, constraints)
-            judged[row.verdict].append(row)
+            assessed[row.verdict].append(row)
         drifts += _drifts(study if several else "", spreads, objective.metric)
 
     def best_first(row: RankedTrial) -> tuple[int, float, float, str, str]:
@@ -214,11 +214,11 @@ def rank(
         objective=objective,
         constraints=tuple(constraints),
         where=tuple(where),
-        feasible=tuple(sorted(_with_ranks(judged[Verdict.FEASIBLE], objective), key=best_first)),
-        infeasible=tuple(sorted(judged[Verdict.INFEASIBLE], key=best_first)),
-        unknown=tuple(sorted(judged[Verdict.UNKNOWN], key=best_first)),
-        interrupted=tuple(sorted(judged[Verdict.INTERRUPTED], key=by_reason)),
-        failed=tuple(sorted(judged[Verdict.FAILED], key=by_reason)),
+        feasible=tuple(sorted(_with_ranks(assessed[Verdict.FEASIBLE], objective), key=best_first)),
+        infeasible=tuple(sorted(assessed[Verdict.INFEASIBLE], key=best_first)),
+        unknown=tuple(sorted(assessed[Verdict.UNKNOWN], key=best_first)),
+        interrupted=tuple(sorted(assessed[Verdict.INTERRUPTED], key=by_reason)),
+        failed=tuple(sorted(assessed[Verdict.FAILED], key=by_reason)),
         num_filtered=num_filtered,
         least_quality=least_quality,
         studies=tuple(studies) if several else (),
@@ -227,9 +227,9 @@ def rank(
 
 
 def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> list[RankedTrial]:
-    """The rows that no other row beats in one metric without losing in the other, best `metric_a` first.
+    """Returns the rows that no other row beats in one metric without losing in the other, best `metric_a` first.
 
-    Every row stands for the middle of its interval in each metric; one that did not measure both is not on the front.
+    Every row counts by the middle of its interval in each metric. Rows that did not measure both are left out.
 
     Args:
         rows: Usually the feasible rows of a ranking.
@@ -250,13 +250,13 @@ def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> l
 
 
 def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
-    """What a row has of a metric, turned so that more is better."""
+    """Returns a function that reads a metric of a row, with its sign turned so that more is better."""
     if metric not in METRICS:
         raise SpaceError(f'unknown metric "{metric}" for a Pareto front; {closest(metric, METRICS)}')
     better = METRICS[metric].better
     if better == "none":
         raise SpaceError(
-            f"{metric} cannot span a Pareto front: neither more nor less of it is better by itself; "
+            f"{metric} cannot be an axis of a Pareto front: neither more nor less of it is better; "
             "choose a metric with a direction, such as tokens_per_s or energy_per_token_j"
         )
 
@@ -278,7 +278,7 @@ def _passes(repeats: Sequence[TrialResult], where: Sequence[Constraint], least_q
 
 
 def _size(spec: TrialSpec) -> str:
-    """The work behind a token, in words."""
+    """Describes the work behind a token."""
     return f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
 
 
@@ -290,7 +290,7 @@ def _model_size(model: ModelSpec) -> str:
 
 
 def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
-    """What the reference trials say of drift, a line for each set of nodes that drifts."""
+    """Describes drift of the reference trials, a line for each set of nodes that drifts."""
     lines = []
     for nodes, found in spreads.references(metric).items():
         if found.drifts and found.drift_frac is not None:
@@ -298,13 +298,13 @@ def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
             lines.append(
                 f"{metric} of the reference trial drifted by {100 * found.drift_frac:+.1f} % "
                 f"in {found.span_s / S_PER_H:.1f} h over {found.num_runs} runs {place}".rstrip()
-                + ": taken out of the objective, not of the bounds"
+                + ": removed from the objective, not from the bounds"
             )
     return lines
 
 
 def _score(row: RankedTrial, objective: Objective) -> tuple[float, float]:
-    """The objective's interval turned so that more is better; below everything where it was not measured."""
+    """Returns the objective's interval, turned so that more is better; minus infinity if it was not measured."""
     if row.objective is None:
         return -math.inf, -math.inf
     low, high = row.objective.low, row.objective.high

@@ -1,9 +1,10 @@
-"""From results to a decision: one ranking of one or several studies, from their folders or from MLflow."""
+"""One ranking of one or several studies, from their folders or from MLflow."""
 
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
@@ -15,21 +16,21 @@ from wattune.tracking.reader import read_study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A study's results, and what it was after."""
+    """A study's results, with its objective and constraints."""
 
     name: str
     results: Results
     objective: str | None
-    """None where nobody says."""
+    """None if the study does not have one."""
     constraints: tuple[str, ...]
     place: str
-    """Where it was read, for messages."""
+    """The folder or store it was read from, for messages."""
     unreadable: tuple[UnreadableTrial, ...] = ()
-    """Trials that ended and are not among the results."""
+    """Trials that ended but cannot be read, and so are not among the results."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
-        """A study's folder."""
+        """Reads a study's folder."""
         document, finished = study.document(), study.finished()
         return cls(
             name=study.name,
@@ -42,7 +43,7 @@ class Source:
 
     @classmethod
     def of_store(cls, uri: str, name: str) -> "Source":
-        """What an MLflow store holds of a study.
+        """Reads a study from an MLflow store.
 
         Raises:
             TrackingError: The store cannot be reached or has no such study.
@@ -57,9 +58,22 @@ class Source:
         )
 
 
+class Question(TypedDict, total=False):
+    """What is asked of results, where it is not what their studies asked."""
+
+    objective: str | None
+    """Instead of the studies' own, such as `minimize energy_per_token_j`; several need it where theirs differ."""
+    constraints: Sequence[str] | None
+    """Instead of the studies' own."""
+    where: Sequence[str]
+    """Only trials that hold all of these are ranked."""
+    least_quality: str
+    """`indicative` or `publishable`: trials of a lower quality are left out."""
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keeps the garbage collector from looking at everything again and again while much is made and nothing is dropped.
+    """Pauses the garbage collector, which would scan everything repeatedly while many objects are made.
 
     Reading and ranking ten thousand trials makes no cycles, and takes a quarter less time without it.
     """
@@ -72,34 +86,26 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def rank_sources(
-    sources: Sequence[Source],
-    *,
-    objective: str | None = None,
-    constraints: Sequence[str] | None = None,
-    where: Sequence[str] = (),
-    least_quality: str = "",
-) -> Ranking:
+def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ranking:
     """Ranks the trials of one or several studies together.
 
     Args:
         sources: The studies.
-        objective: Instead of the studies' own.
-        constraints: Instead of the studies' own.
-        where: Only trials that hold all of these are ranked.
-        least_quality: Trials of a lower quality are left out.
+        **question: See `Question`.
 
     Raises:
-        PlanError: A study is named twice, or nobody says what it is after.
+        PlanError: A study is named twice, or has no objective and none is given.
         SpaceError: An objective or constraint cannot be used as written, or the studies' own differ.
     """
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise PlanError(f"studies {', '.join(names)}: every study needs a name of its own; name each once")
+        raise PlanError(f"studies {', '.join(names)}: two have the same name; name each study once")
+    objective, constraints = question.get("objective"), question.get("constraints")
     if objective is None:
         unsaid = [source.place for source in sources if source.objective is None]
         if unsaid:
-            raise PlanError(f"{' and '.join(unsaid)} does not say what it is after; give --objective")
+            verb = "has" if len(unsaid) == 1 else "have"
+            raise PlanError(f"{' and '.join(unsaid)} {verb} no objective; pass --objective")
         objective = _agreed("objective", [(source.name, str(source.objective)) for source in sources])
     if constraints is None:
         bounds = [(source.name, "; ".join(source.constraints) or "none") for source in sources]
@@ -109,8 +115,8 @@ def rank_sources(
         {source.name: source.results for source in sources},
         parse_objective(objective),
         [parse_constraint(text) for text in constraints],
-        where=[parse_constraint(text) for text in where],
-        least_quality=least_quality,
+        where=[parse_constraint(text) for text in question.get("where", ())],
+        least_quality=question.get("least_quality", ""),
     )
     named = [
         replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one
@@ -121,12 +127,12 @@ def rank_sources(
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:
-    """What all studies say.
+    """Returns the text that all studies agree on.
 
     Raises:
         SpaceError: They differ.
     """
     if len({text for _, text in said}) > 1:
         listed = "\n".join(f"  {name}: {text}" for name, text in said)
-        raise SpaceError(f"the studies' {what}s differ:\n{listed}\ngive one for all with --{what}")
+        raise SpaceError(f"the studies' {what}s differ:\n{listed}\npass one for all with --{what}")
     return said[0][1]

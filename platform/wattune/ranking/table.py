@@ -1,4 +1,4 @@
-"""A ranking as files: Parquet with all there is, and CSV for spreadsheets with one figure a cell."""
+"""A ranking as files: Parquet with all data, and CSV for spreadsheets with one figure per cell."""
 
 import csv
 import io
@@ -7,12 +7,20 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.plan.axes import AXES
+from wattune.plan.axes import AXES, Plan
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.storage.files import write_asked
 
 _AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
+
+PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}
+"""Columns a plan has in a table: its axes."""
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """A plan as one row of `PLAN_COLUMNS`."""
+    return {name: getattr(plan, name) for name in PLAN_COLUMNS} | {"rank_order": str(plan.rank_order)}
 
 
 def _struct(**types: pa.DataType) -> pa.DataType:
@@ -32,7 +40,7 @@ _TABLE: Final = pa.schema(
         "cluster": pa.string(),
         "engine": pa.string(),
         "dp": pa.int32(),
-        "plan": _struct(**{name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}),
+        "plan": _struct(**PLAN_COLUMNS),
         "objective": _struct(
             value=pa.float64(),
             low=pa.float64(),
@@ -70,14 +78,14 @@ _TABLE: Final = pa.schema(
         ),
     }.items()
 )
-"""Columns of `ranking.parquet`: those of a row's JSON; values are in the units of the metrics they stand for."""
+"""Columns of `ranking.parquet`: those of a row's JSON. Values are in the units of their metrics."""
 
 
 def to_table(ranking: Ranking) -> pa.Table:
-    """One row per trial, for `ranking.parquet`; the metadata says what was asked."""
+    """Builds `ranking.parquet`: one row per trial; the metadata has objective, constraints and notes."""
     rows = [row.to_json() for row in ranking.trials]
     for row, trial in zip(rows, ranking.trials, strict=True):
-        row["plan"] = {**row["plan"], "rank_order": str(trial.spec.plan.rank_order)}
+        row["plan"] = plan_values(trial.spec.plan)
         row["repeats"] = [{**repeat, "metrics": list(repeat["metrics"].items())} for repeat in row["repeats"]]
     metadata = {
         "wattune.objective": str(ranking.objective),
@@ -91,12 +99,11 @@ def to_table(ranking: Ranking) -> pa.Table:
 
 
 def to_csv(ranking: Ranking) -> str:
-    """One line per trial in the order it is listed, then one per repeat that cannot be read (verdict `unreadable`).
+    """Builds the CSV: a line per trial in the order of listing, then one per unreadable repeat (verdict `unreadable`).
 
-    A metric is the middle of its interval, empty where unmeasured.
-
-    The objective has its interval beside it, every constraint what was got, the distance to its bound and the
-    probability that it holds. Columns are named as in the ranking's JSON.
+    A metric is the middle of its interval, empty where unmeasured. The objective has its interval beside it. Every
+    constraint has the measured value, the bound, the distance to it and the probability that it holds. Columns are
+    named as in the ranking's JSON.
     """
     bounds = [str(constraint) for constraint in ranking.constraints]
     objective = ranking.objective.metric

@@ -1,1 +1,1 @@
-"""Recordings: a sampler beside any command, without Ray, and what it shows."""
+"""Recordings: a sampler beside any command, without Ray, and the figures that come of it."""

@@ -37,7 +37,7 @@ class Command:
         self.end_mono_ns = time.monotonic_ns()
 
     def ended_within(self, timeout_s: float | None) -> bool:
-        """Waits for its end, so many seconds at most; None is as long as it takes."""
+        """Waits for its end, at most `timeout_s`; None waits as long as it takes. Returns True where it has ended."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()
 
@@ -88,13 +88,13 @@ class SignalRelay:
         self._pass_on(self.received)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        # Twice would be once too often: many programs take the second Ctrl-C for an order to skip their clean-up.
+        # Never twice: many programs skip their clean-up at the second Ctrl-C.
         if self._command is not None and not (number in _FROM_TERMINAL and _in_foreground()):
             self._command.send(number)
 
 
 def _in_foreground() -> bool:
-    """Whether this process belongs to the foreground group of its terminal."""
+    """Returns True where this process belongs to the foreground group of its terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

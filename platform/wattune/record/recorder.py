@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from wattune import __version__
 from wattune.errors import PlanError
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
@@ -19,6 +18,7 @@ from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
+from wattune.version import __version__
 
 LEAD_S: Final = 1.1
 """From the sampler's start to the command's: every tier, read once a second or more often, has been read by then."""
@@ -37,7 +37,7 @@ LOG: Final = "command.log"
 _STDERR_FD: Final = 2
 
 Output = Literal["own", "stderr", "log"]
-"""Where a command writes: its own inherited streams, both to standard error, or both to `LOG`."""
+"""Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
 
 Watcher = Callable[[Path, int], None]
 """Called with the sampler's folder, and the window's start on the monotonic clock."""
@@ -62,18 +62,18 @@ def record(
 ) -> Path:
     """Records a command from start to end, or this machine for some seconds.
 
-    A signal that would end this process goes to the command instead. The recording ends with the command and is then
-    closed, however that ends; only SIGKILL of this process leaves it open: the sampler ends by its lease, and
-    `wattune.record.recording.load` reads what there is.
+    A signal that would end this process goes to the command instead. The recording ends with the command, however that
+    ends, and is then closed. Only SIGKILL of this process leaves it open: the sampler then ends by its lease, and
+    `wattune.record.recording.load` reads the rows it wrote.
 
     Args:
-        command: What to run; empty records the machine.
+        command: The program and its arguments; empty records the machine.
         storage: Where recordings are kept, under `recordings/<name>`.
         seconds: Longest to record; a command that still runs then is sent SIGTERM.
         name: The recording's name; None is `default_name`.
-        backends: What to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
+        backends: Sensors to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
             is `default_backends`.
-        output: Where the command writes.
+        output: Destination of the command's output.
         watcher: Looks on twice a second, until it fails.
 
     Returns:
@@ -81,13 +81,13 @@ def record(
 
     Raises:
         PlanError: There is nothing to record, the command cannot be run, or the name is taken; nothing was written.
-        TelemetryError: A backend or a device's calibration cannot be used, nothing was written; or what was sampled
-            could not be.
+        TelemetryError: A backend or a device's calibration cannot be used, and nothing was written; or the samples
+            could not be written.
     """
     if not command and seconds is None:
         raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
     if command and shutil.which(command[0]) is None:
-        raise PlanError(f"{command[0]} is no program that can be run; check the name, or give its path")
+        raise PlanError(f"{command[0]} cannot be executed; check the name, or give its path")
     backends = list(backends) or default_backends()
     read, simulated = split_simulated(backends)
     node = socket.gethostname()
@@ -107,11 +107,11 @@ def record(
             folder.write_facts(facts)
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
             sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
-        except BaseException:  # a full disk too: nothing was recorded, so nothing stays
+        except BaseException:  # such as a full disk: nothing was recorded, so nothing stays
             shutil.rmtree(folder.path)
             raise
         try:
-            with_calibrations(storage, sampler.manifest())  # one that cannot be read is said now, not after hours
+            with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
             _Session(folder, facts, sampler, relay, watcher).run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
@@ -201,9 +201,9 @@ class _Session:
 
 
 def _close(folder: RecordingFolder, facts: dict[str, Any]) -> None:
-    """Turns what the sampler wrote into Parquet; its own files go when everything else is in place.
+    """Turns the sampler's files into Parquet, and deletes them once everything else is in place.
 
-    Where it did not end well its log stays: that says why.
+    Where it did not end well its log stays and says why.
     """
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])

@@ -20,21 +20,21 @@ from wattune.telemetry.files.segments import read_manifest, read_tables
 from wattune.units import ns_to_s, s_to_ns
 
 LAG_S: Final = 1.1
-"""How far the ring may be behind the other tiers while sampling: it is drained once a second."""
+"""Most the ring may lag behind the other tiers while sampling: it is drained once a second."""
 
 _OF_SEVERAL: Final = ("node_", "cluster_", "nic_", "power_coincidence", "device_temp_spread")
-"""How metrics begin that say nothing of one device."""
+"""Prefixes of metrics that do not describe a single device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a trial's or recording's folder holds."""
+    """Contents of a trial's or recording's folder."""
 
     tables: Mapping[str, pa.Table]
     spans: pa.Table | None = None
     manifests: Mapping[str, Mapping[str, Any]]
     window: tuple[int, int] | None = None
-    """Of a recorded command, in nanoseconds of its node's wall clock; None where nothing says."""
+    """Of a recorded command, in nanoseconds of its node's wall clock; None where it is unknown."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """A recording's own manifest."""
 
@@ -50,7 +50,7 @@ class Measured:
         return sorted(device for device in found if device[1] != HOST)
 
     def summary(self) -> Summary:
-        """Metrics and verdict, all devices together; what a trial's specification adds is not in it."""
+        """Computes metrics and verdict of all devices together, without those that need a trial's specification."""
         return summarize(None, self.spans, self.tables, self.manifests, window=self.window)
 
     def energy_j(self) -> float | None:
@@ -91,7 +91,7 @@ class Measured:
 
 
 def load(path: Path) -> Measured:
-    """Reads a trial's or recording's folder; of one that was killed or still records, what there is so far.
+    """Reads a trial's or recording's folder; of one that was killed or still records, all there is so far.
 
     Raises:
         TelemetryError: A table or manifest in it cannot be read.
@@ -108,9 +108,9 @@ def load(path: Path) -> Measured:
 
 
 def look(sampler_folder: Path, start_mono_ns: int) -> Measured:
-    """What a living sampler wrote of the time from a moment on.
+    """Reads what a running sampler has written since a moment.
 
-    Its window ends `LAG_S` before the last reading, where all sensors are in; it is None where that is no time at all.
+    Its window ends `LAG_S` before the last reading, up to which all sensors are in; None where that leaves no window.
     """
     tables, _ = read_tables(sampler_folder, start_mono_ns=start_mono_ns)
     manifest = read_manifest(sampler_folder)
@@ -166,7 +166,7 @@ def device_metrics(measured: Measured, device: Device) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a recording shows."""
+    """Figures of a recording."""
 
     path: Path
     command: Sequence[str]
@@ -203,7 +203,7 @@ class Recording:
 
     @property
     def simulated(self) -> bool:
-        """Whether any figure was computed instead of measured."""
+        """Returns True where any figure was computed and not measured."""
         return self.summary.tags.get("simulated") == "true"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a recording samples: the backends that are here, and sensors simulated from the host's activity."""
+"""Sensors of a recording: the backends of this machine, and sensors simulated from the host's activity."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,7 +20,7 @@ HOST: Final = "host"
 """The backend, tier and device of the machine itself."""
 
 SIMULATED_DEVICE: Final = "h200_sxm"
-"""What `simulated` stands for where it names no device of the catalog."""
+"""Device of the catalog that `simulated` means where it names none."""
 
 
 def default_backends() -> list[str]:
@@ -29,7 +29,7 @@ def default_backends() -> list[str]:
 
 
 def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:
-    """What a sampler is to read, and the device to simulate where `simulated[:DEVICE]` is asked for.
+    """Splits backends into those a sampler reads, and the device to simulate where `simulated[:DEVICE]` is asked for.
 
     Raises:
         SensorChoiceError: A backend does not exist or cannot be used as written, or the device cannot be simulated.

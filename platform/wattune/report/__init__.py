@@ -1,1 +1,1 @@
-"""The report: one HTML file that shows a study's answer, what it rests on, and everything that was not chosen."""
+"""The report: one HTML file with a study's answer, its evidence, and everything that was not chosen."""

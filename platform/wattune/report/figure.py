@@ -1,8 +1,8 @@
-"""One figure of the report: drawn by plotly, shown on a page, or written as an image. How all of them look."""
+"""One figure of the report, drawn by plotly, shown on a page or written as an image; and the style of all of them."""
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,22 +26,27 @@ _AXIS: Final = {"gridcolor": LINE, "zeroline": False, "linecolor": "#8a94a3", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One figure with its words."""
+    """One figure with its title and caption."""
 
     title: str
     caption: str
-    """What is drawn and how to read it."""
-    figure: go.Figure
+    """Description of the figure, and how to read it."""
+    figure: go.Figure = field(repr=False)
     simulated: bool
     height: int = 440
 
     @property
     def name(self) -> str:
-        """Its name in the page and as a file."""
+        """Name of the figure in the page and as a file."""
         return "chart-" + "-".join(self.title.lower().split())
 
+    def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """The figure as a notebook shows it."""
+        bundle: dict[str, Any] = _styled(self)._repr_mimebundle_()
+        return bundle
+
     def html(self) -> Html:
-        """The figure as a section of the page."""
+        """Returns the figure as a section of the page."""
         config = {"displayModeBar": False, "responsive": True}
         drawn = _styled(self).to_html(full_html=False, include_plotlyjs=False, div_id=self.name, config=config)
         return section(
@@ -52,10 +57,10 @@ class Chart:
 
 
 def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Writes figures as images in every one of `FORMATS`, all in one browser.
+    """Writes figures as images in each of `FORMATS`, all with one browser.
 
     Returns:
-        The files.
+        Paths of the files.
 
     Raises:
         WattuneError: The exporter or the browser it draws with is not installed, or the folder cannot be written.
@@ -77,28 +82,28 @@ def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
         raise WattuneError(f"cannot write the figures to {folder}: {_need(error)}") from error
     missing = [path.name for path in paths if not path.exists()]
     if missing:
-        raise WattuneError(f"the exporter left out {', '.join(missing)} in {folder}; run it again")
+        raise WattuneError(f"the exporter did not write {', '.join(missing)} in {folder}; run it again")
     return paths
 
 
 def script() -> Html:
-    """The whole of plotly.js, so that charts need no network."""
+    """Returns all of plotly.js as a script, so that charts need no network."""
     return fill("<script>{}</script>", Html(get_plotlyjs()))
 
 
 def plain(text: str) -> str:
-    """Text that plotly draws as it is: it reads some HTML in whatever it draws."""
+    """Escapes text, so that plotly draws it as it is: plotly interprets some HTML."""
     return html.escape(text, quote=False)
 
 
 def axis_title(metric: str) -> str:
-    """A metric and its unit."""
+    """Returns a metric's name with its unit."""
     unit = METRICS[metric].unit
     return metric if unit in (None, "1") else f"{metric} [{unit}]"
 
 
 def _need(error: Exception) -> str:
-    """What is missing, in one line: plotly's own words are a page."""
+    """Returns what the exporter lacks, in one line: plotly's own message fills a page."""
     said = f"{type(error).__name__} {error}"
     if "chrome" in said.lower():
         return "no Chrome or Chromium is installed; install one, or run `plotly_get_chrome`"
@@ -108,7 +113,7 @@ def _need(error: Exception) -> str:
 
 
 def _styled(chart: Chart) -> go.Figure:
-    """The figure in the report's looks; simulated figures say so across all of it."""
+    """Returns the figure in the report's style; a simulated figure has a stamp across it."""
     figure = go.Figure(chart.figure)
     figure.update_layout(
         template="none",

@@ -1,7 +1,7 @@
-"""HTML by templates that escape what is put into them, and how the report looks.
+"""HTML from templates that escape their values, and the style of the report.
 
-Names and reasons come from users and programs: text is escaped unless it is a `Html` already, so nothing has to be
-remembered. Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers tell apart.
+Names and reasons come from users and programs. Every text is escaped unless it is already `Html`, so callers need not
+remember it. Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers can distinguish.
 """
 
 import html
@@ -15,7 +15,7 @@ LINE: Final = "#dfe4ea"
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif'
 
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""Content security policy of the page: whatever is on it, a browser makes no request."""
+"""Content security policy of the page: a browser makes no request, whatever the page contains."""
 
 STYLE: Final = f"""
 :root {{ color-scheme: light; --ink: {INK}; --soft: #566172; --line: {LINE};
@@ -115,32 +115,32 @@ const resize = width => document.querySelectorAll(".plotly-graph-div").forEach(c
 addEventListener("beforeprint", () => resize(680));
 addEventListener("afterprint", () => resize(0));
 """
-"""What the page does beside plotly: a click on a point finds its row, long tables can be filtered, print fits paper."""
+"""Script of the page beside plotly: a click on a point finds its row, long tables get a filter, print fits paper."""
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
 
 def escape(text: str) -> Html:
-    """The text as markup that shows it, quotes included; markup stays as it is."""
+    """Returns markup that shows the text, with quotes escaped; markup stays as it is."""
     return text if isinstance(text, Html) else Html(html.escape(text))
 
 
 def fill(template: str, *values: str) -> Html:
-    """A template of the program's own with escaped values in place of its `{}`."""
+    """Fills a trusted template: escaped values replace its `{}`."""
     return Html(template.format(*map(escape, values)))
 
 
 def join(parts: Iterable[str]) -> Html:
-    """The parts one after another, escaped."""
+    """Joins the parts, escaped."""
     return Html("".join(map(escape, parts)))
 
 
 def section(title: str, *parts: str) -> Html:
-    """A titled part of the page."""
+    """Makes a titled section of the page."""
     return fill("<section><h2>{}</h2>{}</section>\n", title, join(parts))
 
 
@@ -151,14 +151,14 @@ def table(
     numeric: Iterable[str] = (),
     ids: Sequence[str] = (),
 ) -> Html:
-    """A table that scrolls by itself where the page is narrow.
+    """Makes a table that scrolls by itself if the page is narrow.
 
     Args:
-        caption: How to read it.
+        caption: Text below the table.
         columns: Headings.
         rows: Cells, one per column.
-        numeric: The headings of columns that line up on the right.
-        ids: The rows' names in the page; empty for none.
+        numeric: Headings of columns that align on the right.
+        ids: Element ids of the rows; empty for none.
     """
     listed = list(rows)
     named = [fill(' id="{}"', name) for name in ids] or [Html()] * len(listed)

@@ -1,4 +1,4 @@
-"""Node power over time against the step timeline, excursions marked."""
+"""Node power over time above the step timeline, with excursions marked."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -17,10 +17,10 @@ from wattune.report.figure import DASHED, Chart, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 
 MAX_TRACE_PARTS: Final = 1500
-"""Parts a long trace is cut into; two samples of each are drawn, more than a screen has columns."""
+"""Parts of a long trace; two samples of each are drawn, more than a screen has columns."""
 
 _LIMIT: Final = "node_device_power_w"
-"""The hard limit that is drawn, by its name under `limits` of a search space."""
+"""Name of the hard limit that is drawn, under `limits` of a search space."""
 
 _STEP_COLORS: Final = ("#8a94a3", "#dfe4ea")
 _EXCURSION_COLOR: Final = "#CC79A7"
@@ -31,12 +31,12 @@ Floats = NDArray[np.float64]
 def power(
     ranking: Ranking, rows: Sequence[RankedTrial], evidence: Mapping[str, Evidence], limits: Mapping[str, float]
 ) -> Chart | None:
-    """Node power of some trials over time, every bound on it, and beneath each its steps and excursions.
+    """Draws node power of some trials over time with every bound on it, and beneath each its steps and excursions.
 
     Args:
-        ranking: Where the trials stand.
-        rows: The trials, those without power left out.
-        evidence: By trial id.
+        ranking: The ranking of the trials.
+        rows: The trials; those without power are left out.
+        evidence: Evidence by trial id.
         limits: Hard limits by metric name.
 
     Returns:
@@ -55,35 +55,14 @@ def power(
         row_heights=[0.78, 0.22] * len(shown),
         vertical_spacing=0.055,
     )
-    highest_w = max(float(found.power_w[node][1].max()) for _, found, node in shown)
-    lowest_w = min(float(found.power_w[node][1].min()) for _, found, node in shown)
-    lines = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
-    lines += [(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else []
-    reach = [lowest_w, highest_w, *(bound_w for bound_w, _ in lines)]
-    room = 0.1 * ((max(reach) - min(reach)) or 1.0)
+    bounds = _bounds(ranking, limits)
+    reach = _reach(shown, [bound_w for bound_w, _ in bounds])
     for number, (row, found, node) in enumerate(shown):
         top, strip = 2 * number + 1, 2 * number + 2
-        time_s, power_w = envelope(*found.power_w[node])
-        color = FEASIBLE_COLOR if row.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
-        figure.add_scatter(
-            x=time_s,
-            y=power_w,
-            mode="lines",
-            line={"color": color, "width": 1.2},
-            showlegend=False,
-            hovertemplate="%{x:.2f} s, %{y:.0f} W<extra></extra>",
-            row=top,
-            col=1,
-        )
-        for bound_w, text in lines:
-            label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
-            figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=top, col=1)
         excursions = [one for one in found.excursions.to_pylist() if one["node"] == node]
-        for start_s, end_s in _joined(excursions):
-            marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
-            figure.add_vrect(x0=start_s, x1=end_s, row=top, col=1, **marked)
+        _draw_power(figure, row, found.power_w[node], bounds, excursions, top)
         _draw_strip(figure, found, excursions, strip)
-        figure.update_yaxes(title="node power [W]", range=[min(reach) - room, max(reach) + room], row=top, col=1)
+        figure.update_yaxes(title="node power [W]", range=reach, row=top, col=1)
         figure.update_yaxes(
             tickvals=[0, 1], ticktext=["excursions", "steps"], range=[-0.6, 1.6], showgrid=False, row=strip, col=1
         )
@@ -91,9 +70,10 @@ def power(
     figure.update_layout(margin_t=32, bargap=0.2, barmode="overlay")
     figure.update_xaxes(title="time from the first measured step [s]", row=2 * len(shown), col=1)
     caption = (
-        "Sum of a node's devices in means of 100 ms, on the node with the highest. Beneath it every measured step, and "
-        "excursions of single devices: 100 ms above 1.05 of a device's enforced limit until below 1.00 of it. A bound "
-        "on a 1 s peak may be passed for less than a second and kept. Drag to zoom in, double-click to return."
+        "Sum of a node's devices in means of 100 ms, on the node with the highest peak. Beneath it are all measured "
+        "steps, and excursions of single devices: from a 100 ms mean above 1.05 of a device's enforced limit until one "
+        "below 1.00 of it. Power above a bound on a 1 s peak for less than a second may still keep it. Drag to zoom "
+        "in, double-click to return."
     )
     return Chart(
         title="Power against the step timeline",
@@ -104,8 +84,51 @@ def power(
     )
 
 
+def _bounds(ranking: Ranking, limits: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Returns watts and text of every bound on node power, the hard limit last."""
+    found = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
+    return found + ([(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else [])
+
+
+def _reach(shown: Sequence[tuple[RankedTrial, Evidence, str]], bounds_w: Sequence[float]) -> list[float]:
+    """Returns the range of an axis that shows every trace and every bound."""
+    powers_w = [found.power_w[node][1] for _, found, node in shown]
+    reach = [*bounds_w, *(float(end) for power_w in powers_w for end in (power_w.min(), power_w.max()))]
+    room = 0.1 * ((max(reach) - min(reach)) or 1.0)
+    return [min(reach) - room, max(reach) + room]
+
+
+def _draw_power(
+    figure: go.Figure,
+    trial: RankedTrial,
+    trace: tuple[Floats, Floats],
+    bounds: Sequence[tuple[float, str]],
+    excursions: Sequence[Mapping[str, Any]],
+    row: int,
+) -> None:
+    """Draws one node's power with the bounds on it, excursions shaded."""
+    time_s, power_w = envelope(*trace)
+    color = FEASIBLE_COLOR if trial.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
+    figure.add_scatter(
+        x=time_s,
+        y=power_w,
+        mode="lines",
+        line={"color": color, "width": 1.2},
+        showlegend=False,
+        hovertemplate="%{x:.2f} s, %{y:.0f} W<extra></extra>",
+        row=row,
+        col=1,
+    )
+    for bound_w, text in bounds:
+        label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
+        figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=row, col=1)
+    for start_s, end_s in _joined(excursions):
+        marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
+        figure.add_vrect(x0=start_s, x1=end_s, row=row, col=1, **marked)
+
+
 def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
-    """A trace, or of a long one the least and largest sample of each of many parts, so that peaks stay.
+    """Returns a trace, or the smallest and largest sample of each of many parts of a long one, so that peaks stay.
 
     Returns:
         Seconds and watts, at most `2 * MAX_TRACE_PARTS` of each.
@@ -119,7 +142,7 @@ def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
 
 
 def _draw_strip(figure: go.Figure, found: Evidence, excursions: Sequence[Mapping[str, Any]], row: int) -> None:
-    """Steps as a band of alternating bars, excursions as another."""
+    """Draws steps as a band of alternating bars, and excursions as another."""
     start_s, time_s = found.steps
     figure.add_bar(
         x=time_s,
@@ -154,7 +177,7 @@ def _draw_strip(figure: go.Figure, found: Evidence, excursions: Sequence[Mapping
 
 
 def _joined(excursions: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """When any device was in an excursion: the overlapping ones of several devices as one."""
+    """Returns start and end of excursions of any device, with overlapping ones joined."""
     joined: list[tuple[float, float]] = []
     for start_s, end_s in sorted((one["start_s"], one["end_s"]) for one in excursions):
         if joined and start_s <= joined[-1][1]:

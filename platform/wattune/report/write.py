@@ -1,4 +1,4 @@
-"""Writing what people take away: a study's report and its figures, and a comparison of two trials."""
+"""Writes a study's report and its figures, and a comparison of two trials."""
 
 from pathlib import Path
 from typing import Final
@@ -10,11 +10,11 @@ from wattune.storage.files import write_asked
 from wattune.storage.study import StudyFolder
 
 SHOWN_CLOSELY: Final = 4
-"""Feasible and infeasible trials, of each, whose telemetry the report reads."""
+"""Most feasible trials, and most infeasible ones, whose telemetry the report reads."""
 
 
 def write_report(study: StudyFolder, ranking: Ranking) -> Path:
-    """Writes the study's `report.html` and says where it is."""
+    """Writes the study's `report.html` and returns its path."""
     # Plotting takes longer to import than most commands take to run.
     from wattune.report.page import render_report
 
@@ -32,7 +32,7 @@ def write_report(study: StudyFolder, ranking: Ranking) -> Path:
 
 
 def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Path]:
-    """Writes every figure of the report as PNG and SVG, and says where.
+    """Writes every figure of the report as PNG and SVG, and returns their paths.
 
     Raises:
         WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
@@ -63,7 +63,7 @@ def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence],
 
 
 def _telling_pair(study: StudyFolder, ranking: Ranking, evidence: dict[str, Evidence]) -> Comparison | None:
-    """The best feasible trial against the best of its model that breaks a bound, else the next feasible one."""
+    """Compares the best feasible trial with the best of its model that breaks a bound, else the next feasible one."""
     best = ranking.best
     if best is None:
         return None

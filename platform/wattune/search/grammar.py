@@ -1,22 +1,24 @@
-"""What a search space file may say: its keys, types and bounds, and every problem of it in words with its path.
+"""The grammar of a search space file: keys, types and bounds, and every problem in words with its path.
 
-pydantic reads the file strictly (a boolean is no integer, an unknown key is an error) and goes on after a problem, so
-one reading finds them all; `wattune.search.problems` puts them in words.
+pydantic reads the file strictly: a boolean is not an integer, and an unknown key is an error. It goes on after a
+problem, so one reading finds all of them. `wattune.search.problems` puts them in words.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, model_validator
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, model, scale_model
 from wattune.errors import WattuneError, closest
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
-from wattune.plan.engines import MODES, capabilities
+from wattune.plan.engines import MODES, ROUTINGS, capabilities
 from wattune.search.problems import Path, got, refuse
 from wattune.search.strategy import check_strategy
 from wattune.storage.study import check_study_name
@@ -33,11 +35,11 @@ from wattune.trial import (
 )
 
 LARGEST_COUNT: Final = 10**9
-"""Bound on every count of a file: above any real one, below what arithmetic on it could choke on."""
+"""Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
 
 
 def _named_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Accepts what one of wattune's own functions does, and passes on its message otherwise."""
+    """Accepts a text that one of wattune's own functions accepts, else passes on its message."""
 
     def check(text: str) -> str:
         try:
@@ -47,6 +49,18 @@ def _named_by(parse: Callable[[str], object]) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def _parsed_by(parse: Callable[[str], object]) -> GetPydanticSchema:
+    """Takes a text and keeps what one of wattune's own functions makes of it; passes on its message otherwise."""
+
+    def parsed(text: str) -> object:
+        try:
+            return parse(text)
+        except WattuneError as error:
+            raise refuse([((), str(error))]) from None
+
+    return GetPydanticSchema(lambda _type, handler: no_info_after_validator_function(parsed, handler(str)))
 
 
 def _one_of(names: tuple[str, ...]) -> AfterValidator:
@@ -61,12 +75,12 @@ def _one_of(names: tuple[str, ...]) -> AfterValidator:
 
 
 def _one_or_more(value: Any) -> Any:
-    """A single entry as the list of itself: model, cluster and engine may be written either way."""
+    """Returns a list: a single model, cluster or engine may stand without one."""
     return value if isinstance(value, list) else [value]
 
 
 def _distinct(values: list[Any]) -> list[Any]:
-    """A list whose entries mean different things; a repetition is always a slip."""
+    """Accepts a list whose entries mean different things. A repetition is always a slip."""
     meant = [value.resolve() if isinstance(value, ModelEntry | ClusterEntry) else value for value in values]
     repeated = _repetitions([repr(value) for value in meant])
     if repeated:
@@ -80,7 +94,7 @@ def _repetitions(texts: list[str]) -> list[tuple[Path, str]]:
 
 
 def _axis_problem(axis: Axis, value: Any) -> str | None:
-    """Why a value cannot be on an axis, None where it can."""
+    """Says why an axis cannot have a value; None where it can."""
     if axis.kind == "count":
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT:
             return None
@@ -99,7 +113,7 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
 
 
 def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
-    """Axes that exist, each with a list of different values it can take."""
+    """Accepts axes that exist, each with a list of different values that it can have."""
     found: list[tuple[Path, str]] = []
     if not space:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
@@ -180,7 +194,7 @@ class ModelEntry(_Entry):
 
 
 def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
-    """Why a model of these fields cannot exist, field by field."""
+    """Says why a model of these fields cannot exist, field by field."""
     found: list[tuple[Path, str]] = []
     heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
     if spec.hidden_size % heads:
@@ -201,7 +215,7 @@ def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
 
 
 class ClusterEntry(_Entry):
-    """`cluster`: the machines, and what planning has to know of them."""
+    """`cluster`: the machines, as far as planning needs to know them."""
 
     device: Annotated[str, _named_by(device)]
     num_nodes: Count = 1
@@ -239,7 +253,7 @@ class TokensEntry(_Entry):
     dtype: Annotated[str, _one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
 
     def problem(self, seq_len: int) -> str | None:
-        """Why the file cannot be used, where it can be seen from here; its nodes may be other machines."""
+        """Says why the file cannot be used, if it is on this machine. Its nodes may be other machines."""
         seen = FilePath(self.path)
         if not (seen.is_absolute() and seen.is_file()):  # a relative path starts in the workers' folder
             return None
@@ -255,14 +269,32 @@ class LoraEntry(_Entry):
     )
 
 
+def _routing(value: Any) -> Any:
+    """Accepts a word, or the exponent of a skewed routing."""
+    words = tuple(name for name in ROUTINGS if name != "skew")
+    if isinstance(value, dict):
+        if unknown := [name for name in value if name != "skew"]:
+            raise refuse([((str(name),), "unknown key; use skew") for name in unknown])
+        skew = value.get("skew")
+        if isinstance(skew, int | float) and not isinstance(skew, bool) and 0 <= skew < math.inf:
+            return value
+        raise refuse([(("skew",), got(skew, "a number of at least 0, the exponent of Zipf's law"))])
+    if isinstance(value, str) and value not in words:
+        raise refuse([((), f'unknown value "{value[:60]}"; {closest(value, words)}, or a mapping such as {{skew: 1}}')])
+    if not isinstance(value, str):
+        raise refuse([((), got(value, f"{' | '.join(words)}, or a mapping such as {{skew: 1}}"))])
+    return value
+
+
 class WorkloadEntry(_Entry):
-    """`workload`: what is trained on."""
+    """`workload`: the data and the kind of work."""
 
     mode: Annotated[str, _one_of(MODES)] = "pretrain"
     seq_len: Count
     global_batch_size: Count
     tokens: TokensEntry | None = None
     lora: LoraEntry | None = None
+    routing: Annotated[Any, AfterValidator(_routing)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "WorkloadEntry":
@@ -274,9 +306,20 @@ class WorkloadEntry(_Entry):
             raise refuse([(("tokens",), problem)])
         return self
 
-    def resolve(self) -> Workload:
+    def plain(self, *, has_experts: bool) -> dict[str, Any]:
+        """The entry with every default spelled out; only where there are experts it has a routing."""
+        balanced = "balanced" if has_experts else None
+        return {**self.model_dump(), "routing": self.routing or balanced}
+
+    def resolve(self, *, has_experts: bool) -> Workload:
         """The workload it describes."""
-        return Workload.from_json(self.model_dump())
+        written = self.plain(has_experts=has_experts)
+        chosen = written["routing"]
+        if isinstance(chosen, str):
+            written["routing"] = {"by": chosen}
+        elif chosen is not None:  # an exponent of 0 gives equal shares
+            written["routing"] = {"by": "skew", "skew": float(chosen["skew"])} if chosen["skew"] else {"by": "balanced"}
+        return Workload.from_json(written)
 
 
 _MEASURE: Final = Measure()
@@ -318,7 +361,7 @@ ORDERS: Final = ("shuffled", "listed")
 """In which order trials run: drawn by the seed, or as the strategy lists them."""
 
 ISOLATIONS: Final = ("warm", "fresh")
-"""Whether workers run one trial after another, or start anew for each."""
+"""`warm`: workers run one trial after another. `fresh`: they start anew for each."""
 
 
 class SearchEntry(_Entry):
@@ -335,7 +378,7 @@ class SpaceFile(_Entry):
     """The whole file."""
 
     version: Annotated[int, AfterValidator(_readable)] | None = None
-    """Written by wattune into `study.yaml`; a space written by hand needs none."""
+    """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
     study: Annotated[str, _named_by(check_study_name)]
     model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
     cluster: Annotated[
@@ -351,7 +394,19 @@ class SpaceFile(_Entry):
     space: Annotated[dict[str, Any], AfterValidator(_axes)]
     measure: MeasureEntry = MeasureEntry()
     isolation: Annotated[str, _one_of(ISOLATIONS)] = "warm"
-    objective: Annotated[str, _named_by(parse_objective)]
-    constraints: list[Annotated[str, _named_by(parse_constraint)]] = []
+    objective: Annotated[Objective, _parsed_by(parse_objective)]
+    constraints: list[Annotated[Constraint, _parsed_by(parse_constraint)]] = []
     limits: LimitsEntry = LimitsEntry()
     search: SearchEntry = SearchEntry()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SpaceFile":
+        if self.workload.routing is not None and not self.has_experts:
+            names = ", ".join(entry.name for entry in self.model)
+            raise refuse([(("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out")])
+        return self
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its models has experts."""
+        return any(entry.resolve().is_moe for entry in self.model)

@@ -1,4 +1,4 @@
-"""Problems of a file in words: what pydantic found, as lines with the path inside the file that say what to do."""
+"""Problems of a file in words: each finding of pydantic as a line with its path inside the file and what to do."""
 
 import math
 from collections.abc import Sequence
@@ -30,16 +30,20 @@ _ALLOWED: Final = {
     "less_than_equal": "at most {le:g}",
     "too_short": "at least {min_length} entry",
 }
-"""pydantic's error types a space file can give, and what would have been allowed."""
+"""Error types of pydantic that a space file can give, and the values that are allowed."""
 
 
 def refuse(found: Sequence[tuple[Path, str]]) -> PydanticCustomError:
-    """What a validator raises: texts, each with its path below the value that was being validated."""
+    """Makes the error that a validator raises.
+
+    Args:
+        found: Texts, each with its path below the value that is validated.
+    """
     return PydanticCustomError("refused", "see context", {"found": list(found)})
 
 
 def got(value: Any, allowed: str) -> str:
-    """What was written and what would be allowed, with a remedy where YAML's reading is the likely surprise."""
+    """Says what was written and what is allowed, with a remedy where YAML may have read it otherwise than meant."""
     text, wants_number = f"got {_shown(value)}, allowed: {allowed}", "integer" in allowed or "number" in allowed
     if isinstance(value, bool) and not wants_number:
         return f"{text}; YAML reads yes, no, on and off as true and false, so quote a text"
@@ -50,12 +54,12 @@ def got(value: Any, allowed: str) -> str:
 
 
 def problems_of(error: ValidationError, document: Any, entry: type[BaseModel]) -> list[str]:
-    """Every problem pydantic found, one line each, with its path as the file has it.
+    """Puts every problem that pydantic found in a line, with its path in the file.
 
     Args:
-        error: What validating `document` as `entry` raised.
+        error: The error from validating `document` as `entry`.
         document: The file's content.
-        entry: The model of the whole file, asked for its keys where one is unknown.
+        entry: The model of the whole file, for the keys that are allowed where one is unknown.
     """
     lines = []
     for detail in error.errors(include_url=False):
@@ -77,14 +81,14 @@ def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
     if kind == "missing":
         return "missing; add it"
     if kind == "invalid_key" or detail["loc"][-1:] == ("[key]",):
-        return f"the key {_shown(value)} is no text; quote it if it is meant"
+        return f"the key {_shown(value)} is not a text; quote it if it is meant"
     if kind in _ALLOWED:
         return got(value, _ALLOWED[kind].format(**detail.get("ctx", {})))
     return got(value, detail["msg"])
 
 
 def _keys_at(entry: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """The keys a file may have at a path, found by walking the models' annotations."""
+    """Finds the keys that a file may have at a path, from the models' annotations."""
     for part in path:
         if isinstance(part, str):
             entry = _models_in(entry.model_fields[part].annotation)[0]
@@ -98,7 +102,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _path_text(path: Path, document: Any) -> str:
-    """A path as people point into the file: `space.tp[1]`, without indices the file does not have."""
+    """Writes a path as `space.tp[1]`, without indices that the file does not have."""
     text, here = "", document
     for part in path:
         if isinstance(part, int) and not isinstance(here, list):
@@ -114,7 +118,7 @@ def _path_text(path: Path, document: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of a file in one short phrase."""
+    """Writes a value of a file in one short phrase."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -131,9 +135,9 @@ def _shown(value: Any) -> str:
 
 
 def _number_in(text: str) -> str | None:
-    """How YAML has to be given the number a text means, None where it means none.
+    """Writes the number that a text means so that YAML reads a number; None where it means none.
 
-    PyYAML follows YAML 1.1, where `1e3` is text: an exponent needs a point before it and a sign inside it.
+    PyYAML follows YAML 1.1, where `1e3` is a text: an exponent needs a point before it and a sign inside it.
     """
     try:
         number = float(text)

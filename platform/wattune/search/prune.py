@@ -1,4 +1,4 @@
-"""From a space to candidates: every combination is kept, rejected by a named rule, or equivalent to a kept one."""
+"""From a space to candidates: each combination is kept, rejected by a named rule, or equivalent to a kept one."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
 Config = Mapping[str, Any]
-"""One combination as the file writes it: axis values, and model, cluster and engine where the study has several."""
+"""One combination as the file writes it: axis values. Model, cluster and engine too where the study has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Candidate:
     """A combination that is kept: a trial."""
 
     spec: TrialSpec
-    """The effective specification; it may differ from `config` in settings that do nothing there."""
+    """The effective specification. It may differ from `config` in settings that do nothing there."""
     config: Config
 
     @property
@@ -39,13 +39,13 @@ class Rejected:
 
     config: Config
     rule: str
-    """The first rule of `wattune.plan.rules.RULES` it breaks."""
+    """The first rule of `wattune.plan.rules.RULES` that it breaks."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalent:
-    """A combination that does the same work as one that is kept."""
+    """A combination that does the same work as a kept one."""
 
     config: Config
     into: str
@@ -55,7 +55,7 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Every combination of a space, each in exactly one of three lists, in the order they were met."""
+    """All combinations of a space. Each is in exactly one of three lists, in the order of the space."""
 
     kept: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
@@ -63,18 +63,18 @@ class Candidates:
 
     @property
     def specs(self) -> list[TrialSpec]:
-        """The specifications that are trials."""
+        """Specifications of the kept combinations: the trials."""
         return [candidate.spec for candidate in self.kept]
 
     def rejected_by_rule(self) -> Counter[str]:
-        """Number of rejected combinations by rule."""
+        """Counts rejected combinations by rule."""
         return Counter(rejected.rule for rejected in self.rejected)
 
     def require_kept(self) -> None:
-        """Passes where there is something to run.
+        """Makes sure that something is kept.
 
         Raises:
-            NothingToTryError: Every combination was rejected; the rules are counted and each is shown once.
+            NothingToTryError: Every combination is rejected. The message counts the rules and shows each once.
         """
         if self.kept:
             return
@@ -86,7 +86,7 @@ class Candidates:
         raise NothingToTryError(f"space: {which} is rejected ({counts}); change it by the remedies, such as\n{shown}")
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
-        """Plain data for `wattune plan --json`."""
+        """Returns plain data for `wattune plan --json`."""
         return {
             "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label} for k in self.kept],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
@@ -94,7 +94,7 @@ class Candidates:
         }
 
     def rows(self) -> list[dict[str, str]]:
-        """Flat rows for `StudyFolder.write_candidates`; a column that does not apply is empty text."""
+        """Returns flat rows for `StudyFolder.write_candidates`. A column that does not apply is an empty text."""
         empty = {"status": "", "trial_id": "", "rule": "", "reason": "", "config": ""}
         return [
             *({**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(k.config)} for k in self.kept),
@@ -118,7 +118,7 @@ class Candidates:
 def prune(study: StudySpec) -> Candidates:
     """Sorts every combination of a study's space.
 
-    Settings that do nothing are set to neutral first, then the rules judge what is left: a switch without effect
+    Settings that do nothing are set to neutral values first. Then the rules judge the rest. So a switch without effect
     neither rejects a combination nor makes it a trial of its own. Of equal combinations the one that is written as it
     runs is kept.
     """
@@ -151,7 +151,7 @@ def prune(study: StudySpec) -> Candidates:
 
 
 def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
-    """Every combination as written, in the order of the file: its specification and its configuration."""
+    """Yields the specification and configuration of every combination, as written and in the order of the file."""
     outer = list(
         itertools.product(
             zip(study.models, _labels([model.name for model in study.models], study.models), strict=True),
@@ -160,6 +160,7 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         )
     )
     for (model, model_label), (cluster, cluster_label), engine in outer:
+        workload = study.workload if model.is_moe else replace(study.workload, routing=None)
         where = {
             **({"model": model_label} if len(study.models) > 1 else {}),
             **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
@@ -169,12 +170,12 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         for values in itertools.product(*study.axes.values()):
             chosen = dict(zip(study.axes, values, strict=True))
             plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
-            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=study.workload, plan=plan)
+            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan)
             yield spec, where | {axis: plain_value(value) for axis, value in chosen.items()}
 
 
 def _labels(names: Sequence[str], specs: Sequence[Any]) -> list[str]:
-    """A short name for each model or cluster; where names repeat, with the fields that tell them apart."""
+    """Returns a short name for each model or cluster. Where names repeat, the fields that differ are added."""
     fields = [name for name in specs[0].__dataclass_fields__ if len({getattr(spec, name) for spec in specs}) > 1]
     if len(set(names)) == len(names):
         return list(names)

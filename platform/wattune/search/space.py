@@ -1,4 +1,4 @@
-"""A study as its YAML file describes it: models, clusters and engines, axes to vary, and what is wanted of a trial."""
+"""A study as its YAML file describes it: models, clusters, engines, axes to vary, objective and limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,33 @@ from pydantic import ValidationError
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.objective import Constraint, Objective
 from wattune.plan.axes import AXES, Plan
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
 from wattune.trial import Measure, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
-"""Most combinations one study may list; more is a slip, or several studies."""
+"""Most combinations that one study may list. More are a slip, or several studies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Who proposes trials, and how many."""
+    """The strategy that proposes trials, and their number."""
 
     strategy: str
     num_trials: int | None
-    """Trials to run at most; None is every kept candidate."""
+    """Most trials to run. None means every kept candidate."""
     seed: int
     order: str
-    """`shuffled`: drawn by the seed, in blocks of trials the same workers can run; `listed`: as the strategy has it."""
+    """`shuffled`: drawn by the seed, in blocks that the same workers can run. `listed`: in the strategy's order."""
     reference: str | None
-    """Id of the trial that is measured again and again; None is the first that completes."""
+    """Id of the trial that is measured again and again. None means the first that completes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySpec:
-    """One study, checked: everything a search space file says, in wattune's own types."""
+    """One checked study: everything a search space file says, in wattune's own types."""
 
     name: str
     models: tuple[ModelSpec, ...]
@@ -47,29 +47,29 @@ class StudySpec:
     engines: tuple[str, ...]
     workload: Workload
     axes: Mapping[str, tuple[Any, ...]]
-    """Values by axis, as `Plan` holds them; an axis that is not here takes its neutral value."""
+    """Values by axis, as `Plan` holds them. An axis that is not here has its neutral value."""
     measure: Measure
     isolation: str
-    """`warm`: workers run one trial after another; `fresh`: they start anew for each."""
+    """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
     objective: Objective
     constraints: tuple[Constraint, ...]
     limits: Mapping[str, float]
     """Hard limits by metric name, in the metric's unit."""
     search: Search
     document: Mapping[str, Any]
-    """The file in plain data with every default spelled out, as `study.yaml` keeps it; itself a valid space."""
+    """The file as plain data with every default, as `study.yaml` keeps it. It is itself a valid space."""
 
     @property
     def num_combinations(self) -> int:
-        """Combinations of models, clusters, engines and axis values."""
+        """Number of combinations of models, clusters, engines and axis values."""
         return math.prod(map(len, [self.models, self.clusters, self.engines, *self.axes.values()]))
 
 
 def load_space(path: str | Path) -> StudySpec:
-    """The study a YAML file describes.
+    """Reads the study that a YAML file describes.
 
     Raises:
-        SpaceError: The file cannot be read, is no YAML mapping, or says something that cannot be used; every problem
+        SpaceError: The file cannot be read, is not a YAML mapping, or says something that cannot be used. Every problem
             is listed with its path inside the file.
     """
     source = str(path)
@@ -90,14 +90,14 @@ def load_space(path: str | Path) -> StudySpec:
 
 
 def parse_space(document: Any, source: str = "space") -> StudySpec:
-    """The study a file's content describes, for content that was not read from a file.
+    """Reads the study that the content of a file describes.
 
     Args:
-        document: What the YAML holds: a mapping in the form of a search space.
-        source: What messages call it.
+        document: The content: a mapping in the form of a search space.
+        source: Its name in messages.
 
     Raises:
-        SpaceError: It says something that cannot be used; every problem is listed with its path.
+        SpaceError: It says something that cannot be used. Every problem is listed with its path.
     """
     return _study(document, source, [])
 
@@ -120,14 +120,12 @@ def _study(document: Any, source: str, problems: Sequence[str]) -> StudySpec:
 
 
 def _resolved(file: SpaceFile) -> StudySpec:
-    """A file without problems in wattune's own types, and its document."""
+    """Turns a file without problems into wattune's own types."""
     models = tuple(entry.resolve() for entry in file.model)
     clusters = tuple(entry.resolve() for entry in file.cluster)
-    workload = file.workload.resolve()
+    workload = file.workload.resolve(has_experts=file.has_experts)
     measure = Measure(**file.measure.model_dump())
     search = Search(**file.search.model_dump())
-    objective = parse_objective(file.objective)
-    constraints = tuple(parse_constraint(text) for text in file.constraints)
     limits = file.limits.model_dump(exclude_none=True)
     return StudySpec(
         name=file.study,
@@ -138,8 +136,8 @@ def _resolved(file: SpaceFile) -> StudySpec:
         axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
         measure=measure,
         isolation=file.isolation,
-        objective=objective,
-        constraints=constraints,
+        objective=file.objective,
+        constraints=tuple(file.constraints),
         limits=limits,
         search=search,
         document={
@@ -147,12 +145,12 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
             "cluster": [asdict(cluster) for cluster in clusters],
             "engine": list(file.engine),
-            "workload": file.workload.model_dump(),
+            "workload": file.workload.plain(has_experts=file.has_experts),
             "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
             "measure": asdict(measure),
             "isolation": file.isolation,
-            "objective": str(objective),
-            "constraints": [str(constraint) for constraint in constraints],
+            "objective": str(file.objective),
+            "constraints": [str(constraint) for constraint in file.constraints],
             "limits": limits,
             "search": asdict(search),
         },
@@ -160,23 +158,23 @@ def _resolved(file: SpaceFile) -> StudySpec:
 
 
 def plain_value(value: Any) -> Any:
-    """An axis value as a file writes it: a list for a tuple, `even` for the layout without entries."""
+    """Writes an axis value as a file does: a list for a tuple, `even` for the layout without entries."""
     return (list(value) or "even") if isinstance(value, tuple) else value
 
 
 def _plan_value(value: Any) -> Any:
-    """An axis value as `Plan` holds it."""
+    """Returns an axis value as `Plan` holds it."""
     return tuple(value) if isinstance(value, list) else () if value == "even" else value
 
 
 _NEUTRAL: Final = {
     field.name: plain_value(field.default) for field in fields(Plan) if field.name in AXES.keys() - {"etp", "dtype"}
 }
-"""Neutral values that do not depend on the rest: `etp` follows `tp`, and `dtype` the device."""
+"""Neutral values that do not depend on the rest. `etp` follows `tp`, and `dtype` the device."""
 
 
 def _duplicate_keys(root: yaml.Node) -> list[str]:
-    """Every key a mapping of the file has twice, where YAML would keep the last without a word."""
+    """Lists every key that a mapping of the file has twice. YAML would keep the last silently."""
     problems, waiting, seen = [], [("", root)], set()
     while waiting:
         path, node = waiting.pop()

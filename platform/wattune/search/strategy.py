@@ -1,4 +1,4 @@
-"""Strategies: which kept candidate is measured next."""
+"""Strategies: they choose the kept candidate that is measured next."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,41 +9,41 @@ from wattune.trial import TrialResult, TrialSpec
 
 
 def draw(seed: int, trial_id: str) -> bytes:
-    """A trial's place in the order a seed draws: the same on every machine and version, whatever else is drawn."""
+    """Draws a trial's place in an order: the same on every machine and version, whatever else is drawn."""
     return hashlib.sha256(f"{seed} {trial_id}".encode()).digest()
 
 
 class Strategy(Protocol):
-    """Proposes trials and learns from what came of them, failures included."""
+    """Proposes trials, and learns from their results, failures included."""
 
     learns: bool
-    """Whether what is told changes what is proposed next; if not, a study may ask for everything at once."""
+    """True where results change later proposals. Where they do not, a study may ask for everything at once."""
 
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
-        """Takes every candidate it may propose; the same seed gives the same proposals."""
+        """Takes every candidate that it may propose. The same seed gives the same proposals."""
         ...
 
     def ask(self, n: int) -> list[TrialSpec]:
-        """Up to `n` specifications never proposed or told before; fewer, and at last none, when they run out."""
+        """Returns up to `n` specifications never proposed or told before: fewer, at last none, when they run out."""
         ...
 
     def tell(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Says what came of a specification, of this run of the study or of one before it."""
+        """Takes the result of a specification, from this run of the study or an earlier one."""
         ...
 
 
 class Grid:
-    """Every candidate in the order the space lists them."""
+    """Every candidate, in the order of the space."""
 
     learns = False
 
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int = 0) -> None:
-        """Takes every candidate; the seed decides nothing here."""
+        """Takes every candidate. The seed decides nothing here."""
         del seed
         self._waiting = dict.fromkeys(specs)
 
     def ask(self, n: int) -> list[TrialSpec]:
-        """The next `n` in order."""
+        """Returns the next `n` in order."""
         asked = [spec for spec, _ in zip(self._waiting, range(n), strict=False)]
         self._forget(asked)
         return asked
@@ -61,8 +61,8 @@ class Grid:
 class Random:
     """Every candidate once, in an order drawn by the seed.
 
-    The order sorts by a hash of seed and trial id: it is the same on every machine and version, and candidates that
-    are added to a space leave the order of the others as it was.
+    Candidates are sorted by a hash of seed and trial id. The order is the same on every machine and version, and
+    candidates that are added to a space do not change the order of the others.
     """
 
     learns = False
@@ -73,7 +73,7 @@ class Random:
         self._grid = Grid(sorted(places, key=places.__getitem__))
 
     def ask(self, n: int) -> list[TrialSpec]:
-        """The next `n` drawn."""
+        """Returns the next `n` that are drawn."""
         return self._grid.ask(n)
 
     def tell(self, spec: TrialSpec, result: TrialResult) -> None:
@@ -88,10 +88,10 @@ _NOT_BUILT: Final = ("tpe", "model_guided")
 
 
 def check_strategy(name: str) -> str:
-    """The name of a strategy that can be used.
+    """Returns the name of a strategy that can be used.
 
     Raises:
-        SpaceError: There is none of that name, or it is not built yet.
+        SpaceError: No strategy has that name, or it is not built yet.
     """
     if name in _NOT_BUILT:
         raise SpaceError(f"strategy {name} is not built yet; built: {', '.join(STRATEGIES)}")
@@ -101,9 +101,9 @@ def check_strategy(name: str) -> str:
 
 
 def make_strategy(name: str, specs: Sequence[TrialSpec], *, seed: int) -> Strategy:
-    """A strategy over every kept candidate.
+    """Makes a strategy over every kept candidate.
 
     Raises:
-        SpaceError: There is none of that name, or it is not built yet.
+        SpaceError: No strategy has that name, or it is not built yet.
     """
     return STRATEGIES[check_strategy(name)](specs, seed=seed)

@@ -1,8 +1,8 @@
-"""What each simulated device was doing when: spans say which phase, the plan says what a phase's time goes to.
+"""Activity of each simulated device over time: spans give the phase, the plan gives the use of a phase's time.
 
-Wall time says nothing here: a tiny model on CPUs may stand in for a large one on GPUs. Inside a phase the split comes
-from a roofline of the specification's shapes on the simulated device, waiting comes from the spans. Where a rank has
-only `step` spans (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
+Wall time does not decide the split: a tiny model on CPUs may stand in for a large one on GPUs. Inside a phase the split
+comes from a roofline of the specification's shapes on the simulated device. Waiting comes from the spans. Where a rank
+has only `step` spans (recordings), waiting comes from the plan too: pipeline bubble and the imbalance of stages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """How near kernels come to the device's peaks. Only the ratios of the three matter: they split a phase's time."""
+    """Shares of the device's peaks that kernels reach. Only their ratios matter: they split a phase's time."""
 
     gemm_of_peak_frac: float = 0.677
     """670 TFLOP/s of 989.4: bf16 8192^3 products without pause on one H200, power-capped."""
@@ -35,7 +35,7 @@ class Roofline:
     link_of_peak_frac: float = 0.6
     """Assumed for messages of some ten megabytes; not fitted."""
     activation_passes: float = 10.1
-    """How often forward reads or writes each activation of a layer; backward twice that.
+    """Times forward reads or writes each activation of a layer; backward does so twice as often.
     Fitted to dp4, whose kernels are not fused."""
 
 
@@ -44,7 +44,7 @@ ROOFLINE: Final = Roofline()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Device time of one part of a step, by what it goes to; meaningful relative to other parts."""
+    """Device time of one part of a step, by use; meaningful relative to other parts."""
 
     tensor: float = 0.0
     memory: float = 0.0
@@ -71,7 +71,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What one rank of a pipeline stage does."""
+    """Work of one rank of a pipeline stage."""
 
     forward: Seconds
     """One micro-batch."""
@@ -120,7 +120,7 @@ class DeviceActivity:
 
 
 def coverage(part: Part, edges_ns: Times) -> Array:
-    """How much of each cell the intervals cover, exactly 0 outside them; intervals that overlap count twice."""
+    """Computes the share of each cell that the intervals cover, exactly 0 outside them; overlaps count twice."""
     origin_ns = edges_ns[0]
     at_ns = edges_ns - origin_ns
     covered_ns = _elapsed_ns(part.start_ns - origin_ns, at_ns) - _elapsed_ns(part.end_ns - origin_ns, at_ns)
@@ -128,7 +128,7 @@ def coverage(part: Part, edges_ns: Times) -> Array:
 
 
 def _elapsed_ns(moments_ns: Times, at_ns: Times) -> Times:
-    """Sum over moments of the time since each, at each time; in integers, so that differences are exact."""
+    """Sums, at each time, the time since every earlier moment; in integers, so that differences are exact."""
     moments_ns = np.sort(moments_ns)
     before = np.searchsorted(moments_ns, at_ns)
     sums_ns = np.concatenate([np.zeros(1, np.int64), np.cumsum(moments_ns)])
@@ -231,7 +231,7 @@ class _Rates:
 
 
 def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: int) -> float:
-    """Bytes a rank sends per step for data parallelism that nothing hides: gradients in fp32, parameters in the dtype.
+    """Counts the bytes of data parallelism a rank sends per step that nothing hides: fp32 gradients, dtype parameters.
 
     Ring volumes (Rajbhandari et al. 2020, arXiv 1910.02054, section 7): (n - 1) / n of the data for each reduce-scatter
     and each all-gather; zero3 gathers parameters twice a micro-batch.
@@ -246,7 +246,7 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
 
 
 def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:
-    """What every device in the spans did, by node, devices in order of their names.
+    """Derives the activity of every device in the spans, by node, devices in order of their names.
 
     Raises:
         TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.

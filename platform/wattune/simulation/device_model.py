@@ -1,4 +1,4 @@
-"""How a simulated device turns work into power, clock and temperature: the physics under `wattune.simulation.sensors`.
+"""Physics of a simulated device, from work to power, clock and temperature; used by `wattune.simulation.sensors`.
 
 A model with a stated error, not truth: parameters are fitted to two recordings of one host and its error on a third is
 asserted (`benchmarks/fit_simulated.py`, `tests/golden/test_simulated_h200.py`): mean power of a device and 1 s peak of
@@ -21,8 +21,8 @@ CELL_S: Final = 0.01
 """Grid of the model: half the finest sensor period (20 ms ring), so that no table shows the grid."""
 
 KINDS: Final = ("tensor", "memory", "link", "wait", "other")
-"""What a device's time goes to: matrix products, memory-bound kernels, exposed communication, waiting for another
-rank, and time inside a step that nothing explains."""
+"""Uses of a device's time: matrix products, memory-bound kernels, exposed communication, waiting for another rank, and
+time inside a step that nothing explains."""
 
 CLOCK_STEP_MHZ: Final = 15.0
 """Clocks come in whole steps (all recordings)."""
@@ -45,9 +45,9 @@ class PowerModel:
     ready_power_w: float
     """A process holds the device, nothing runs; highest clock."""
     dynamic_power_w: float
-    """What matrix products without pause add at the highest clock."""
+    """Added by matrix products without pause at the highest clock."""
     clock_exponent: float
-    """Effective, not physical: times are taken as marked, while a real device at a lower clock takes longer for the
+    """Effective, not physical: times are those of the spans, while a real device at a lower clock takes longer for the
     same work and is busier meanwhile, so power falls less with the clock here than the cubic law says."""
     intensity: tuple[float, ...]
     """Power of each of `KINDS` relative to matrix products, at the same clock."""
@@ -58,9 +58,9 @@ class PowerModel:
     cap_window_s: float
     """The cap acts on the mean of demanded power over this long; shorter bursts pass above the limit."""
     cap_hold_s: float
-    """How long after demand last passed the limit the cap is still reported, and its counter runs."""
+    """Time after demand last passed the limit for which the cap is still reported and its counter runs."""
     idle_hold_s: float
-    """How long after the last work a device stays ready."""
+    """Time after the last work for which a device stays ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class ThermalModel:
     sink_tau_s: float
     air_c_per_w: float
     upstream: tuple[int | None, ...]
-    """By slot: whose warm air reaches it. Not recorded; the hotter slots are taken to stand behind the cooler ones."""
+    """By slot: the slot whose warm air reaches it. Not recorded; hotter slots are assumed behind cooler ones."""
     memory_inlet_c: float
     memory_c_per_w: float
     memory_tau_s: float
@@ -97,19 +97,19 @@ class DeviceModel:
     power: PowerModel
     thermal: ThermalModel
     source: str
-    """What the parameters were fitted to, or scaled from."""
+    """The recordings the parameters were fitted to, or the fit they were scaled from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTrace:
-    """What the model computes, each (devices, cells); a value holds over its cell."""
+    """Result of the model, each (devices, cells); a value holds over its cell."""
 
     power_w: Array
     clock_mhz: Array
     capped: npt.NDArray[np.bool_]
-    """Whether the cap is reported, see `PowerModel.cap_hold_s`."""
+    """True while the cap is reported, see `PowerModel.cap_hold_s`."""
     idle: npt.NDArray[np.bool_]
-    """Whether nothing ran for `PowerModel.idle_hold_s`."""
+    """True where nothing ran for `PowerModel.idle_hold_s`."""
     gpu_temp_c: Array
     memory_temp_c: Array
 
@@ -289,7 +289,7 @@ def moving_mean(values: Array, window_s: float) -> Array:
 
 
 def _within(condition: npt.NDArray[np.bool_], hold_s: float) -> npt.NDArray[np.bool_]:
-    """Whether a condition holds or held at most `hold_s` ago, by cell."""
+    """Marks the cells in which a condition holds or held at most `hold_s` ago."""
     cells = np.arange(condition.shape[1])
     hold = round(hold_s / CELL_S)
     last = np.maximum.accumulate(np.where(condition, cells, -hold - 1), axis=1)

@@ -1,10 +1,11 @@
 """Simulated sensors: the tables a node's GPUs would have given, computed after a trial from its spans and its plan.
 
-Stands in where there is no GPU to read. `activity` says what each device was doing, `device_model` turns that into
-power, clock and temperature, and here the sensors of an H200 (periods, jitter, whole degrees, held values) read them.
-Everything made here says so: backend `simulated`, `wattune.simulated = true` in every table, `simulated` in manifests.
+It stands in where there is no GPU to read. `activity` gives the activity of each device, `device_model` turns that into
+power, clock and temperature, and this module reads them as an H200's sensors do (periods, jitter, whole degrees, held
+values). Everything made here is labelled: backend `simulated`, `wattune.simulated = true` in every table, `simulated`
+in manifests.
 
-What the model does not compute is null, never 0: NVLink and PCIe bytes (their rates would divide a plan's bytes by
+Values the model does not compute are null, never 0: NVLink and PCIe bytes (their rates would divide a plan's bytes by
 another machine's time) and memory in use.
 """
 
@@ -29,10 +30,10 @@ from wattune.units import NS_PER_S, ns_to_s, s_to_ns
 BACKEND: Final = "simulated"
 
 LEAD_S: Final = 2.0
-"""How long before the first span the tables begin."""
+"""Time from the start of the tables to the first span."""
 
 TAIL_S: Final = 1.0
-"""How long after the last span they end."""
+"""Time from the last span to the end of the tables."""
 
 RATE_HZ: Final[dict[str, float]] = {"fast": 20.0, "counter": 5.0, "slow": 1.0}
 """Reads a second of every device, the sampler's defaults; the ring is drained with `slow`."""
@@ -49,7 +50,7 @@ AVERAGE_S: Final = 1.0
 """Window of average power (NVML: field 185 is a boxcar of one second)."""
 
 READ_S: Final = 0.006
-"""What one device's fast row costs before the next device is read (all recordings)."""
+"""Time one device's fast row takes before the next device is read (all recordings)."""
 
 SENSOR_NOISE_W: Final = 0.3
 """Standard deviation of a power reading at idle."""
@@ -77,7 +78,7 @@ class Node:
     temp_slowdown_c: float | None
     """Of its devices."""
     tensor_cores: bool
-    """Whether products run on tensor cores."""
+    """True where products run on tensor cores."""
 
 
 def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
@@ -244,7 +245,7 @@ class _Sensors:
         return columns
 
     def _ticks(self, tier: str) -> Times:
-        """When the sampler read this device: absolute deadlines, one device after another, some 50 us late."""
+        """Computes the times this device was read: absolute deadlines, one device after another, some 50 us late."""
         period_ns = s_to_ns(1 / RATE_HZ[tier])
         first_ns = self._edges_ns[0] + period_ns + s_to_ns(READ_S) * self.slot % period_ns
         deadlines_ns = np.arange(first_ns, self._edges_ns[-1], period_ns, dtype=np.int64)
@@ -306,7 +307,7 @@ def _table(tier: str, node: Node, devices: Sequence[tuple[str, Mapping[str, npt.
 def _manifest(
     model: DeviceModel, node: Node, sensors: Sequence[_Sensors], tables: Mapping[str, pa.Table]
 ) -> dict[str, Any]:
-    """What a sampler would know of itself; lateness, call latencies and its cost are absent: nothing was read."""
+    """Returns the facts a sampler would know of itself, without lateness, call latencies and cost: nothing was read."""
     devices = {}
     for each in sensors:
         info = DeviceInfo(

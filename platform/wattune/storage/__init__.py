@@ -1,1 +1,1 @@
-"""Where studies are kept: the study folder and its files, and the same at a URL."""
+"""Storage of studies: the study folder with its files, and the same at a URL."""

@@ -1,4 +1,4 @@
-"""Where studies are kept, and how files are written there: whole or not at all."""
+"""The place of studies, and their files: each is written whole or not at all."""
 
 import errno
 import json
@@ -21,31 +21,31 @@ DEFAULT_STORAGE: Final = "~/wattune-studies"
 CALIBRATIONS: Final = "calibration"
 
 FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What a study or a recording may be called."""
+"""Names that a study or a recording may have."""
 
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-"""What a file system without hard links says, such as FAT or a bucket that is mounted."""
+"""Errors of a file system without hard links, such as FAT or a mounted bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where studies are kept."""
+    """The place where studies are kept."""
 
     folder: Path
-    """Where work happens; always local."""
+    """The local folder in which studies run."""
     url: str = ""
-    """Where finished trials are sent as well, as whole objects; empty where the folder is all there is."""
+    """URL that finished trials are sent to as well, as whole objects; empty where there is none."""
 
 
 def find_storage(storage: str | None = None) -> Storage:
-    """Where studies are kept: the argument, else `$WATTUNE_STORAGE`, else `~/wattune-studies`.
+    """Finds the place of studies: the argument, else `$WATTUNE_STORAGE`, else `~/wattune-studies`.
 
     Args:
-        storage: A path, on any file system, or a URL of fsspec's. With a URL work happens in the folder that
+        storage: A path on any file system, or a URL of fsspec's. With a URL studies run in the folder that
             `$WATTUNE_STORAGE` names, else in `~/wattune-studies`.
 
     Raises:
-        PlanError: It is in the home of a user this machine does not have.
+        PlanError: It is in the home of a user that this machine does not have.
     """
     own = os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
     text = storage or own
@@ -55,44 +55,44 @@ def find_storage(storage: str | None = None) -> Storage:
 
 
 def named_path(text: str | Path) -> Path:
-    """A path as somebody typed it, with the home that `~` stands for.
+    """Returns the path that a user typed, with the home that `~` stands for.
 
     Raises:
-        PlanError: It is the home of a user this machine does not have.
+        PlanError: It is the home of a user that this machine does not have.
     """
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise PlanError(f"{text} is in the home of no user of this machine; give the whole path") from error
+        raise PlanError(f"{text} is in the home of a user this machine does not have; give the whole path") from error
 
 
 def storage_path(storage: str | None = None) -> Path:
-    """The local folder of `find_storage`."""
+    """Returns the local folder of `find_storage`."""
     return find_storage(storage).folder
 
 
 def nearest_existing(folder: Path) -> tuple[Path, bool]:
-    """A folder, or the nearest above it that is there, and whether it is one that may be written to."""
+    """Returns a folder, or the nearest existing one above it, and whether it can be written to."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return existing, existing.is_dir() and os.access(existing, os.W_OK)
 
 
 def require_writable(folder: Path) -> None:
-    """Makes sure, before anything is done whose result goes there, that a folder is, or could be made; makes nothing.
+    """Makes sure, before work whose result goes there, that a folder exists or could be made. Makes nothing.
 
     Raises:
-        PlanError: It is not there and cannot be made, or nothing can be written there.
+        PlanError: It does not exist and cannot be made, or cannot be written to.
     """
     existing, writable = nearest_existing(folder)
     if not writable:
-        raise _unwritable(folder, f"{existing} is no folder that may be written to")
+        raise _unwritable(folder, f"{existing} is not a folder that may be written to")
 
 
 def make_folder(folder: Path) -> Path:
-    """Makes sure of a folder of the storage, with those above it.
+    """Makes a folder of the storage, with those above it, unless it exists.
 
     Raises:
-        PlanError: It is not there and cannot be made, or nothing can be written there.
+        PlanError: It cannot be made, or cannot be written to.
     """
     require_writable(folder)
     try:
@@ -107,7 +107,7 @@ def _unwritable(folder: Path, why: str) -> PlanError:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a path inside a study, `/` between its parts, is no part of it: locks and unfinished files."""
+    """Tells whether a path inside a study (`/` between its parts) is of a lock or an unfinished file."""
     return any(part.startswith(".") for part in path.split("/"))
 
 
@@ -115,13 +115,13 @@ def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
     """Writes a file so that a crash leaves either the old content or the new, never a part.
 
     Args:
-        path: Its place.
-        content: All of it.
-        over: Whether what is there may be replaced. Where it may not, one of several processes that write at the same
-            moment does (the last one, on a file system without hard links).
+        path: The file.
+        content: Its whole content.
+        over: Replaces a file that is there. Where it is false, one of several processes that write at the same moment
+            succeeds: the first, or on a file system without hard links the last.
 
     Returns:
-        Whether it was written.
+        True where the file was written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -136,16 +136,16 @@ def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
             return False
         make_lasting(path.parent)
     except OSError as error:
-        error.filename = str(path)  # a disk that is full names no file, and the unfinished one means nothing to a user
+        error.filename = str(path)  # a full disk names no file, and a user does not know the unfinished one
         raise
     finally:
-        with suppress(OSError):  # what stopped the writing may stop this too, and is what the caller must hear of
+        with suppress(OSError):  # the error that stopped the writing may stop this too; the caller must see the first
             partial.unlink(missing_ok=True)
     return True
 
 
 def _is_first(partial: Path, path: Path) -> bool:
-    """Puts a file in its place unless there is one, and says whether there was none."""
+    """Puts a file in its place unless there is one. Returns whether there was none."""
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -160,35 +160,35 @@ def _is_first(partial: Path, path: Path) -> bool:
 
 
 def make_lasting(folder: Path) -> None:
-    """Has a rename in a folder survive a power cut, where the folder and its file system can be asked for that."""
+    """Makes a rename in a folder survive a power cut, where the folder and its file system can do that."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # it may be written to and not be read
+    except PermissionError:  # a folder may be writable and not readable
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk that fails must be heard of
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk that fails must be reported
             raise
     finally:
         os.close(descriptor)
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
-    """Writes one JSON file, whole or not at all; see `write_whole`."""
+    """Writes one JSON file, whole or not at all. See `write_whole`."""
     return write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode(), over=over)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes one Parquet file, whole or not at all, in the study's one set of options."""
+    """Writes one Parquet file, whole or not at all, with the options that all tables share."""
     write_whole(path, encoded(table).to_pybytes())
 
 
 def write_asked(path: Path, text: str) -> None:
-    """Writes a text where a user asked for it; over what is there, and as it is: it may be a pipe or a device.
+    """Writes a text to a path of the user, over what is there. The path may be a pipe or a device.
 
     Raises:
-        PlanError: It cannot be written there.
+        PlanError: The path cannot be written to.
     """
     try:
         path.write_text(text)
@@ -197,33 +197,33 @@ def write_asked(path: Path, text: str) -> None:
 
 
 def read_json_object(path: Path, writer: str = "a sampler") -> dict[str, Any]:
-    """Reads what `write_json` wrote.
+    """Reads an object that `write_json` wrote.
 
     Args:
         path: The file.
-        writer: Who writes such files, for the error.
+        writer: The program part that writes such files, for the error.
 
     Raises:
-        TelemetryError: The file is no JSON object.
+        TelemetryError: The file is not a JSON object.
     """
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
         raise TelemetryError(f"{path} cannot be read: {error}; it was not written by {writer}") from error
     if not isinstance(content, dict):
-        raise TelemetryError(f"{path} is no JSON object; it was not written by {writer}")
+        raise TelemetryError(f"{path} is not a JSON object; it was not written by {writer}")
     return content
 
 
 def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
-    """What is known of a node and its devices, as a sampler or whoever recorded elsewhere wrote it.
+    """Returns a node's manifest: facts of the node and its devices, from a sampler or another recorder.
 
     Args:
-        manifest: What the JSON holds.
-        where: Its file, for the error.
+        manifest: The content of the JSON file.
+        where: The file, for the error.
 
     Raises:
-        TelemetryError: It, or a part of it, is of another kind than its name says; every such part is named.
+        TelemetryError: It, or a part of it, is of another kind than its name says. Every such part is named.
     """
     problems = list(_wrong_kinds(manifest)) if isinstance(manifest, dict) else ["allowed: an object"]
     if problems:
@@ -245,19 +245,19 @@ def _wrong_kinds(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
-    """Writes one device's calibration over what was known before; returns its path."""
+    """Writes one device's calibration over an earlier one. Returns its path."""
     path = _calibration_path(storage, str(calibration["uuid"]))
     write_json(path, calibration)
     return path
 
 
 def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's manifest with what calibrations know of its devices: their `sensor_limits` and `link_peaks`.
+    """Returns a node's manifest with the calibrations of its devices: their `sensor_limits` and `link_peaks`.
 
     They are kept with the recording, so that it is judged alike wherever it is read.
 
     Raises:
-        TelemetryError: A device's calibration is there and is not one.
+        TelemetryError: A device's calibration cannot be read.
     """
     devices = {}
     for name, facts in manifest.get("devices", {}).items():
@@ -269,7 +269,7 @@ def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, A
                 devices[name]["sensor_limits"] = known["limits"]
                 devices[name] |= {"link_peaks": known["link_peaks"]} if known.get("link_peaks") else {}
             except (ValueError, KeyError, TypeError) as error:
-                raise TelemetryError(f"{path} is no calibration: {error!r}; calibrate {name} again") from error
+                raise TelemetryError(f"{path} is not a calibration: {error!r}; calibrate {name} again") from error
     return {**manifest, "devices": devices} if devices else dict(manifest)
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as files: spans and telemetry of a trial or a recording, and a recording's own folder."""
+"""Measurements as files: spans and telemetry of a trial or a recording, and a recording's own folder."""
 
 import json
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from wattune.storage.parquet import ParquetTier
 from wattune.storage.versions import RENAMED_FILES, VERSION, check_version
 
 RECORDINGS: Final = "recordings"
-"""The folder of the storage that recordings are in."""
+"""Folder of the storage that holds the recordings."""
 
 
 def _stable_order(names: pa.ChunkedArray) -> pa.Array:
-    """Row numbers by name, equal names in the order they are in."""
+    """Returns row numbers sorted by name. Rows of equal names keep their order."""
     return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
 
 
@@ -40,7 +40,7 @@ def _is_window(window: Any) -> bool:
 
 
 def table_path(folder: Path, name: str) -> Path | None:
-    """Where a table of a trial or recording is, also under its name in an earlier version; None where it is not."""
+    """Finds a table of a trial or recording, also under its name in an earlier version; None where it is absent."""
     names = (name, RENAMED_FILES[name]) if name in RENAMED_FILES else (name,)
     return next((path for each in names if (path := folder / f"{each}.parquet").exists()), None)
 
@@ -49,7 +49,7 @@ class MeasuredFolder:
     """Spans and telemetry of one trial or recording, as files."""
 
     def __init__(self, path: Path) -> None:
-        """Names a folder; nothing is read or made."""
+        """Names a folder. Nothing is read or made."""
         self.path = path
 
     def write_spans(self, spans: pa.Table) -> None:
@@ -57,22 +57,22 @@ class MeasuredFolder:
         write_table(self.path / "spans.parquet", spans)
 
     def spans(self) -> pa.Table | None:
-        """The spans of all ranks, None where there are none.
+        """Reads the spans of all ranks; None where there are none.
 
         Raises:
-            TelemetryError: The file is there and is not a Parquet table.
+            TelemetryError: The file is not a Parquet table.
         """
         return self._table("spans")
 
     def write_kernels(self, kernels: pa.Table) -> None:
-        """Writes what ran on all ranks' devices in the profiled steps."""
+        """Writes the kernels of all ranks' profiled steps."""
         write_table(self.path / "kernels.parquet", kernels)
 
     def kernels(self) -> pa.Table | None:
-        """What ran in the profiled steps of all ranks, None where none was profiled.
+        """Reads the kernels of all ranks' profiled steps; None where no step was profiled.
 
         Raises:
-            TelemetryError: The file is there and is not such a table.
+            TelemetryError: The file is not such a table.
         """
         table = self._table("kernels")
         lacking = [] if table is None else [name for name in KERNELS.names if name not in table.column_names]
@@ -88,22 +88,22 @@ class MeasuredFolder:
             raise TelemetryError(f"{path} cannot be read: {error}") from error
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
-        """Writes one node's tables and, last, its manifest: a node with a manifest is complete."""
+        """Writes one node's tables and, last, its manifest. A node with a manifest is complete."""
         folder = self.path / "telemetry" / node
         for tier, table in tables.items():
-            # A device's rows together, in the order they were read: then neighbours are neighbours in time.
+            # A device's rows stand together, in the order of reading: then neighbouring rows are neighbours in time.
             write_table(folder / f"{tier}.parquet", table.take(_stable_order(table["device"])))
         write_json(folder / "manifest.json", manifest)
 
     def nodes(self) -> list[str]:
-        """The nodes there is telemetry of."""
+        """Lists the nodes that have telemetry."""
         return sorted(folder.name for folder in (self.path / "telemetry").glob("*/"))
 
     def telemetry(self) -> dict[str, pa.Table]:
-        """Every tier's table over all nodes; a tier nobody recorded is not in it.
+        """Reads every tier's table over all nodes. A tier that was not recorded is absent.
 
         Raises:
-            TelemetryError: A file is there and is not a Parquet table.
+            TelemetryError: A file is not a Parquet table.
         """
         tables = {}
         for tier in TELEMETRY:
@@ -117,19 +117,19 @@ class MeasuredFolder:
         return tables
 
     def stored(self) -> dict[str, ParquetTier]:
-        """Every tier's tables over all nodes, opened and not read: for analysis, which takes a device at a time.
+        """Opens every tier's tables over all nodes and reads no rows: analysis reads a device at a time.
 
         Raises:
-            TelemetryError: A file is there and is not a Parquet table.
+            TelemetryError: A file is not a Parquet table.
         """
         found = {tier: sorted((self.path / "telemetry").glob(f"*/{tier}.parquet")) for tier in TELEMETRY}
         return {tier: ParquetTier(paths) for tier, paths in found.items() if paths}
 
     def manifests(self) -> dict[str, dict[str, Any]]:
-        """What each node's sampler knew, by node: the node's own file, else its part of the recording's.
+        """Reads the manifest of each node: the node's own file, else its part of the recording's.
 
         Raises:
-            TelemetryError: A file is there and is no JSON object, or says something of another kind than its name.
+            TelemetryError: A file is not a JSON object, or a value in it is of another kind than its name says.
         """
         found: dict[str, dict[str, Any]] = {}
         whole = self.path / "manifest.json"
@@ -143,15 +143,15 @@ class MeasuredFolder:
 
 
 class RecordingFolder(MeasuredFolder):
-    """One recording: what was recorded is in its `manifest.json`, the node's telemetry where a trial has it."""
+    """One recording. Its facts are in `manifest.json`, and telemetry is where a trial has it."""
 
     @classmethod
     def create(cls, storage: Path, name: str) -> "RecordingFolder":
-        """A new folder for a recording.
+        """Makes a new folder for a recording.
 
         Raises:
-            PlanError: The name cannot be a folder, is taken (a recording is never written over), or nothing can be
-                written there.
+            PlanError: The name cannot be a folder or is taken (a recording is never written over), or the storage
+                cannot be written to.
         """
         if not FOLDER_NAME.fullmatch(name):
             raise PlanError(
@@ -166,14 +166,14 @@ class RecordingFolder(MeasuredFolder):
         return cls(path)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Writes what is known of the recording as a whole."""
+        """Writes the facts of the recording as a whole."""
         write_json(self.path / "manifest.json", {"version": VERSION, **facts})
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the recording as a whole; empty for a trial.
+        """Reads the facts of the recording as a whole; empty for a trial.
 
         Raises:
-            TelemetryError: The file is there and is no JSON object, or its window is none.
+            TelemetryError: The file is not a JSON object, or its window has another form.
         """
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording") if path.exists() else {}
@@ -188,9 +188,9 @@ class RecordingFolder(MeasuredFolder):
 
     @property
     def storage(self) -> Path:
-        """What it was created in, which holds the calibrations too."""
+        """The storage that it was created in, which holds the calibrations too."""
         return self.path.absolute().parent.parent
 
     def node_folder(self, node: str) -> Path:
-        """Where a node's sampler writes, and its tables are afterwards."""
+        """Returns the folder that a node's sampler writes to, and that its tables stay in."""
         return self.path / "telemetry" / node

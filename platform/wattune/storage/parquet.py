@@ -1,4 +1,4 @@
-"""Telemetry tables in Parquet files: written so that a device's rows lie together, read a device at a time."""
+"""Telemetry tables in Parquet files. A device's rows are written together and read a device at a time."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,23 +14,23 @@ Device: TypeAlias = tuple[str, str]
 """Node and device."""
 
 SMALL_ROWS: Final = 2**18
-"""Rows of a file that is one row group and is read whole: more groups would weigh more than they save."""
+"""Most rows of a file with a single row group, which is read whole: more groups would cost more than they save."""
 
 MOST_GROUP_ROWS: Final = 2**20
-"""Rows of a row group of larger files, which has rows of one device alone: 5.8 hours of a 20 ms ring."""
+"""Most rows of a row group of larger files, which holds one device alone: 5.8 hours of a 20 ms ring."""
 
 _KEYS: Final = ("node", "device")
 
 
 def encoded(table: pa.Table) -> pa.Buffer:
-    """A table as a Parquet file, in the one set of options all tables have.
+    """Encodes a table as a Parquet file, with the options that all tables share.
 
-    A table of more than `SMALL_ROWS` rows that says whose they are has a row group, or several, for every stretch of
-    rows of one device: they should be in order of devices.
+    A table of more than `SMALL_ROWS` rows with node and device has one or more row groups for every stretch of rows of
+    one device. So its rows should be in order of devices.
     """
     # Neighbouring times and counters differ by little, and so do the high bytes of neighbouring measurements.
     numbers = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
-    if "sensor_ns" in numbers:  # whole drains were read at one time: of few distinct values runs are fastest
+    if "sensor_ns" in numbers:  # a drain has one time of reading: runs are fastest for few distinct values
         numbers = {name: encoding for name, encoding in numbers.items() if name not in ("mono_ns", "wall_ns")}
     numbers |= {field.name: "BYTE_STREAM_SPLIT" for field in table.schema if pa.types.is_floating(field.type)}
     others = [name for name in table.column_names if name not in numbers]
@@ -44,7 +44,7 @@ def encoded(table: pa.Table) -> pa.Buffer:
 
 
 def _stretches(table: pa.Table) -> Iterator[tuple[int, int]]:
-    """First row and end of every row group's device, or of the whole table."""
+    """Yields the first row and the end of every stretch of one device, or of the whole table."""
     starts = np.zeros(1, np.int64)
     if table.num_rows > SMALL_ROWS and set(_KEYS) <= set(table.column_names):
         changes = [np.diff(_codes(table, name)[0]) != 0 for name in _KEYS]
@@ -63,16 +63,16 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
 
 
 class ParquetTier:
-    """One tier of one or several nodes, read from its files when asked for, a device at a time."""
+    """One tier of one or several nodes, read from its files on demand, a device at a time."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Opens the files; of their rows nothing is read.
+        """Opens the files and reads no rows.
 
         Args:
             paths: One file or more.
 
         Raises:
-            TelemetryError: A file is no Parquet table, or its columns contradict another file's.
+            TelemetryError: A file is not a Parquet table, or its columns contradict another file's.
         """
         self._paths = list(paths)
         try:
@@ -82,23 +82,23 @@ class ParquetTier:
         except (pa.ArrowException, OSError) as error:
             raise TelemetryError(f"{', '.join(map(str, paths))}: no tables that can be read: {error}") from error
         self._schemas = schemas
-        # What one file says of itself holds for all of them only if it is the worst: that values were computed.
+        # Where the values of one file are simulated, the whole tier counts as simulated.
         said = [schema.metadata or {} for schema in schemas]
         simulated = [each for each in said if each.get(b"wattune.simulated") == b"true"]
         self.schema = unified.with_metadata((simulated or said)[0])
         self._small: dict[int, pa.Table] = {}
         self._devices: list[Device] | None = None
         self._owners = [self._owners_of(number) for number in range(len(self._files))]
-        """The one device each row group has rows of, None where it has several or does not say."""
+        """The one device of each row group; None where it has several or none is named."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows of all files."""
         return sum(file.metadata.num_rows for file in self._files)
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Every device there are rows of."""
+        """Every device that has rows."""
         if not set(_KEYS) <= set(self.schema.names):
             return []
         if self._devices is None:
@@ -118,10 +118,10 @@ class ParquetTier:
         return self._devices
 
     def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A device's rows, some columns, in the order they were written; a column a file lacks is null there.
+        """Reads some columns of a device's rows, in the order of writing. A column that a file lacks is null there.
 
         Yields:
-            The rows of a row group at a time, so that what is not wanted any more takes no memory.
+            The rows of one row group at a time, so that memory of earlier ones can be freed.
 
         Raises:
             TelemetryError: A file is damaged.
@@ -140,7 +140,7 @@ class ParquetTier:
                     yield _with_columns(rows.filter(pa.array(mine)), schema)
 
     def table(self) -> pa.Table:
-        """All rows of all files.
+        """Reads all rows of all files.
 
         Raises:
             TelemetryError: A file is damaged.
@@ -152,7 +152,7 @@ class ParquetTier:
         return pa.concat_tables(every).unify_dictionaries()
 
     def _rows(self, number: int, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """Some row groups of one file, those of the columns that it has; a small file is read once."""
+        """Reads some row groups of one file, those columns that it has. A small file is read once."""
         file, path = self._files[number], self._paths[number]
         have = [name for name in columns if name in self._schemas[number].names]
         try:
@@ -165,7 +165,7 @@ class ParquetTier:
             raise TelemetryError(f"{path} cannot be read: {error}") from error
 
     def _owners_of(self, number: int) -> list[Device | None]:
-        """See `_owners`; a small file counts as one group, one without keys has rows of nobody."""
+        """Finds `_owners` of one file. A small file counts as one group. Without keys there are no devices."""
         file, names = self._files[number], self._schemas[number].names
         if not set(_KEYS) <= set(names):
             return []
@@ -185,7 +185,7 @@ class ParquetTier:
 
 
 def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table with exactly a schema's columns, those it lacks null."""
+    """Returns a table with exactly a schema's columns. Those it lacks are null."""
     if table.schema.equals(schema):
         return table
     arrays = [

@@ -1,10 +1,10 @@
-"""Studies at a URL: finished trials as whole objects, in any store fsspec can reach.
+"""Studies at a URL: finished trials as whole objects, in any store that fsspec can reach.
 
-Work happens in a local folder. What is finished there is copied to `<url>/<study>`, in the study folder's own layout,
-and fetched from there where the local folder lacks it. A trial is in the store when its `result.json` is: that is sent
-last. Nothing in the store is ever written over by another measurement of the same trial.
+Studies run in a local folder. Finished trials are copied to `<url>/<study>`, in the layout of the study folder, and
+fetched from there where the local folder lacks them. A trial is in the store when its `result.json` is, which is sent
+last. Another measurement of the same trial never writes over anything in the store.
 
-A store that is gone costs one bounded wait and a `TrackingError`; for the next minute every call fails at once.
+A store that does not answer costs one bounded wait and a `TrackingError`. For the next minute every call fails at once.
 """
 
 import functools
@@ -27,17 +27,17 @@ from wattune.storage.study import StudyFolder, TrialFolder, space_of
 from wattune.trial import TrialResult
 
 RETRY_AFTER_S: Final = 60.0
-"""How long a store that did not answer is left alone."""
+"""Time for which a store that did not answer is not tried again."""
 
 ANSWER_WITHIN_S: Final = 60.0
-"""Longest a store may take, besides what is moved."""
+"""Longest time of an answer, besides the time for moving data."""
 
 SLOWEST_BYTES_PER_S: Final = 1_000_000
-"""A store that moves less is taken for dead."""
+"""Slowest rate of a store that counts as alive."""
 
 _RESULT: Final = "result.json"
 _SMALL: Final = ("spec.json", _RESULT)
-"""What a ranking needs of a trial."""
+"""Files of a trial that a ranking needs."""
 
 _FILES_AT_ONCE: Final = 64
 
@@ -45,18 +45,18 @@ _T = TypeVar("_T")
 
 
 class RemoteStorage:
-    """One URL studies are copied to and fetched from."""
+    """One URL that studies are copied to and fetched from."""
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Names a store; nothing is reached before the first call.
+        """Names a store. It is reached by the first call.
 
         Args:
             url: Any URL of fsspec's, such as `s3://bucket/studies`, `gs://...` or `file:///mnt/studies`. Keys and
                 endpoints come from the store's own variables and files, or from fsspec's configuration.
-            clock: Monotonic seconds, for the wait after a failure.
+            clock: Returns monotonic seconds, for the wait after a failure.
 
         Raises:
-            PlanError: No such kind of store is known, or its library is not installed.
+            PlanError: The kind of store is unknown, or its library is not installed.
         """
         import fsspec
         from fsspec.utils import get_protocol
@@ -69,7 +69,7 @@ class RemoteStorage:
             raise PlanError(f'storage "{self.shown}" cannot be used: {error}; install that library') from error
         except ValueError:
             known = closest(self._protocol, fsspec.available_protocols())
-            raise PlanError(f'storage "{self.shown}" is of no kind of store that is known; {known}') from None
+            raise PlanError(f'storage "{self.shown}" is of an unknown kind of store; {known}') from None
         self._clock = clock
         self._fs: Any = None
         self._root = ""
@@ -78,11 +78,11 @@ class RemoteStorage:
 
     @property
     def shown(self) -> str:
-        """The URL as it may stand in messages and logs: without a password."""
+        """The URL for messages and logs: without a password."""
         return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", self.url)
 
     def studies(self) -> list[str]:
-        """The names of the studies there are.
+        """Lists the names of the studies.
 
         Raises:
             TrackingError: The store cannot be reached or refuses.
@@ -94,14 +94,14 @@ class RemoteStorage:
         return sorted(self._do("list studies", find))
 
     def send_trial(self, study: str, folder: TrialFolder) -> bool:
-        """Sends a finished trial; one that is there is not sent again, and one that will run again is not sent.
+        """Sends a finished trial. One that is there is not sent again, and one that will run again is not sent.
 
         Args:
             study: The study's name.
             folder: The trial's folder.
 
         Returns:
-            Whether it was sent now.
+            True where it was sent now.
 
         Raises:
             TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
@@ -122,7 +122,7 @@ class RemoteStorage:
                     f"{self.shown}/{place} holds another measurement of this trial, made elsewhere; it is not written "
                     "over: give one of the two studies another name, or remove the trial there"
                 )
-            # What an upload that was cut short left behind may not be what this trial has.
+            # An upload that was cut short may have left files that this trial does not have.
             if fs.exists(f"{self._root}{place}"):
                 fs.rm(f"{self._root}{place}", recursive=True)
             for path in [*files, folder.path / _RESULT]:
@@ -133,7 +133,7 @@ class RemoteStorage:
         return self._do(f"send trial {folder.path.name} of study {study}", send, num_bytes)
 
     def send_study(self, study: StudyFolder) -> None:
-        """Sends what is known of the whole study, again as often as it changes.
+        """Sends the files of the study as a whole, again whenever they change.
 
         Raises:
             TrackingError: The store cannot be reached or refuses, or holds a study of this name and another space.
@@ -148,17 +148,17 @@ class RemoteStorage:
         self._do(f"send study {study.name}", send, sum(path.stat().st_size for path in files))
 
     def fetch_study(self, name: str, storage: Path, *, whole: bool = False) -> StudyFolder:
-        """Brings what the local folder lacks of a study.
+        """Fetches the files of a study that the local folder lacks.
 
-        A trial that is not finished locally and is in the store comes from there, and what was left of it here goes.
+        A trial that is in the store and not finished here comes from there. Its unfinished files here are removed.
 
         Args:
             name: The study's name.
-            storage: The local folder studies are kept in.
-            whole: Spans and telemetry too, not only what a ranking needs.
+            storage: The local folder of studies.
+            whole: Fetches spans and telemetry too, not only the files that a ranking needs.
 
         Raises:
-            PlanError: There is no such study, neither there nor here.
+            PlanError: The study is neither there nor here.
             SpaceError: The study here was begun with another space.
             TrackingError: The store cannot be reached or refuses.
         """
@@ -177,14 +177,14 @@ class RemoteStorage:
         return study
 
     def fetch_folder(self, inside: str, folder: Path) -> None:
-        """Brings a trial or recording that is not here; files that are, stay.
+        """Fetches the files of a trial or recording that are not here.
 
         Args:
-            inside: Its place below the URL; empty where the URL is the folder's own.
-            folder: Where it goes.
+            inside: Its place below the URL. Empty where the URL is the folder's own.
+            folder: The local folder.
 
         Raises:
-            PlanError: There is nothing.
+            PlanError: The store has no such folder.
             TrackingError: The store cannot be reached or refuses.
         """
         found = self._do(f"list {inside or self.shown}", lambda fs: self._list(fs, inside))
@@ -220,7 +220,7 @@ class RemoteStorage:
             study.require_space(self._space(study.name, content), self.shown)
 
     def _list(self, fs: Any, inside: str) -> dict[str, int]:
-        """Sizes of the files below a folder, by their place in it."""
+        """Lists the sizes of the files below a folder, by their place in it."""
         fs.invalidate_cache()
         top = f"{self._root}{inside}".rstrip("/") + "/"
         found: dict[str, dict[str, Any]] = fs.find(top.rstrip("/") or "/", detail=True)
@@ -228,7 +228,7 @@ class RemoteStorage:
         return {name: int(facts.get("size") or 0) for name, facts in named.items() if not is_hidden(name)}
 
     def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
-        """Downloads files, results last: what is cut short is brought again."""
+        """Downloads files, results last. So a trial that is cut short is fetched again."""
         wanted = sorted(sizes, key=lambda name: name.endswith(_RESULT))
         prefix = f"{self._root}{inside}".rstrip("/")
         for start in range(0, len(wanted), _FILES_AT_ONCE):
@@ -240,16 +240,16 @@ class RemoteStorage:
                 write_whole(folder / name, content)
 
     def _do(self, action: str, operation: Callable[[Any], _T], num_bytes: int = 0) -> _T:
-        """Runs an operation on the store, and turns whatever goes wrong into a `TrackingError`.
+        """Runs an operation on the store, and turns every failure into a `TrackingError`.
 
         Args:
-            action: What it is, for messages.
-            operation: Gets fsspec's file system.
-            num_bytes: How much it moves.
+            action: Its name in messages.
+            operation: Is called with fsspec's file system.
+            num_bytes: Bytes that it moves.
 
         Raises:
-            TrackingError: With the action, the cause and the remedy; at once, untried, where the store did not answer
-                within the last `RETRY_AFTER_S`.
+            TrackingError: The operation failed. The message has the action, the cause and the remedy. Within
+                `RETRY_AFTER_S` of a failure it is raised at once, and nothing is tried.
         """
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
@@ -259,7 +259,7 @@ class RemoteStorage:
         def run() -> None:
             try:
                 outcome.put((operation(self._open()), None))
-            except Exception as error:  # every store has errors of its own; all of them are the caller's
+            except Exception as error:  # every store has errors of its own
                 outcome.put((None, error))
 
         # A mount or a server that hangs must not hang its user, nor the end of the program.
@@ -292,7 +292,7 @@ class RemoteStorage:
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """What is asked of fsspec's file systems where the user's own configuration does not say otherwise."""
+    """Returns options for fsspec's file systems. The user's own configuration of fsspec goes before them."""
     from fsspec.config import conf
 
     if protocol in ("file", "local"):
@@ -309,12 +309,12 @@ def _files(folder: Path, *, deep: bool = True) -> list[Path]:
 
 
 def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> dict[str, int]:
-    """What of the files in the store the local study lacks, with their sizes."""
+    """Lists files in the store that the local study lacks, with their sizes."""
     finished = {name.split("/")[1] for name in names if name.startswith("trials/") and name.endswith(f"/{_RESULT}")}
     wanted = []
     for trial in sorted(finished):
         folder = TrialFolder(study.path / "trials" / trial)
-        with suppress(PlanError):  # what cannot be read stays as it is: whoever reads the study names it
+        with suppress(PlanError):  # an unreadable result stays as it is: readers of the study name it
             known = folder.result()
             if known is None or not known.status.is_final:
                 folder.clear()
@@ -325,7 +325,7 @@ def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> di
 
 
 def _read(fs: Any, path: str) -> bytes | None:
-    """A small file's content, None where there is none."""
+    """Reads a small file; None where there is none."""
     fs.invalidate_cache()
     try:
         return bytes(fs.cat_file(path))
@@ -335,7 +335,7 @@ def _read(fs: Any, path: str) -> bytes | None:
 
 def _read_all(fs: Any, paths: list[str]) -> list[bytes]:
     found = fs.cat(paths)
-    # One file is given without its name.
+    # fsspec returns a single file without its name.
     return [found[path] for path in paths] if isinstance(found, dict) else [found]
 
 
@@ -347,7 +347,7 @@ def _result(content: bytes) -> TrialResult | None:
 
 
 def _put(fs: Any, local: Path, remote: str) -> None:
-    """Sends one file so that it is there whole or not at all; stores of objects do so by themselves."""
+    """Sends one file, whole or not at all. Object stores do so by themselves."""
     from fsspec.implementations.local import LocalFileSystem
 
     if not isinstance(fs, LocalFileSystem):

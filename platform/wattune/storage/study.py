@@ -1,17 +1,17 @@
-"""The study folder: with `wattune.storage.measured`, the only reader and writer of its layout.
+"""The study folder. This module and `wattune.storage.measured` alone read and write its layout.
 
 ```
 <storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
   trials/<trial_id>-<repeat>/spec.json result.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
-  trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    where ranks ran; where their threads were when they hung
-  trials/<trial_id>-<repeat>/attempts/<n>/result.json ...     what interrupted attempts left
+  trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
+  trials/<trial_id>-<repeat>/attempts/<n>/result.json ...     files of interrupted attempts
 <storage>/recordings/<name>/manifest.json telemetry/<node>/... [spans.parquet]
 <storage>/calibration/<device_uuid>.json
 ```
 
-A finished trial is a `result.json` renamed into place: whatever is killed, a folder either has a whole result or none,
-and a study resumes by looking at its folder.
+A finished trial is a `result.json` that was renamed into place. Whatever is killed, a folder has a whole result or
+none. So a study resumes from its folder.
 """
 
 import fcntl
@@ -49,28 +49,28 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = "attempts"
 _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
-"""Names in the storage that are no study's."""
+"""Names in the storage that a study cannot have."""
 
 _LONGEST_SHOWN: Final = 200
-"""Characters of what somebody typed that a message repeats."""
+"""Most characters of an input that a message repeats."""
 
 _NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading a trial's files raises where they are damaged, or written by hand or another version."""
+"""Errors from reading a trial's files that are damaged, or written by hand or another version."""
 
 _KINDS: Final = {"trial_id": str, "repeat": int, "reason": str, "tags": dict, "start_wall_ns": int, "end_wall_ns": int}
-"""What a result's fields have to be for a ranking, beyond what making one of them checks."""
+"""Types of a result's fields that a ranking needs and that making a result does not check."""
 
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 
 _GROWS: Final = ("search.num_trials", "measure.timeout_s")
-"""What may change between two runs of one study without making it another study."""
+"""Settings that may change between two runs of one study without making it another study."""
 
 
 def check_study_name(name: str) -> str:
-    """A name that is one folder inside the storage.
+    """Returns a name that is one folder inside the storage.
 
     Raises:
-        SpaceError: It is not: empty, too long, with separators, or taken by the layout.
+        SpaceError: It is empty, too long, has separators, or is taken by the layout.
     """
     if not FOLDER_NAME.fullmatch(name) or name in _TAKEN:
         raise SpaceError(
@@ -84,14 +84,14 @@ class TrialFolder(MeasuredFolder):
     """One repeat of one trial."""
 
     def write_spec(self, spec: TrialSpec) -> None:
-        """Writes what is about to run."""
+        """Writes the specification of the trial, before it runs."""
         write_json(self.path / "spec.json", spec.to_json())
 
     def spec(self) -> TrialSpec:
-        """What ran.
+        """Reads the specification of the trial.
 
         Raises:
-            PlanError: The folder holds no readable specification.
+            PlanError: The folder does not hold a readable specification.
         """
         try:
             return TrialSpec.from_json(json.loads((self.path / "spec.json").read_text()))
@@ -99,56 +99,56 @@ class TrialFolder(MeasuredFolder):
             raise _no_trial(self.path, error) from error
 
     def write_ranks(self, places: Sequence[Mapping[str, Any]]) -> None:
-        """Writes where each rank ran: node, device and its identity, slot, process."""
+        """Writes the place of each rank: node, device and its identity, slot, process."""
         write_json(self.path / "ranks.json", {"ranks": list(places)})
 
     def write_stacks(self, stacks: Mapping[int, str]) -> None:
-        """Writes where the threads of ranks were that hung."""
+        """Writes the stacks of ranks that hung."""
         for rank, text in stacks.items():
             write_whole(self.path / "stacks" / f"rank{rank}.txt", text.encode())
 
     def write_result(self, result: TrialResult) -> None:
-        """Writes the result in one rename; from then on the trial is done."""
+        """Writes the result in one rename. From then on the trial is done."""
         write_json(self.path / "result.json", result.to_json())
 
     def result(self) -> TrialResult | None:
-        """The result, None while there is none.
+        """Reads the result; None while there is none.
 
         Raises:
-            PlanError: The file is there and is no result of this version.
+            PlanError: The file is not a result of this version.
         """
         path = self.path / "result.json"
         return _read_result(path) if path.exists() else None
 
     def keep_result(self, result: TrialResult) -> TrialResult:
-        """Writes the result unless there is one, be it of this moment and another process, and gives what stands."""
+        """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
         path = self.path / "result.json"
         return result if write_json(path, result.to_json(), over=False) else _read_result(path)
 
     def write_error(self, text: str) -> None:
-        """Writes what went wrong in this program itself while the trial ran."""
+        """Writes an error of wattune itself that came while the trial ran."""
         write_whole(self.path / "error.txt", text.encode())
 
     def set_aside(self) -> None:
-        """Moves what an attempt that does not count left here to `attempts/<n>`: the next one begins empty."""
+        """Moves the files of an attempt that does not count to `attempts/<n>`. The next attempt begins empty."""
         target = self.path / _ATTEMPTS / str(len(self.attempts()) + 1)
         target.mkdir(parents=True, exist_ok=True)
         stays = {_ATTEMPTS, "spec.json", "result.json"}
         for entry in [*(path for path in self.path.iterdir() if path.name not in stays), self.path / "result.json"]:
             if entry.exists():
-                entry.rename(target / entry.name)  # the result last: with it the attempt is whole
+                entry.rename(target / entry.name)  # the result comes last: with it the attempt is whole
 
     def attempts(self) -> list[TrialResult]:
-        """Results of the attempts that were set aside, in order."""
+        """Reads the results of the attempts that were set aside, in order."""
         paths = sorted((self.path / _ATTEMPTS).glob("*/result.json"), key=lambda path: int(path.parent.name))
         return [_read_result(path) for path in paths]
 
     def begun_wall_ns(self) -> int:
-        """When the latest attempt wrote its specification, on the file system's clock."""
+        """Returns the time at which the latest attempt wrote its specification, on the file system's clock."""
         return (self.path / "spec.json").stat().st_mtime_ns
 
     def clear(self) -> None:
-        """Removes what an attempt left that another one takes the place of."""
+        """Removes the files of an attempt, before another one takes its place."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -172,40 +172,40 @@ class UnreadableTrial:
     """One repeat of a trial that ended and whose files cannot be read."""
 
     name: str
-    """Its folder's: the trial's id and the repeat."""
+    """Name of its folder: the trial's id and the repeat."""
     reason: str
-    """Why, and what to do, in a line."""
+    """The cause and the remedy, in a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What a study's folder says of the trials that ended."""
+    """The trials of a study that ended."""
 
     results: list[tuple[TrialSpec, TrialResult]]
     """Every repeat that can be read, with its specification."""
     unreadable: list[UnreadableTrial]
-    """Those that cannot; whoever leaves them out has to say so."""
+    """Those that cannot be read. Readers that leave them out must say so."""
 
 
 class StudyFolder:
     """One study's folder."""
 
     def __init__(self, path: Path) -> None:
-        """Names a folder; nothing is read or made. Use `create` or `open`."""
+        """Names a folder. Nothing is read or made. Use `create` or `open`."""
         self.path = path
 
     @classmethod
     def create(cls, storage: Path, name: str, document: Mapping[str, Any]) -> "StudyFolder":
-        """The folder of a study, made now or found as the same study left it.
+        """Returns the folder of a study: a new one, or the one that the same study left.
 
         Args:
-            storage: Where studies are kept.
+            storage: The folder of studies.
             name: The study's name.
-            document: The search space, every default spelled out.
+            document: The search space with every default.
 
         Raises:
-            SpaceError: The name is unusable, or the folder holds a study of another space; the difference is shown.
-            PlanError: Nothing can be written there, or the study that is there cannot be read.
+            SpaceError: The name is unusable, or the folder holds a study of another space. The difference is shown.
+            PlanError: The storage cannot be written to, or the study in it cannot be read.
         """
         study = cls(make_folder(storage / check_study_name(name)))
         if (study.path / "study.yaml").exists():
@@ -216,10 +216,10 @@ class StudyFolder:
 
     @classmethod
     def open(cls, name_or_path: str, storage: Path) -> "StudyFolder":
-        """An existing study, by name under the storage or by its folder.
+        """Opens an existing study, by its name in the storage or by its folder.
 
         Raises:
-            PlanError: There is no study there, and those that are, are named; or the folder cannot be looked into.
+            PlanError: The study does not exist, or the folder cannot be read. The message names existing studies.
         """
         try:
             for path in (storage / name_or_path, named_path(name_or_path)):
@@ -240,10 +240,10 @@ class StudyFolder:
         return self.path.name
 
     def document(self) -> dict[str, Any]:
-        """The search space the study was begun with, as this version spells it out.
+        """Reads the search space that the study was begun with, in the words of this version.
 
         Raises:
-            PlanError: The file cannot be read, is no mapping, or was written by a later version.
+            PlanError: The file cannot be read, is not a mapping, or was written by a later version.
         """
         path = self.path / "study.yaml"
         try:
@@ -255,14 +255,14 @@ class StudyFolder:
         return space_of(document, str(path))
 
     def require_space(self, document: Mapping[str, Any], where: str = "") -> None:
-        """Makes sure that a search space is the one the study was begun with.
+        """Makes sure that a search space is the one that the study was begun with.
 
         Args:
-            document: The space, every default spelled out.
-            where: Whose space it is, where it is not the user's.
+            document: The space with every default.
+            where: The place of the other space, for the message. Empty where it is the user's.
 
         Raises:
-            SpaceError: It is another one; the difference is shown.
+            SpaceError: It is another one. The difference is shown.
         """
         differences = _differences(completed_space(self.document()), completed_space(document))
         if differences:
@@ -275,7 +275,7 @@ class StudyFolder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Holds the study for one runner; the lock ends with its process, however that ends.
+        """Locks the study for one runner. The lock ends with its process, however that ends.
 
         Raises:
             PlanError: Another process is running this study.
@@ -287,7 +287,7 @@ class StudyFolder:
 
     @contextmanager
     def if_idle(self) -> Iterator[bool]:
-        """Holds the study unless another process runs it, and says which.
+        """Locks the study unless another process runs it. Yields whether it is locked now.
 
         Raises:
             PlanError: Its file system has no locks.
@@ -306,24 +306,24 @@ class StudyFolder:
             yield idle
 
     def trial(self, trial_id: str, repeat: int) -> TrialFolder:
-        """The folder of one repeat of one trial, made or not."""
+        """Returns the folder of one repeat of one trial. It may not exist yet."""
         return TrialFolder(self.path / "trials" / f"{trial_id}-{repeat}")
 
     def trials(self) -> list[TrialFolder]:
-        """Every trial begun, finished or not."""
+        """Lists every trial that was begun, finished or not."""
         return [TrialFolder(path.parent) for path in sorted(self.path.glob("trials/*/spec.json"))]
 
     def results(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """Every finished trial that can be read, with its specification; `finished` says which cannot."""
+        """Reads every finished trial, with its specification. `finished` names those that cannot be read."""
         return self.finished().results
 
     def finished(self) -> Finished:
-        """Every finished trial; one that cannot be read takes no other with it.
+        """Reads every finished trial. One that cannot be read does not affect the others.
 
         Raises:
-            PlanError: There are finished trials, and not one of them can be read.
+            PlanError: There are finished trials, and none of them can be read.
         """
-        # Ten thousand trials are ranked while somebody waits: every file is opened once, and no path object is made.
+        # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
         results: list[tuple[TrialSpec, TrialResult]] = []
         problems: dict[str, PlanError] = {}
         for folder in _folders(self.path / "trials"):
@@ -347,19 +347,20 @@ class StudyFolder:
         return Finished(results=results, unreadable=unreadable)
 
     def dataset(self, tier: str) -> "ds.Dataset":
-        """One table of all trials, for queries beyond one trial: pyarrow and duckdb read only what they are asked for.
+        """Opens one table of all trials, for queries beyond one. pyarrow and duckdb read only the parts they need.
 
         Args:
             tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
 
         Returns:
-            The rows of every trial's and node's file with two columns in front: `trial`, the trial folder's name, and
-            `simulated`, whether that file's values were computed instead of measured. A column a file lacks is null.
+            The rows of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
+            `simulated` is true where the file's values were computed instead of measured. A column that a file lacks
+            is null.
 
         Raises:
-            TelemetryError: There is no such tier, or no trial has it.
+            TelemetryError: The tier does not exist, or no trial has it.
         """
-        # Loads pandas where there is one: what every command would wait a fifth of a second for.
+        # This loads pandas where it is installed; every command would wait a fifth of a second for it.
         import pyarrow.dataset as ds
         from pyarrow.fs import LocalFileSystem
 
@@ -380,19 +381,19 @@ class StudyFolder:
             belongs = (pc.field("trial") == path.relative_to(trials).parts[0]) & (pc.field("simulated") == simulated)
             fragments.append(parquet.make_fragment(str(path), disk, belongs))
         added = pa.schema([pa.field("trial", pa.string()), pa.field("simulated", pa.bool_())])
-        # What a file says of itself does not hold for all of them.
+        # The metadata of one file does not hold for all of them.
         whole = pa.unify_schemas([added, *(schema.remove_metadata() for schema in schemas.values())])
         return ds.FileSystemDataset(fragments, whole, parquet, disk)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes every combination of the space: kept, rejected by a rule, or equivalent to another."""
+        """Writes every combination of the space: kept, rejected by a rule, or equivalent to a kept one."""
         write_table(self.path / "candidates.parquet", pa.Table.from_pylist(list(rows)))
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Every combination of the space as `write_candidates` got it; empty before that.
+        """Reads every combination of the space as `write_candidates` wrote it; empty before that.
 
         Raises:
-            PlanError: The file is there and is not a Parquet table.
+            PlanError: The file is not a Parquet table.
         """
         path = self.path / "candidates.parquet"
         try:
@@ -402,22 +403,22 @@ class StudyFolder:
         return [upgraded_candidate(row) for row in rows]
 
     def write_ranking(self, table: pa.Table) -> None:
-        """Writes the ranking of the moment."""
+        """Writes the current ranking."""
         write_table(self.path / "ranking.parquet", table)
 
     @property
     def report_path(self) -> Path:
-        """Where the study's report stands."""
+        """Path of the study's report."""
         return self.path / "report.html"
 
     def write_report(self, html: str) -> Path:
-        """Writes the report and says where."""
+        """Writes the report. Returns its path."""
         write_whole(self.report_path, html.encode())
         return self.report_path
 
 
 def _folders(path: Path) -> list[str]:
-    """The folders in a folder, by name; none where it is not there.
+    """Lists the folders in a folder, by name; none where it does not exist.
 
     Raises:
         PlanError: It cannot be listed.
@@ -440,7 +441,7 @@ def _read_result(path: Path) -> TrialResult:
 
 def _result_of(content: bytes) -> TrialResult:
     result = TrialResult.from_json(json.loads(content.decode()))
-    sum(result.metrics.values())  # a TypeError where one is no number, at the price of none of ten thousand results
+    sum(result.metrics.values())  # a TypeError where one is not a number, at almost no cost
     for name, kind in _KINDS.items():
         if not isinstance(getattr(result, name), kind):
             raise TypeError(f"{name}: got {json.dumps(getattr(result, name))[:_LONGEST_SHOWN]}")

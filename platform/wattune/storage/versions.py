@@ -88,15 +88,15 @@ def upgraded_candidate(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(kind: type[Any]) -> dict[str, Any]:
-    """What a field of a dataclass is where nobody says it, by name; sources are no settings."""
+    """Returns the defaults of a dataclass by field. Sources are not settings."""
     return {each.name: each.default for each in fields(kind) if each.default is not MISSING and each.name != "source"}
 
 
 def _completed(entry: Any, defaults: Mapping[str, Any]) -> Any:
-    """A mapping with the keys it lacks; anything else as it is, for whoever checks it."""
+    """Adds to a mapping the keys that it lacks. Other values stay as they are, for a later check."""
     return {**entry, **{k: v for k, v in defaults.items() if k not in entry}} if isinstance(entry, Mapping) else entry
 
 
 def _plain(value: Any) -> Any:
-    """An axis value as a file writes it."""
+    """Writes an axis value as a file does."""
     return (list(value) or "even") if isinstance(value, tuple) else value

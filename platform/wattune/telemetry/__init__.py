@@ -1,1 +1,1 @@
-"""What reads sensors, and where the readings go."""
+"""Sensors: the backends that read them, the sampler process, and the files it writes."""

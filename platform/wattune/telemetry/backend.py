@@ -1,4 +1,4 @@
-"""The protocol of a sensor backend. A backend reads sensors; it neither paces nor judges."""
+"""The protocol of a sensor backend. A backend reads sensors; it does not pace reads or judge readings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,12 +14,12 @@ code for it as text.
 ERROR_SUFFIX: Final = "_error"
 
 AVAILABLE: Final = "available"
-"""What `Backend.capabilities` says of a column that can be read; others say `unavailable: ` and why."""
+"""Value of a column in `Backend.capabilities` that can be read. Others are `unavailable: ` and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """What is known of a device before it is read; None where there is no such thing or it cannot be asked."""
+    """Facts known of a device before it is read; None where it has no such thing or cannot be asked."""
 
     device: str
     """The name telemetry rows and spans carry, unique on its node, such as `gpu0` or `host`."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
 
     @property
     def simulated(self) -> bool:
-        """Whether its values are computed instead of measured."""
+        """True where its values are computed and not measured."""
         ...
 
     def devices(self) -> Sequence[DeviceInfo]:
@@ -62,7 +62,7 @@ class Backend(Protocol):
         ...
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
-        """Which tiers a device has, and for every column of each whether it can be read.
+        """Returns the tiers of a device, and for every column whether it can be read.
 
         Args:
             device: A name from `devices`.
@@ -90,24 +90,24 @@ class Backend(Protocol):
 
 
 OTHER_PROCESSES: Final = "other_processes"
-"""What `FactsProvider.facts` calls the processes on a device that are not the sampler."""
+"""Key in `FactsProvider.facts` of the processes on a device that are not the sampler."""
 
 
 @runtime_checkable
 class FactsProvider(Protocol):
-    """A backend that also knows what no column holds; a backend need not be one.
+    """A backend that also knows facts no column holds. A backend need not be one.
 
     It is asked when a recording begins and when it ends, never between, so these calls may block.
     """
 
     def facts(self, device: str) -> Mapping[str, Any]:
-        """What is so now, as plain data for the manifest; like `read`, it raises nothing for a sensor that fails.
+        """Returns facts of this moment as plain data for the manifest; as in `read`, a failing sensor raises nothing.
 
         Args:
             device: A name from `devices`.
 
         Returns:
-            Facts by name. `OTHER_PROCESSES`, left out where it cannot be told, is a list with one mapping for every
+            Facts by name. `OTHER_PROCESSES`, left out where it is not known, is a list with one mapping for every
             other process on the device: `pid`, and `memory_used_bytes` where known.
         """
         ...

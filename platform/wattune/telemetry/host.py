@@ -31,7 +31,7 @@ _INFINIBAND_TYPE: Final = "32"
 _INFINIBAND_WORD_BYTES: Final = 4
 """`port_xmit_data` and `port_rcv_data` count double words (ABI/stable/sysfs-class-infiniband)."""
 _CPU_SENSORS: Final = {"coretemp": "Package ", "k10temp": "Tdie|Tccd"}
-"""What a processor's own hwmon chips call the temperatures worth reading: every core's would cost an interrupt on each
+"""Labels of temperatures worth reading, by the processor's hwmon chip: to read every core costs an interrupt on each
 (hwmon/coretemp.rst), and `Tctl` is on a scale of its own (hwmon/k10temp.rst)."""
 _STALLED: Final = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)
 _MACHINE_NAMESPACE: Final = uuid.UUID("6f2c2a0e-8a43-4c0d-9d0f-5b7f6f3f7f10")
@@ -39,7 +39,7 @@ _MACHINE_NAMESPACE: Final = uuid.UUID("6f2c2a0e-8a43-4c0d-9d0f-5b7f6f3f7f10")
 
 
 def _code(error: Exception) -> str:
-    """The error code a failed read leaves in its row: the kernel's name for it, or that the text made no sense."""
+    """Returns the code a failed read leaves in its row: the kernel's name of the error, or `unparsable`."""
     number = error.errno if isinstance(error, OSError) else None
     return errno.errorcode.get(number, str(number)) if number is not None else "unparsable"
 
@@ -99,7 +99,7 @@ class _RaplPower:
         return self._clock_ns(), [zone.energy_uj() for zone in self._zones]
 
     def read_w(self) -> float | None:
-        """Watts over all zones; None where a counter stood still, for that is no power, but no measurement."""
+        """Returns watts over all zones; None where a counter stood still, which is a missing reading and not 0 W."""
         last, self._last = self._last, None
         now_ns, energies_uj = self._counters()
         self._last = (now_ns, energies_uj)
@@ -136,7 +136,7 @@ class _CpuBusy:
 
 
 def _memory_used_bytes(path: Path) -> int:
-    """What is not available to a new program: page cache that can be dropped does not count as used."""
+    """Returns memory that is not available to a new program; page cache that can be dropped does not count as used."""
     fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
     total_kib, available_kib = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     return kib_to_bytes(total_kib - available_kib)
@@ -162,9 +162,9 @@ def _port_counters(sysfs: Path, direction: str) -> list[tuple[Path, int]]:
 
 
 def _ports_bytes_per_s(sysfs: Path) -> float | None:
-    """What the ports of `_port_counters` that are up carry in one direction, by the speed their links were agreed at.
+    """Adds up the agreed link speeds of the ports of `_port_counters` that are up, in one direction.
 
-    A port that is network interface and RDMA port at once (RoCE) is one link: it counts once.
+    A port that is both network interface and RDMA port (RoCE) is one link and counts once.
 
     Returns:
         Bytes a second; None where no port is up, or one does not say its speed, as virtual ones do not.

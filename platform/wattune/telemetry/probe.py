@@ -18,9 +18,9 @@ class SensorSource:
     name: str
     available: bool
     detail: str
-    """What was found, or why nothing was."""
+    """Findings, or the reason there are none."""
     follows: str = ""
-    """What to do about it, or what is not measured without it; empty where it is there."""
+    """Advice, or the readings that are missing without it; empty where it is there."""
 
 
 def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[SensorSource]:

@@ -1,4 +1,18 @@
-"""Sensor backends by name, loaded on first use."""
+"""Sensor backends by name: the way from a name such as `nvml` to the class that reads sensors.
+
+The path, for a study, a recording or a calibration alike:
+
+    a name, as in `--backend nvml` or `backends=["nvml"]`
+    -> `wattune.telemetry.sampler.process.SamplerProcess.start` starts the sampler process with `--backend nvml`
+    -> `sample` in that process calls `load_backend("nvml")`
+    -> `BACKENDS["nvml"]` is `wattune.telemetry.nvml.backend:NvmlBackend`: the module is imported, the class is called
+    -> `NvmlBackend()` imports `pynvml`, starts NVML and makes an `NvmlDevice` for every device the driver shows
+    -> `wattune.telemetry.sampler.loop.Sampler` reads it as any `wattune.telemetry.backend.Backend`.
+
+The table holds text and not classes, so that only a sampler process loads a vendor's library. No other module imports a
+backend's module: look here for its only use. To add a backend, write its class and add a line to `BACKENDS`; the test
+`test_name_to_class_tables_name_classes_that_exist_and_stay_in_their_room` checks that the class exists.
+"""
 
 import importlib
 from typing import Final, cast
@@ -18,11 +32,11 @@ SHARED_BACKENDS: Final = frozenset({"host"})
 """Backends whose devices any number of samplers may read: the kernel's own counters disturb nobody."""
 
 ARGUMENTS: Final[dict[str, str]] = {"replay": "FOLDER"}
-"""What must follow the name of a backend, after a colon; the others take nothing."""
+"""Argument that must follow the name of a backend after a colon; other backends take none."""
 
 
 def split_backend(text: str) -> tuple[str, str]:
-    """A backend's name and its argument, from `name` or `name:argument`.
+    """Splits `name` or `name:argument` into a backend's name and its argument.
 
     Raises:
         SensorChoiceError: There is no such backend, or it lacks its argument or takes none.
@@ -37,13 +51,13 @@ def split_backend(text: str) -> tuple[str, str]:
 
 
 def load_backend(text: str) -> Backend:
-    """A new backend, its sensors open.
+    """Makes a backend of a name and opens its sensors; called in the sampler process.
 
     Args:
         text: Its name, for some with a colon and an argument; see `ARGUMENTS`.
 
     Raises:
-        TelemetryError: There is none, its library is not installed, or there are no such sensors here.
+        TelemetryError: There is no such backend, its library is not installed, or this machine has no such sensors.
     """
     name, argument = split_backend(text)
     module_name, _, class_name = BACKENDS[name].partition(":")

@@ -1,8 +1,8 @@
 """The replay backend: a recording played back as if its devices were here.
 
-Everything behind a backend (sampler, store, analysis, live view) then runs on what real hardware once said, on
-machines that have none. It is named `replay:FOLDER[?speed=2&start_s=18&loop]`. Tables and manifests of what is sampled
-so name the backend `replay`, and `wattune.analysis.quality` never lets them count as a new measurement.
+Everything behind a backend (sampler, store, analysis, live view) then runs on readings of real hardware, on machines
+that have none. It is named `replay:FOLDER[?speed=2&start_s=18&loop]`. Tables and manifests sampled from it
+name the backend `replay`, and `wattune.analysis.quality` never lets them count as a new measurement.
 """
 
 import math
@@ -29,7 +29,7 @@ from wattune.units import NS_PER_S, s_to_ns
 Times = npt.NDArray[np.int64]
 
 HISTORY_S: Final = 2.36
-"""How much of the past a drain gives at most: what the driver's ring holds (measured on H200, driver 580)."""
+"""Most of the past that a drain gives: the length of the driver's ring (measured on H200, driver 580)."""
 
 ENDED: Final = "ended"
 """The error code of every column once the recording is over."""
@@ -40,13 +40,13 @@ _KEYS: Final = ("node", "device", "mono_ns", "wall_ns")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playback:
-    """What is played, and how."""
+    """A recording to play, and the way to play it."""
 
     folder: Path
     speed: float = 1.0
     """Recorded seconds per second. Rates stay those recorded: counters rise `speed` times less."""
     start_s: float = 0.0
-    """Where in the recording it begins."""
+    """Position in the recording at which play begins."""
     loop: bool = False
     """Begins again at `start_s` when it is over, counters going on; else every read fails from then on."""
 
@@ -82,7 +82,7 @@ def _number(name: str, text: str, *, least: float) -> float:
     except ValueError:
         value = math.nan
     if not least <= value < math.inf:
-        raise TelemetryError(f'replay option "{name}={text}" is no number from {least:g} on; write "{name}=2"')
+        raise TelemetryError(f'replay option "{name}={text}" is not a number from {least:g} on; write "{name}=2"')
     return value
 
 
@@ -91,7 +91,7 @@ class _Track:
     """One tier of one device."""
 
     time_ns: Times
-    """When each row was read, strictly increasing; of `ring` rows when the sensor took them. 0 is where play begins."""
+    """Time each row was read, or the sensor took it (`ring`), strictly increasing. Play begins at 0."""
     columns: Mapping[str, pa.Array]
     """Every column with at least one value, and the error codes beside it."""
     counters: Mapping[str, tuple[Times, npt.NDArray[np.float64]]]
@@ -167,7 +167,7 @@ class ReplayBackend:
         return self._devices
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
-        """What was recorded of a device."""
+        """Returns the tiers and columns that were recorded of a device."""
         return {
             tier: {
                 column: AVAILABLE if column in track.columns else "unavailable: not recorded"
@@ -179,7 +179,7 @@ class ReplayBackend:
         }
 
     def read(self, device: str, tier: str) -> Sequence[Row]:
-        """What the recording says of this moment; after its end, no ring samples and failed reads."""
+        """Returns the recorded readings of this moment; after the end, no ring samples and failed reads."""
         track, now_ns = self._tracks[device, tier], self._now_ns()
         if tier == "ring":
             return self._drain(device, track, now_ns)

@@ -1,1 +1,1 @@
-"""What people see in a terminal: tables, a study or a recording while it runs. Nothing here computes a figure."""
+"""Views for a terminal: tables, and a study or a recording while it runs. Nothing here computes a figure."""

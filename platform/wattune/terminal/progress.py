@@ -1,4 +1,4 @@
-"""What people see of a study while it runs: a live view on a terminal, plain lines elsewhere. Nothing is measured."""
+"""View of a study while it runs: live on a terminal, plain lines elsewhere. Nothing is measured here."""
 
 import math
 import statistics
@@ -24,24 +24,24 @@ from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialS
 from wattune.units import NS_PER_S, format_quantity
 
 ASK_EVERY_S: Final = 1.0
-"""How often workers are asked how far they are while somebody looks."""
+"""Seconds between two requests for the workers' progress while a live view is shown."""
 
 TELL_EVERY_S: Final = 60.0
-"""How often a log, as that of a Ray job, is told how far what runs is; a trial may take many minutes."""
+"""Seconds between two lines of progress in a log, such as that of a Ray job; a trial may take many minutes."""
 
 MOST_LANES: Final = 12
-"""Running trials shown one by one."""
+"""Most running trials that are shown one by one."""
 
 MOST_SKIPPED: Final = 5
-"""Trials done before that are named one by one."""
+"""Most trials done before that are named one by one."""
 
 _BAR_WIDTH: Final = 28
 _LEAST_BAR: Final = 6
 _HEAD_WIDTH: Final = 68
-"""Columns of what stands beside the bar, at most."""
+"""Most columns of the text beside the bar."""
 
 _NAME_WIDTHS: Final = (44, 24)
-"""Columns a trial's name gets in its line, and on a narrow terminal."""
+"""Columns for a trial's name in its line, and on a narrow terminal."""
 
 _NARROW: Final = 120
 """Columns below which a terminal is narrow."""
@@ -58,12 +58,12 @@ class _Running:
 
 @dataclass
 class Tally:
-    """A study as its events tell it; one more event costs the same however many there were."""
+    """State of a study from its events; each event costs the same, however many came before."""
 
     objective: Objective
     constraints: Sequence[Constraint]
     total: int = 0
-    """Trials with all repeats, those done before included and those left to a later call not."""
+    """Trials with all repeats, including those done before, without those left to a later call."""
     done: int = 0
     skipped: int = 0
     failed: Counter[TrialStatus] = field(default_factory=Counter)
@@ -73,16 +73,16 @@ class Tally:
     took_s: list[float] = field(default_factory=list)
     """Seconds of each trial that ended in this call."""
     expected_s: float | None = None
-    """Seconds to the end as they were expected before the first trial, where finished trials told."""
+    """Expected seconds to the end before the first trial, if finished trials give an estimate."""
     end_s: float = math.inf
-    """When this call's budget of hours is used, on the clock of `add`."""
+    """Time at which this call's budget of hours is used, on the clock of `add`."""
     best: RankedTrial | None = None
     _measured: bool = False
     _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
     _feasible: dict[str, RankedTrial] = field(default_factory=dict)
 
     def add(self, event: Event, now_s: float) -> None:
-        """Takes note of an event."""
+        """Adds an event."""
         if isinstance(event, Preview):
             self.total = event.num_now + event.num_done
             self.end_s = now_s + event.most_s
@@ -95,7 +95,7 @@ class Tally:
         else:
             self._ended(event, now_s)
         if isinstance(event, TrialEvent) and event.num_left is not None:
-            # Repeats of what failed are never run, and with them references: it becomes fewer than were announced.
+            # Repeats of a failed trial are never run, nor its references, so fewer trials run than were announced.
             self.total = self.done + len(self.running) + event.num_left
 
     def _ended(self, event: TrialEvent, now_s: float) -> None:
@@ -109,10 +109,10 @@ class Tally:
         self.skipped += event.kind == "skipped"
         if event.result.status is not TrialStatus.COMPLETED:
             self.failed[event.result.status] += 1
-        self._judge(event.spec, event.result)
+        self._assess(event.spec, event.result)
 
-    def _judge(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Keeps the best feasible trial, by its worst repeat."""
+    def _assess(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Updates the best feasible trial, by its worst repeat."""
         repeats = self._repeats.setdefault(result.trial_id, [])
         repeats.append((spec, result))
         row = rank(repeats, self.objective, self.constraints).best
@@ -132,7 +132,7 @@ class Tally:
         return row.objective.low if self.objective.maximize else -row.objective.high
 
     def left_s(self, now_s: float) -> float | None:
-        """Expected seconds to the end, None where nothing tells."""
+        """Returns expected seconds to the end, None if unknown."""
         left_s = self.expected_s
         if self.took_s:
             typical_s = statistics.median(self.took_s)
@@ -146,7 +146,7 @@ def _key(event: TrialEvent) -> tuple[str, int]:
 
 
 class StudyProgress:
-    """One live view of a study on a terminal; a line for each trial that ended, there and elsewhere."""
+    """A live view of a study on a terminal, and a line for each trial that ended on any output."""
 
     def __init__(
         self,
@@ -159,9 +159,9 @@ class StudyProgress:
         """Shows nothing before `__enter__`.
 
         Args:
-            console: Where to.
-            objective: What the best trial is best in.
-            constraints: The bounds whose margins are shown.
+            console: Output.
+            objective: The metric of the best trial.
+            constraints: Bounds whose margins are shown.
             clock_s: The clock of elapsed times.
         """
         self._console, self._clock_s = console, clock_s
@@ -177,7 +177,7 @@ class StudyProgress:
             self._live = Live(get_renderable=self.view, console=console, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> "StudyProgress":
-        """Begins to show."""
+        """Starts the view."""
         self._begun_s = self._clock_s()
         if self._live is not None:
             self._live.start()
@@ -185,13 +185,13 @@ class StudyProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes the live view away."""
+        """Removes the live view."""
         self._over.set()
         if self._live is not None:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Shows one event; the listener of `wattune.api.run_study`."""
+        """Shows one event; this is the listener of `wattune.api.run_study`."""
         with self._lock:
             self._tally.add(event, self._clock_s())
             lines = self._lines(event)
@@ -199,16 +199,16 @@ class StudyProgress:
             self._print(line)
 
     def _print(self, line: Text) -> None:
-        """Prints a line for good: folded between words on a terminal, whole for whoever reads a file."""
+        """Prints a permanent line: wrapped between words on a terminal, unwrapped in a file."""
         self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def _name(self, event: TrialEvent) -> str:
-        """A trial in short, as wide as its column."""
+        """Returns the short name of a trial, padded to its column."""
         narrow = self._console.is_terminal and self._console.width < _NARROW
         return f"{described(event):<{_NAME_WIDTHS[narrow]}}"
 
     def view(self) -> Group:
-        """The live view as it is now."""
+        """Returns the current live view."""
         with self._lock:
             tally, now_s = self._tally, self._clock_s()
             parts: list[Table | Text] = [self._head(now_s)]
@@ -264,7 +264,7 @@ class StudyProgress:
         return line
 
     def _lines(self, event: Event) -> list[Text]:
-        """What is printed for good."""
+        """Returns the permanent lines of an event."""
         if isinstance(event, Preview):
             self._preview = event
             return self._preview_lines(event)
@@ -287,9 +287,9 @@ class StudyProgress:
         how = "about" if preview.measured else "at least"
         basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
         whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
-        lines = [Text(f"{preview.num_turns} trial(s) to run{among}: {whole}")]
+        lines = [Text(f"{preview.num_left} trial(s) to run{among}: {whole}")]
         bounds = []
-        if preview.num_now < preview.num_turns:
+        if preview.num_now < preview.num_left:
             now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
             bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials)")
         if preview.most_s < math.inf:
@@ -302,7 +302,7 @@ class StudyProgress:
         return lines
 
     def _duration_of(self, placement: Placement) -> str:
-        """How long this call will take, as far as it is known."""
+        """Describes the expected duration of this call."""
         if placement.cut_short:
             return f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)} (--max-hours)"
         how = "at least" if self._preview is not None and not self._preview.measured else "about"
@@ -338,7 +338,7 @@ class StudyProgress:
         return line
 
     def _ask(self) -> None:
-        """Asks the workers of what runs how far they are; they may take their time, so it is a thread of its own."""
+        """Asks workers for their progress. They may answer slowly, so this runs in a thread of its own."""
         while not self._over.wait(ASK_EVERY_S if self._live is not None else TELL_EVERY_S):
             with self._lock:
                 running = list(self._tally.running.values())[:MOST_LANES]
@@ -349,7 +349,7 @@ class StudyProgress:
                 self._tell(running)
 
     def _tell(self, running: Sequence[_Running]) -> None:
-        """A line for each trial that still runs, where no live view shows it."""
+        """Prints a line for each trial that still runs, for outputs without a live view."""
         with self._lock:
             now_s, tally = self._clock_s(), self._tally
             lines = [
@@ -366,7 +366,7 @@ class StudyProgress:
 
 
 def described(event: TrialEvent) -> str:
-    """A trial in short, with what sets this repeat apart."""
+    """Returns the short name of a trial, with the role or number of this repeat."""
     if event.role == "reference" or event.repeat >= FIRST_REFERENCE_REPEAT:
         apart = " reference trial"
     elif event.role == "finalist":
@@ -390,7 +390,7 @@ def _device_hours(device_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time as people say it: `45 s`, `12:05 min`, `3:20 h`."""
+    """Formats a duration: `45 s`, `12:05 min`, `3:20 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

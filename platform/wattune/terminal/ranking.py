@@ -1,4 +1,4 @@
-"""What people see of a ranking and of a comparison in a terminal. Nothing here computes a figure."""
+"""Views of a ranking and of a comparison in a terminal. Nothing here computes a figure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,11 +27,11 @@ METHODS: Final = {
     "steps": "one run, its own steps",
     "none": "one run, scatter unknown",
 }
-"""What an interval rests on, in words."""
+"""Basis of an interval by its method, in words."""
 
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None) -> None:
-    """Feasible trials in order with their distance to each bound, then the others with what they lack."""
+    """Prints feasible trials in order with their distance to each bound, then the others with what they lack."""
     metric = ranking.objective.metric
     bounds = [str(constraint) for constraint in ranking.constraints]
     others = ranking.varying
@@ -100,7 +100,7 @@ def _margin_cell(margin: Margin | None) -> Text:
 
 
 def print_front(console: Console, rows: Sequence[RankedTrial], metrics: Sequence[str]) -> None:
-    """The trials that no other beats in both metrics."""
+    """Prints the trials that no other beats in both metrics."""
     table = make_table(f"Pareto front of {' and '.join(metrics)}", "trial", "plan", *metrics, right=metrics)
     for row in rows:
         cells = [shown(metric, found) if (found := row.interval(metric)) else "-" for metric in metrics]
@@ -109,7 +109,7 @@ def print_front(console: Console, rows: Sequence[RankedTrial], metrics: Sequence
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """What differs between two trials, and how the step of the one becomes that of the other."""
+    """Prints the differences between two trials, and the change of a step part by part."""
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         console.print(f"{name}  {side.label}  ({side.known_as})", highlight=False)
     console.print(f"{comparison.conclusion}.", style="bold", highlight=False)
@@ -144,7 +144,7 @@ def _print_waterfall(console: Console, fall: Waterfall) -> None:
     table.add_row("whole", shown(name, fall.a), shown(name, fall.b), _signed(name, fall.b - fall.a), whole)
     console.print(table)
     if fall.cancels:
-        console.print("The parts' changes cancel out: no part is a share of what is left.", highlight=False)
+        console.print("The parts' changes cancel out, so shares of the rest are not meaningful.", highlight=False)
 
 
 def _signed(name: str, value: float) -> str:

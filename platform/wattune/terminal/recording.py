@@ -1,4 +1,4 @@
-"""What people see of a recording: a live view while it runs, and its figures afterwards. Nothing here is measured."""
+"""Views of a recording: live while it runs, and its figures afterwards. Nothing is measured here."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,13 +20,13 @@ from wattune.schema import THROTTLE_REASON_BITS
 from wattune.units import format_quantity, ns_to_s, s_to_ns
 
 LOOK_BACK_S: Final = 60.0
-"""How much of the recording the live view judges; the verdict at the end is on all of it."""
+"""Seconds of the recording that the live view assesses; the final verdict is on all of it."""
 LINE_EVERY_S: Final = 10.0
-"""Between two lines off a terminal."""
+"""Seconds between two lines on an output that is not a terminal."""
 IDLE_SHARE: Final = 9
-"""After a look the view rests so many times as long as that took: it never costs more than a tenth of a processor."""
+"""Idle time after an update, in multiples of its duration: the view never uses more than a tenth of a CPU."""
 RATE_OVER_S: Final = 2.0
-"""What a link's rate is the mean of."""
+"""Seconds over which a link's rate is averaged."""
 LOG_LINES: Final = 6
 LOG_TAIL_BYTES: Final = 4096
 
@@ -51,7 +51,7 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def print_recording(console: Console, recording: Recording) -> None:
-    """The figures of a recording: a line for each device, the whole, and how far to trust them."""
+    """Prints the figures of a recording: a line for each device, the whole, and the quality."""
     columns = {
         "mean": "device_power_mean_w",
         "peak 20 ms": "device_power_peak_20ms_w",
@@ -96,7 +96,7 @@ def _quality(quality: str, reasons: tuple[str, ...], title: str) -> Text:
 
 
 class LiveView:
-    """A table of what the sampler wrote last, one row a device; a line for each now and then off a terminal.
+    """A table of the sampler's latest readings, one row per device; without a terminal, a line for each at intervals.
 
     It reads the sampler's files and touches no sensor. Call it as `wattune.record.recorder.Watcher`.
     """
@@ -105,9 +105,9 @@ class LiveView:
         """Shows nothing before it is entered.
 
         Args:
-            console: Where to. On a terminal the command must write elsewhere, best to its recording's `LOG`, whose
-                last lines are shown below the table.
-            clock_s: The clock it paces itself by.
+            console: Output. On a terminal the command must write elsewhere, best to its recording's `LOG`, whose last
+                lines are shown below the table.
+            clock_s: The clock that paces the view.
         """
         self._console, self._clock_s = console, clock_s
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -115,18 +115,18 @@ class LiveView:
         self._peaks_w: dict[Device, float] = {}
 
     def __enter__(self) -> "LiveView":
-        """Begins to show."""
+        """Starts the view."""
         if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes the table away."""
+        """Removes the table."""
         if self._live is not None:
             self._live.stop()
 
     def __call__(self, sampler_folder: Path, start_mono_ns: int) -> None:
-        """Looks, unless it looked a moment ago."""
+        """Updates the view, unless the last update was a moment ago."""
         begun_s = self._clock_s()
         if begun_s < self._next_s:
             return
@@ -143,8 +143,8 @@ class LiveView:
         quality = Text("quality not known yet")
         if measured.window_s is not None:
             summary = measured.summary()
-            judged = f"quality of the last {measured.window_s:.0f} s"
-            quality = _quality(summary.quality, summary.quality_reasons, judged)
+            title = f"quality of the last {measured.window_s:.0f} s"
+            quality = _quality(summary.quality, summary.quality_reasons, title)
         whole = Text("   ".join([f"{elapsed_s:.0f} s", *(f"{title} {cell}" for title, cell in host.items())]))
         if self._live is None:
             self._console.print(whole.append("   ").append(quality), soft_wrap=True)
@@ -181,16 +181,16 @@ class LiveView:
 
 
 def throttle_causes(reasons: float | None, clock_mhz: float | None, clock_max_mhz: float | None) -> str:
-    """Why the clock is lower than it could be, as of one reading.
+    """Returns the causes of a low clock in one reading.
 
     Args:
         reasons: Bits of `event_reasons`.
         clock_mhz: The SM clock.
-        clock_max_mhz: The highest one.
+        clock_max_mhz: The maximum SM clock.
 
     Returns:
-        The active causes where the clock is below 0.98 of the highest (the definition of `throttle_frac`), `no` where
-        it is not or there is none, `-` where it cannot be told.
+        The active causes if the clock is below 0.98 of the maximum (the definition of `throttle_frac`), `no` if it is
+        not or there is no cause, `-` if a reading is missing.
     """
     if reasons is None or clock_mhz is None or clock_max_mhz is None:
         return "-"
@@ -200,7 +200,7 @@ def throttle_causes(reasons: float | None, clock_mhz: float | None, clock_max_mh
 
 
 def _last(table: pa.Table | None) -> dict[str, object]:
-    """The latest row of one device's table; empty where there is none."""
+    """Returns the latest row of one device's table; empty without one."""
     rows: list[dict[str, object]] = [] if table is None else table.slice(max(table.num_rows - 1, 0)).to_pylist()
     return rows[0] if rows else {}
 
@@ -216,7 +216,7 @@ def _last_host(measured: Measured) -> dict[str, float]:
 
 
 def _link_rate_bytes_per_s(counter: pa.Table | None) -> float | None:
-    """What one device sends and receives over all its links, of late; None where the counters do not say."""
+    """Returns the recent rate of one device over all its links, both directions; None without counters."""
     if counter is None or not counter.num_rows:
         return None
     read_ns = counter["mono_ns"].to_numpy()
@@ -229,7 +229,7 @@ def _link_rate_bytes_per_s(counter: pa.Table | None) -> float | None:
 
 
 def _last_lines(log: Path) -> list[str]:
-    """The last lines of a file that is being written; a progress bar that overwrites its line counts as its last."""
+    """Returns the last lines of a file that is being written; each version of a progress bar counts as a line."""
     try:
         with open(log, "rb") as file:
             file.seek(max(log.stat().st_size - LOG_TAIL_BYTES, 0))

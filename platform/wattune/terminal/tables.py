@@ -1,4 +1,4 @@
-"""What people see in a terminal: tables. Nothing here computes a figure."""
+"""Tables for a terminal. Nothing here computes a figure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ SIMULATED_NOTE: Final = (
 )
 
 _WHOLE: Final = ("rank", "trial", "count")
-"""Columns whose cells stay in one piece."""
+"""Columns whose cells are never wrapped."""
 
 
 def make_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
-    """A table whose text folds where the terminal is too narrow for it; what people copy from it is never cut."""
+    """Makes a table that wraps its text if the terminal is too narrow, so that copied text is never cut."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in right else "left"
@@ -35,12 +35,12 @@ def make_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def shown(metric: str, value: float | Interval) -> str:
-    """A metric as people read it; an interval as its middle and what it may be off by."""
+    """Formats a metric with its unit, and an interval as its middle with its half width."""
     return value.shown(metric) if isinstance(value, Interval) else format_quantity(metric, value)
 
 
 def print_candidates(console: Console, candidates: Candidates, *, most: int = 20) -> None:
-    """What would be tried, and why the rest would not."""
+    """Prints the candidates that would be tried, and why the others would not."""
     kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", "plan")
     for one in candidates.kept[:most]:
         spec = one.spec
@@ -61,7 +61,7 @@ def print_candidates(console: Console, candidates: Candidates, *, most: int = 20
 
 
 def print_rejections(console: Console, rejected: Sequence[Mapping[str, Any]]) -> None:
-    """Rejected combinations counted by rule, with one reason each."""
+    """Prints rejected combinations by rule, with one reason each."""
     counts = Counter(str(one["rule"]) for one in rejected)
     examples = {str(one["rule"]): str(one["reason"]) for one in reversed(rejected)}
     table = make_table(f"{len(rejected)} rejected by rule", "count", "rule", "for example", right=["count"])
@@ -71,7 +71,7 @@ def print_rejections(console: Console, rejected: Sequence[Mapping[str, Any]]) ->
 
 
 def print_metrics(console: Console, title: str, metrics: Mapping[str, float], verdict: str) -> None:
-    """Every metric of a trial or recording, in the schema's order."""
+    """Prints every metric of a trial or recording, in the schema's order."""
     table = make_table(title, "group", "metric", "value", right=["value"])
     group = ""
     for name, metric in METRICS.items():
@@ -83,7 +83,7 @@ def print_metrics(console: Console, title: str, metrics: Mapping[str, float], ve
 
 
 def print_catalog(console: Console) -> None:
-    """Devices and models with their sources."""
+    """Prints devices and models with their sources."""
     devices = make_table("Devices", "name", "bf16 peak", "memory", "bandwidth", "power limit", "clock", "source")
     for device in DEVICES.values():
         cells = (
@@ -114,7 +114,7 @@ def print_catalog(console: Console) -> None:
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """What a machine has, lacks, and what follows."""
+    """Prints what a machine has or lacks, and the consequences."""
     table = make_table("", "", "what", "have, and what follows")
     for finding in findings:
         mark = Text("yes", style="green") if finding.ok else Text("no", style="yellow")
@@ -124,7 +124,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
-    """What a device's power sensors can tell, what each window hides, what sampling costs, and what links carry."""
+    """Prints a calibration: a device's power sensors, errors by window, cost of sampling, peaks of links."""
     title = f"{found['device']} {found['name']}" + (f", driver {found['driver']}" if "driver" in found else "")
     signals = make_table(f"{title}: sensors", "signal", "period", "delay", "window", "energy told", "fit R²")
     for name, fit in found["signals"].items():
@@ -151,7 +151,7 @@ def print_calibration(console: Console, found: Mapping[str, Any]) -> None:
 
 
 def _peak_cell(wave: Mapping[str, Any], window: str) -> str:
-    """The highest power by one window, and how far it is below the highest sample."""
+    """Returns the highest power by one window, and its distance below the highest sample."""
     if window not in wave["peaks_w"]:
         return "-"
     short_frac = wave["under_report_frac"][window]

@@ -1,1 +1,1 @@
-"""MLflow: the study's results where people look for them. The study folder stays the truth; this only copies it."""
+"""Copies of a study's results in MLflow. The study folder is the record; this package only copies it."""

@@ -1,7 +1,8 @@
-"""Reading a study back from MLflow, ten thousand trials in seconds.
+"""Reads a study back from MLflow, ten thousand trials in seconds.
 
-MLflow hands out a run with every metric, parameter and tag it has, some four milliseconds a run. So all results of a
-study stand in one artifact of its parent run too, the ledger, and only runs that ended later are read one by one.
+MLflow returns a run with all of its metrics, parameters and tags, which takes some four milliseconds a run. So one
+artifact of the study's parent run, the delivery log, holds all results that were sent. Only runs that ended later are
+read one by one.
 """
 
 import json
@@ -20,11 +21,11 @@ from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
 from wattune.tracking.store import Store, check_alive, require_store, search
 from wattune.trial import TrialResult, TrialSpec
 
-LEDGER: Final = "results.parquet"
+DELIVERY_LOG: Final = "results.parquet"
 
 OVERLAP_S: Final = 600
-"""How long before the ledger's newest end runs are read one by one: a trial's end is up to its analysis older than the
-file that makes it a result, and lanes finish in any order."""
+"""Seconds before the newest end in the delivery log from which runs are read one by one: a trial ends before its
+analysis writes the result, and lanes finish in any order."""
 
 _MS_PER_S: Final = 1000
 _COLUMNS: Final = pa.schema(
@@ -36,17 +37,17 @@ Results = list[tuple[TrialSpec, TrialResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedStudy:
-    """What an MLflow store holds of a study."""
+    """A study as an MLflow store holds it."""
 
     results: Results
-    """Every repeat of a trial that was sent whole."""
+    """Every repeat of a trial that was sent completely."""
     objective: str | None
-    """The study's own, None where the store does not say."""
+    """The study's own, None if the store does not have it."""
     constraints: tuple[str, ...]
 
 
 def read_study(uri: str, name: str) -> TrackedStudy:
-    """Every trial repeat of a study that was sent whole, as `rank` takes them, and what the study was after.
+    """Reads every trial repeat of a study that was sent completely, for `rank`, with objective and constraints.
 
     Args:
         uri: The store.
@@ -78,8 +79,8 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         )
 
 
-def write_ledger(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, TrialResult]]) -> None:
-    """Adds results to a study's ledger; of two results of one repeat the one that ended later stays."""
+def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, TrialResult]]) -> None:
+    """Adds results to a study's delivery log; of two results of one repeat the one that ended later stays."""
     rows = {row["trial"]: row for row in _rows(client, parent_id)}
     for spec, result in results:
         trial = f"{result.trial_id}-{result.repeat}"
@@ -91,29 +92,30 @@ def write_ledger(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec,
                 "result": json.dumps(result.to_json()),
             }
     with TemporaryDirectory() as folder:
-        path = Path(folder) / LEDGER
+        path = Path(folder) / DELIVERY_LOG
         pq.write_table(pa.Table.from_pylist(list(rows.values()), schema=_COLUMNS), path, compression="zstd")
         client.log_artifact(parent_id, str(path))
 
 
 def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
-    """The ledger's rows, none where there is no ledger yet."""
-    if not any(entry.path == LEDGER for entry in client.list_artifacts(parent_id)):
+    """Reads the rows of the delivery log, none if there is no log yet."""
+    if not any(entry.path == DELIVERY_LOG for entry in client.list_artifacts(parent_id)):
         return []
     with TemporaryDirectory() as folder:
-        rows: list[dict[str, Any]] = pq.read_table(client.download_artifacts(parent_id, LEDGER, folder)).to_pylist()
+        path = client.download_artifacts(parent_id, DELIVERY_LOG, folder)
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return rows
 
 
 def _pair(row: dict[str, Any]) -> tuple[TrialSpec, TrialResult]:
     try:
         return TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise TrackingError(f"{LEDGER} holds no trial of this version of wattune ({error})") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TrackingError(f"{DELIVERY_LOG} was written by another version of wattune ({error})") from error
 
 
 def _later(client: Any, experiment_id: str, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    """The runs of trials that may be missing in the ledger, oldest first."""
+    """Yields the runs of trials that may be missing in the delivery log, oldest first."""
     newest_ns = max((row["end_wall_ns"] for row in rows), default=None)
     ended = "" if newest_ns is None else f"attributes.end_time > {newest_ns // NS_PER_MS - OVERLAP_S * _MS_PER_S}"
     runs = [run for run in search(client, experiment_id, {}, ended) if TRIAL_TAG in run.data.tags]

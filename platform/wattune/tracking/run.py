@@ -1,4 +1,4 @@
-"""A trial as an MLflow run: its parameters, tags, metrics and curves, and the way back."""
+"""Conversion of a trial to an MLflow run and back: parameters, tags, metrics and curves."""
 
 import json
 from collections.abc import Mapping
@@ -20,32 +20,32 @@ Series = Mapping[str, tuple[NDArray[np.int64], NDArray[np.floating[Any]]]]
 """Curves for MLflow's charts by name, such as `node0/device_power_w`: wall-clock nanoseconds and values."""
 
 TRIAL_TAG: Final = "wattune.trial"
-"""The tag that says which repeat of which trial a run is."""
+"""Tag of a run with its trial and repeat."""
 
 STUDY_TAG: Final = "wattune.study"
-"""The tag that says of which study a run is the parent."""
+"""Tag of a study's parent run with the study's name."""
 
 RUN_STATUS: Final = {
     TrialStatus.COMPLETED: "FINISHED",
     TrialStatus.ABORTED: "KILLED",
     TrialStatus.INTERRUPTED: "KILLED",
 }
-"""MLflow's word for a status; FAILED for all others."""
+"""MLflow's status of a run by the trial's; FAILED for all others."""
 
 NS_PER_MS: Final = NS_PER_S // 1000
 
-_MAX_TAG_CHARS: Final = 8000  # MLflow cuts longer ones off without a word; mlflow/utils/validation.py, 3.17.2
+_MAX_TAG_CHARS: Final = 8000  # MLflow silently cuts longer ones; mlflow/utils/validation.py, 3.17.2
 _WHOLE: Final = {"wattune.spec": "spec.json", "wattune.result": "result.json"}
-"""Tags that hold a whole file, so that one request reads a page of trials; a longer file is only the artifact."""
+"""Tags that hold a whole file, so that one request reads a page of trials; a longer file is only an artifact."""
 
 
 def is_over(run: Any) -> bool:
-    """Whether a run holds a whole trial: its end is the last thing sent, and an interrupted trial runs again."""
+    """Returns true if a run holds a complete trial: its end is sent last, and an interrupted trial runs again."""
     return bool(run.info.status != "RUNNING" and run.data.tags.get("status") != TrialStatus.INTERRUPTED)
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
-    """The specification, flat: axes by name, and what they apply to."""
+    """Returns the specification as flat parameters: axes of the plan, engine, workload, cluster and model."""
     model, cluster, plan = spec.model, spec.cluster, spec.plan
     values: dict[str, Any] = {name: getattr(plan, name) for name in AXES}
     values |= {"dp": plan.dp(cluster.world_size), "engine": spec.engine, **asdict(spec.workload)}
@@ -61,7 +61,7 @@ def _text(value: Any) -> str:
 
 
 def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
-    """What people filter by, and the whole specification and result for `read_study`."""
+    """Returns tags for filters, and the whole specification and result for `read_study`."""
     whole = dict(zip(_WHOLE, map(_compact, (spec.to_json(), result.to_json())), strict=True))
     commit = result.tags.get("git_commit")
     tags = {
@@ -86,7 +86,7 @@ def _compact(data: Mapping[str, Any]) -> str:
 
 
 def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
-    """The trial a run was made of.
+    """Reads the trial of a run.
 
     Raises:
         TrackingError: It was written by another version of wattune.
@@ -94,8 +94,8 @@ def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
     try:
         spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
         return TrialSpec.from_json(spec), TrialResult.from_json(result)
-    except (KeyError, TypeError, ValueError) as error:
-        raise TrackingError(f"run {run.info.run_id} holds no trial of this version of wattune ({error})") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TrackingError(f"run {run.info.run_id} was written by another version of wattune ({error})") from error
 
 
 def _read_whole(client: Any, run: Any, tag: str) -> str:
@@ -106,7 +106,7 @@ def _read_whole(client: Any, run: Any, tag: str) -> str:
 
 
 def run_points(result: TrialResult, series: Series) -> list[Point]:
-    """Metrics as MLflow stores them: name, value, wall-clock milliseconds, step."""
+    """Returns metrics as MLflow stores them: name, value, wall-clock milliseconds, step."""
     end_ms = result.end_wall_ns // NS_PER_MS
     points = [(name, float(value), end_ms, 0) for name, value in result.metrics.items()]
     for name, (wall_ns, values) in series.items():
@@ -116,11 +116,11 @@ def run_points(result: TrialResult, series: Series) -> list[Point]:
 
 
 def mean_per_second(wall_ns: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> list[tuple[int, float]]:
-    """The mean of a series in every second it has samples in, in order of time.
+    """Computes the mean of a series in every second with samples, in order of time.
 
     Args:
         wall_ns: Times, in any order, shape (n,).
-        values: Values at these times, shape (n,); those that are no number are left out.
+        values: Values at these times, shape (n,); NaN and infinity are left out.
 
     Returns:
         Wall-clock nanoseconds of each second's first sample, and the mean of its samples.

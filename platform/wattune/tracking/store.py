@@ -1,9 +1,9 @@
-"""One MLflow store: its client, what is wrong when it is out of reach, and requests in the sizes it takes.
+"""One MLflow store: its client, its errors, and requests in the sizes that MLflow accepts.
 
-MLflow is imported with the first request, not with this module: the import takes seconds, which every command line
-would pay. Only the explicit client is used, no thread's current run, so a store can be used in any thread or process.
+MLflow is imported at the first request, not with this module: the import takes seconds, which every command line would
+pay. Only the explicit client is used, never a thread's current run, so a store works in any thread or process.
 
-A server that is gone costs one short wait and a `TrackingError`; for the next minute every call fails at once.
+A server that does not answer costs one short wait and a `TrackingError`. For the next minute every call fails at once.
 """
 
 import fcntl
@@ -22,21 +22,21 @@ Point = tuple[str, float, int, int]
 """A value of a metric as MLflow stores it: name, value, wall-clock milliseconds, step."""
 
 RETRY_AFTER_S: Final = 60.0
-"""How long a store that could not be reached is left alone."""
+"""Seconds without another attempt after a store could not be reached."""
 
 _ENVIRONMENT: Final = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; MLflow's own 7 retries of 120 s block for minutes
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reports its use to its makers otherwise
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every file that is read back
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # otherwise MLflow reports its use to its makers
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # otherwise a bar for every file that is read back
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output belongs to the command line
 }
-"""MLflow's settings, read from the environment at import and at every request; what the user has set stands."""
+"""MLflow's settings, read from the environment at import and at every request; the user's own settings win."""
 
 _SERVER: Final = ("http://", "https://")
 _SQLITE: Final = "sqlite:///"
 _LOCAL_UI: Final = "http://127.0.0.1:5000"
-"""Where `mlflow ui` listens by default."""
+"""Default address of `mlflow ui`."""
 
 _MAX_METRICS: Final = 1000  # of one log_batch; this and the next: mlflow/utils/validation.py, 3.17.2
 _MAX_PARAMS_AND_TAGS: Final = 100
@@ -44,32 +44,32 @@ _PAGE: Final = 1000
 
 
 def default_uri(storage: Path) -> str:
-    """The store used where none is named: one sqlite file in the storage folder."""
+    """Returns the default store: one sqlite file in the storage folder."""
     return f"{_SQLITE}{storage.expanduser().absolute() / 'mlflow.db'}"
 
 
 def ui_command(uri: str) -> str:
-    """What to type to have a store's studies served at `ui_url`; empty where a server does so already."""
+    """Returns the command that serves a store's studies at `ui_url`; empty if a server already does."""
     if uri.startswith(_SERVER):
         return ""
     return f"MLFLOW_DISABLE_TELEMETRY=true mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def ui_url(uri: str, page: str = "") -> str:
-    """The address of a page of MLflow's UI: on the store's own server, else where `ui_command` serves.
+    """Returns the address of a page of MLflow's UI: on the store's own server, else on that of `ui_command`.
 
     Args:
         uri: The store.
-        page: What follows the server's address, such as `Tracker.page`.
+        page: Path of the page after the server's address, such as `Tracker.page`.
     """
     return f"{(uri if uri.startswith(_SERVER) else _LOCAL_UI).rstrip('/')}/{page}"
 
 
 class Store:
-    """One store's client, and the memory of when it was last out of reach."""
+    """One store's client, which remembers the last failure to reach the store."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Names a store; nothing is reached before the first call.
+        """Names a store; there is no request before the first call.
 
         Args:
             uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
@@ -83,11 +83,11 @@ class Store:
 
     @contextmanager
     def speaking(self, action: str) -> Iterator[Any]:
-        """Gives the client, and turns whatever goes wrong into a `TrackingError`.
+        """Yields the client, and turns every error into a `TrackingError`.
 
         Raises:
-            TrackingError: With the action, the cause and the remedy; at once, untried, where the store was out of
-                reach within the last `RETRY_AFTER_S`.
+            TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could
+                not be reached within the last `RETRY_AFTER_S`.
         """
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
@@ -99,8 +99,8 @@ class Store:
         except TrackingError:
             raise
         except Exception as error:
-            # Stores raise what their vendors raise (requests, SQLAlchemy, boto3): no narrower class covers them all.
-            # Our own work is done before a store is spoken to, so what is caught here is the store's.
+            # Stores raise the errors of their libraries (requests, SQLAlchemy, boto3): no narrower class covers them
+            # all. Our own work is done before a request, so all errors caught here are the store's.
             if _is_refusal(error):
                 raise TrackingError(f"cannot {action}: {self.uri} refuses it: {_one_line(error)}") from error
             self._closed_until_s = self._clock() + RETRY_AFTER_S
@@ -114,7 +114,7 @@ class Store:
 def _make_client(uri: str) -> Any:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Two lines about tables it creates, on every first use of a store.
+    # Hides two lines about new tables at every first use of a store.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
@@ -125,20 +125,20 @@ def _make_client(uri: str) -> Any:
 
 
 def _sqlite_file(uri: str) -> Path | None:
-    """The file of an sqlite store, None of any other store."""
+    """Returns the file of an sqlite store, None for any other store."""
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     return Path(name).absolute() if uri.startswith(_SQLITE) and name != ":memory:" else None
 
 
 def require_store(uri: str) -> None:
-    """Makes sure that reading does not make a store: a client of an sqlite file that is not there would.
+    """Makes sure that a store exists before it is read: a client would create a missing sqlite file.
 
     Raises:
         TrackingError: There is no such file.
     """
     database = _sqlite_file(uri)
     if database is not None and not _is_filled(database):
-        raise TrackingError(f"there is no MLflow store {database}; give the file, or the server, a study was sent to")
+        raise TrackingError(f"there is no MLflow store {database}; give the file or server that a study was sent to")
 
 
 def _is_filled(path: Path) -> bool:
@@ -146,10 +146,10 @@ def _is_filled(path: Path) -> bool:
 
 
 def _make_database(path: Path) -> None:
-    """Makes a store's file where there is none, under another name until it is whole.
+    """Makes a store's file if it is missing, under another name until it is complete.
 
-    MLflow makes its tables by dozens of migrations, which are no transaction on sqlite: a process killed among them
-    would leave a file that no later one can open.
+    MLflow makes its tables by dozens of migrations, which are not a transaction on sqlite. A process killed between
+    them would leave a file that no later process can open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
@@ -169,7 +169,7 @@ def _make_database(path: Path) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a store was there and said no, by MLflow's error codes; then there is no point in waiting for it."""
+    """Returns true if a store answered and refused, by MLflow's error codes; then waiting does not help."""
     from mlflow.exceptions import MlflowException
 
     out_of_reach = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
@@ -177,7 +177,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What began a chain of errors: `Connection refused` under three layers of retries."""
+    """Returns the first error of a chain: `Connection refused` under three layers of retries."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
@@ -188,13 +188,13 @@ def _one_line(error: BaseException) -> str:
 
 
 def artifacts_beside(uri: str) -> str | None:
-    """A folder beside an sqlite file: MLflow's own choice would be one in the current directory."""
+    """Returns a folder beside an sqlite file, because MLflow's default is in the current directory; else None."""
     database = _sqlite_file(uri)
     return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
 def check_alive(experiment: Any, uri: str) -> None:
-    """Makes sure of a study that nobody deleted.
+    """Makes sure that a study was not deleted.
 
     Raises:
         TrackingError: It was deleted.
@@ -207,7 +207,7 @@ def check_alive(experiment: Any, uri: str) -> None:
 
 
 def search(client: Any, experiment_id: str, tags: Mapping[str, str], more: str = "") -> Iterator[Any]:
-    """The runs with all of these tags and, where given, another condition; newest first, page by page."""
+    """Yields the runs with all of these tags, and with another condition if given; newest first, page by page."""
     where = " and ".join([*(f"tags.`{name}` = '{value}'" for name, value in tags.items()), *([more] if more else [])])
     token = None
     while True:
@@ -226,7 +226,7 @@ def log(
     tags: Mapping[str, str] | None = None,
     points: list[Point] | None = None,
 ) -> None:
-    """Sends in batches of the sizes MLflow takes."""
+    """Sends parameters, tags and points in batches of the sizes that MLflow accepts."""
     from mlflow.entities import Metric, Param, RunTag
 
     for part in _chunks([Param(*pair) for pair in (params or {}).items()], _MAX_PARAMS_AND_TAGS):

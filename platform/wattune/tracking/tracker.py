@@ -1,6 +1,6 @@
-"""Sending a study to MLflow: an experiment with one parent run, and a child run for every repeat of a trial.
+"""Sends a study to MLflow: an experiment with one parent run, and a child run for every repeat of a trial.
 
-What was not sent, because a store was out of reach or refused, is sent by a later `log_trial` of the same trial.
+If a store could not be reached or refused a trial, a later `log_trial` of the same trial sends it.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
-from wattune.tracking.reader import write_ledger
+from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
     NS_PER_MS,
     RUN_STATUS,
@@ -28,7 +28,7 @@ from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
-"""Makes the UI open on runs and their charts, not on traces of language models; read by the UI of MLflow 3.17.2."""
+"""Makes the UI of MLflow 3.17.2 open on runs and their charts, not on traces of language models."""
 
 _VERDICTS: Final = ("feasible", "infeasible", "unknown", "interrupted", "failed")
 
@@ -45,15 +45,15 @@ class Tracker:
         document: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Names a store and a study; nothing is reached before the first call.
+        """Names a store and a study; there is no request before the first call.
 
         Args:
             uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
             study_name: Becomes the MLflow experiment's name.
-            artifact_root: Folder or URI under which the study's artifacts go; None is `mlartifacts` beside an sqlite
-                file, and the server's own choice elsewhere.
-            document: The search space, every default spelled out: with it the store says from the first trial on what
-                the study is after, and its pages are arranged for comparison.
+            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, and the
+                server's own choice elsewhere.
+            document: The search space with every default. With it the store shows the study's objective from the first
+                trial on, and its pages are arranged for comparison.
             clock: Monotonic seconds, for the wait after a failure.
         """
         self.uri = uri
@@ -65,19 +65,19 @@ class Tracker:
         self._parent_id = ""
 
     def log_trial(self, spec: TrialSpec, result: TrialResult, folder: Path, series: Series | None = None) -> bool:
-        """Sends one repeat of a trial with its folder's files; a repeat that was sent whole is not sent again.
+        """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
         Args:
-            spec: What ran.
-            result: What came of it.
-            folder: The trial's folder; every file in it becomes an artifact at the same place, hidden ones excepted.
+            spec: Specification of the trial.
+            result: Result of the repeat.
+            folder: The trial's folder; every file in it becomes an artifact with the same path, except hidden ones.
             series: Curves for MLflow's charts; they are averaged to at most one point a second.
 
         Returns:
-            Whether it was sent now.
+            True if it was sent now.
 
         Raises:
-            TrackingError: The store cannot be reached or refuses; a part may have been sent, the next call replaces it.
+            TrackingError: The store cannot be reached or refuses. A part may have been sent; the next call replaces it.
         """
         name = f"{result.trial_id}-{result.repeat}"
         identity = {TRIAL_TAG: name}
@@ -115,13 +115,13 @@ class Tracker:
         report_path: Path | None,
         results: Sequence[tuple[TrialSpec, TrialResult]] = (),
     ) -> None:
-        """Sends what is known of the whole study, again as often as it changes.
+        """Sends facts of the whole study; call it again after every change.
 
         Args:
-            document: The search space, every default spelled out.
+            document: The search space with every default.
             ranking: `Ranking.to_json()`.
-            report_path: The report, where there is one.
-            results: All results of the study: one object from which they are read back in seconds.
+            report_path: The report, if there is one.
+            results: All results of the study, for the delivery log.
 
         Raises:
             TrackingError: The store cannot be reached or refuses.
@@ -142,12 +142,12 @@ class Tracker:
             if report_path is not None:
                 client.log_artifact(parent_id, str(report_path))
             if results:
-                write_ledger(client, parent_id, results)
+                write_delivery_log(client, parent_id, results)
             log(client, parent_id, tags=known)
             client.set_terminated(parent_id)
 
     def interrupted(self) -> list[tuple[str, int]]:
-        """Trial and repeat of every run that is said to have been interrupted.
+        """Returns trial and repeat of every run with the status interrupted.
 
         Raises:
             TrackingError: The store cannot be reached.
@@ -158,7 +158,7 @@ class Tracker:
         return [(run.data.tags["trial_id"], int(run.data.tags["repeat"])) for run in runs]
 
     def page(self) -> str:
-        """The address of the page that compares this study's trials, after the server's own.
+        """Returns the path of the page that compares this study's trials, after the server's address.
 
         Raises:
             TrackingError: The store cannot be reached.
@@ -168,7 +168,7 @@ class Tracker:
         return view_path(self._experiment_id)
 
     def _parent(self, client: Any) -> str:
-        """The study's own run, found or made."""
+        """Finds or makes the study's own run."""
         if self._parent_id:
             return self._parent_id
         self._experiment_id = self._experiment(client)
@@ -181,7 +181,7 @@ class Tracker:
         return self._parent_id
 
     def _arrange(self, client: Any) -> None:
-        """Says on the study's run and page what it is after, where that is known."""
+        """Writes objective and constraints on the study's run and page, if they are known."""
         if self._document is None:
             return
         objective = parse_objective(self._document["objective"])

@@ -1,8 +1,8 @@
-"""How MLflow's own pages show a study: chosen columns, and charts that compare its trials.
+"""View of a study on MLflow's own pages: chosen columns, and charts that compare its trials.
 
-MLflow keeps a view that somebody shared as JSON in a tag of the experiment and opens it by its key in the address. This
-module writes such a tag. The names in it are the UI's own (state of its experiment page, MLflow 3.17.2); a UI that does
-not know one leaves it out.
+MLflow keeps a shared view as JSON in a tag of the experiment and opens it by its key in the address. This module writes
+such a tag. The names in it are the UI's own (state of its experiment page, MLflow 3.17.2). A UI ignores names that it
+does not know.
 """
 
 import base64
@@ -19,9 +19,9 @@ VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW_KEY}"
 NOTE_TAG: Final = "mlflow.note.content"
 
 MOST_RUNS: Final = 100
-"""Runs a chart of the view compares."""
+"""Most runs that a chart of the view compares."""
 
-_LIKED: Final = (
+_ALWAYS_SHOWN: Final = (
     "tokens_per_s",
     "mfu_frac",
     "energy_per_token_j",
@@ -29,28 +29,28 @@ _LIKED: Final = (
     "throttle_frac",
     "device_temp_max_c",
 )
-"""Metrics an operator looks at whatever the study is after."""
+"""Metrics that an operator wants to see for any objective."""
 
 _LISTS: Final = ("model", "cluster", "engine")
-"""Keys of a search space that are dimensions where they are lists."""
+"""Keys of a search space that are dimensions if they are lists."""
 
 
 def view_path(experiment_id: str) -> str:
-    """The address of the view, after the server's own."""
+    """Returns the path of the view, after the server's address."""
     return f"#/experiments/{experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey={VIEW_KEY}"
 
 
 def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Sequence[Constraint]) -> dict[str, str]:
-    """Tags of an experiment that arrange its page for comparison.
+    """Returns tags of an experiment that arrange its page for comparison.
 
     Args:
-        document: The search space, every default spelled out.
-        objective: What the study is after.
-        constraints: What has to hold.
+        document: The search space with every default.
+        objective: The metric to maximize or minimize.
+        constraints: Bounds that must hold.
     """
     varied = dimensions(document)
     bounded = [name for bound in constraints for name in (bound.metric, bound.limit_metric) if name]
-    metrics = list(dict.fromkeys([objective.metric, *bounded, *_LIKED]))
+    metrics = list(dict.fromkeys([objective.metric, *bounded, *_ALWAYS_SHOWN]))
     columns = [
         "attributes.`Run Name`",
         *(f"metrics.`{name}`" for name in metrics),
@@ -63,7 +63,7 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
         _chart("SCATTER", xaxis=_axis(first[0]), yaxis=_axis(objective.metric)),
         *(_chart("BAR", metricKey=name, displayName=name) for name in dict.fromkeys([objective.metric, *first])),
     ]
-    # The flat state of the page: what is searched for, then how it is shown.
+    # The flat state of the page: first the search, then the display.
     state = {
         "searchFilter": "tags.trial_id LIKE '%'",  # not the study's own run
         "orderByKey": f"metrics.`{objective.metric}`",
@@ -80,7 +80,7 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
         "runsVisibilityMap": {},
         "compareRunCharts": charts,
         "compareRunSections": [
-            {"uuid": "wattune", "name": "What the study is after", "display": True, "isReordered": True}
+            {"uuid": "wattune", "name": "Objective and constraints", "display": True, "isReordered": True}
         ],
         "viewMaximized": False,
         "runListHidden": False,
@@ -94,19 +94,19 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
     held = "".join(f"- `{bound}`\n" for bound in constraints) or "- no constraints\n"
     note = (
         f"**{objective}** under\n\n{held}\n"
-        "One run is the study, every other one is a repeat of a trial. Filter with tags, such as "
+        "One run is the study, every other run is a repeat of a trial. Filter with tags, such as "
         '`tags.status = "completed" and tags.quality = "publishable"`, `tags.simulated = "false"` or '
-        f'`tags.engine = "torch"`. The charts that compare trials: add `?compareRunsMode=CHART&viewStateShareKey='
-        f"{VIEW_KEY}` to this page's address. MLflow orders by single figures; `wattune rank` knows intervals, bounds "
+        f'`tags.engine = "torch"`. For charts that compare trials add `?compareRunsMode=CHART&viewStateShareKey='
+        f"{VIEW_KEY}` to this page's address. MLflow orders by single figures; `wattune rank` uses intervals, bounds "
         "and feasibility."
     )
-    # The UI's own form of a long state: a tag of an experiment holds 5000 characters.
+    # The UI's own format of a long state: a tag of an experiment holds 5000 characters.
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
     return {VIEW_TAG: f"deflate;{packed}", NOTE_TAG: note}
 
 
 def dimensions(document: Mapping[str, Any]) -> list[str]:
-    """The parameters a study varies, in the search space's order."""
+    """Returns the parameters that a study varies, in the search space's order."""
     space = document.get("space") or {}
     axes = [name for name in AXES if isinstance(space.get(name), list) and len(space[name]) > 1]
     lists = [name for name in _LISTS if isinstance(document.get(name), list) and len(document[name]) > 1]

@@ -1,1 +1,1 @@
-"""What trains: engines, the measuring loop, and the spans of when each rank was in which phase."""
+"""The measuring loop: runs an engine, records the phases of its steps, and watches over it."""

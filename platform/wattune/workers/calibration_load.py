@@ -32,7 +32,7 @@ REST_S: Final = 2.0
 seen (H200: average power is a mean of 1 s, refreshed every 0.1 s), so that waves do not run into each other."""
 
 DUTY_FRAC: Final = 0.5
-"""Share of a period that is worked."""
+"""Share of a period in which it works."""
 
 GPU_SIZE: Final = 8192
 """Rows and columns of bf16 products: 1.6 ms each on H200, and at its power limit when repeated (670 TFLOP/s seen)."""
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     anchor = ClockAnchor.now()
     work = HostCopies(given.device) if given.copies is not None else MatrixProducts(given.device)
     work.run_until(time.monotonic_ns() + s_to_ns(WARM_S))
-    print("ready", flush=True)  # noqa: T201 - whoever started this waits for it
+    print("ready", flush=True)  # noqa: T201 - the process that started this waits for it
     if given.wave is None:
         spans = steady(work, given.steady if given.copies is None else given.copies)
     else:

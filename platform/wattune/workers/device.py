@@ -1,4 +1,4 @@
-"""Which device a rank drives, and what torch holds of it."""
+"""The device a rank drives, and the memory torch holds of it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from wattune.workers.engine import Ranks
 
 
 def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
-    """Makes a rank's device torch's current one, once nothing speaks against running the specification there.
+    """Makes a rank's device torch's current one, after checking that the specification can run there.
 
     Raises:
         EngineError: The specification breaks a rule, or the ranks are not those of its cluster.
@@ -28,7 +28,7 @@ def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What torch holds of a device's memory."""
+    """Memory torch holds of a device."""
 
     allocated_bytes: int
     """By tensors."""
@@ -41,7 +41,7 @@ class DeviceMemory:
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """What torch holds of a device now; None for a processor, whose allocator keeps no count."""
+    """Returns the memory torch holds of a device now; None for a processor, whose allocator keeps no count."""
     if torch.device(device).type != "cuda":
         return None
     return DeviceMemory(
@@ -53,7 +53,7 @@ def device_memory(device: str) -> DeviceMemory | None:
 
 
 def device_uuid(device: str) -> str | None:
-    """The identity of a torch device, as NVML writes it.
+    """Returns the identity of a torch device, as NVML writes it.
 
     `cuda:0` is whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` make the first one; sensors number devices by
     bus address and see all of them. Only the identity is the same for both.

@@ -1,4 +1,4 @@
-"""The protocol of an engine. An engine trains; it neither warms up, measures nor judges."""
+"""The protocol of an engine. An engine trains; it does not warm up, measure or judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from wattune.workers.phases import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Where one worker stands. The default process group exists already when an engine is built."""
+    """Position of one worker. The default process group exists already when an engine is built."""
 
     rank: int
     world_size: int
@@ -22,7 +22,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpans:
-    """What one optimizer step gave on one rank."""
+    """Result of one optimizer step on one rank."""
 
     spans: tuple[Span, ...]
     """`step` once, and the phases inside it."""
@@ -30,6 +30,10 @@ class StepSpans:
     """Mean loss over the global batch; the same number on every rank."""
     grad_norm: float
     """2-norm of the gradient over all parameters, before the optimizer; the same number on every rank."""
+
+
+ExpertTokens = tuple[tuple[int, ...], ...]
+"""Tokens by layer of the model and by expert; zeros where a rank does not hold a layer."""
 
 
 class Engine(Protocol):
@@ -52,7 +56,14 @@ class Engine(Protocol):
         ...
 
     def facts(self) -> Mapping[str, str]:
-        """What it decided that no axis says, such as what compiled its layers: tags of the result."""
+        """Returns choices of the engine that no axis holds, such as the compiler of its layers: tags of the result."""
+        ...
+
+    def expert_tokens(self) -> ExpertTokens:
+        """Tokens this rank sent to each expert of each layer since the last call, or since `build`.
+
+        Empty for models without experts. Waits for the device.
+        """
         ...
 
     def close(self) -> None:
@@ -61,11 +72,18 @@ class Engine(Protocol):
 
 
 class Peak(Protocol):
-    """What counts memory."""
+    """A recorder that counts memory."""
 
     def memory_peak_bytes(self) -> int:
         """See `Engine.memory_peak_bytes`."""
         ...
+
+
+class Counter(Protocol):
+    """What counts tokens of experts."""
+
+    def take_counts(self) -> ExpertTokens:
+        """See `Engine.expert_tokens`."""
 
 
 class Running(Protocol):
@@ -73,12 +91,17 @@ class Running(Protocol):
 
     @property
     def recorder(self) -> Peak:
-        """What counts its memory."""
+        """The recorder that counts its memory."""
         ...
 
     @property
     def facts(self) -> Mapping[str, str]:
         """See `Engine.facts`."""
+        ...
+
+    @property
+    def routes(self) -> Counter | None:
+        """What counts tokens of experts; None where there are none."""
         ...
 
     def step(self) -> StepSpans:
@@ -87,7 +110,7 @@ class Running(Protocol):
 
 
 class Answering:
-    """What an engine answers from what its `build` has made."""
+    """Answers an engine's calls from the `_running` that its `build` has made."""
 
     _running: Running | None = None
 
@@ -102,5 +125,10 @@ class Answering:
         return self._running.recorder.memory_peak_bytes()
 
     def facts(self) -> Mapping[str, str]:
-        """What this engine decided that no axis says."""
+        """Returns choices of this engine that no axis holds; empty before `build`."""
         return {} if self._running is None else self._running.facts
+
+    def expert_tokens(self) -> ExpertTokens:
+        """Tokens this rank sent to each expert of each layer since the last call; waits for the device."""
+        assert self._running is not None, "build comes first"
+        return () if self._running.routes is None else self._running.routes.take_counts()

@@ -1,7 +1,7 @@
 """The measuring loop, the same for every engine: build, warm up until step time is stable, measure, profile, close.
 
 Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
-collective of ours. One round is enough where warm-up foretold the step time; a second makes up what is missing.
+collective of ours. One round is enough where warm-up predicted the step time; a second adds the missing steps.
 """
 
 import gc
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import DeviceMemory, device_memory
-from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
 
@@ -32,23 +32,23 @@ MOST_WARMUP_ROUNDS: Final = 4
 """Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
 
 Progress = Callable[[str, int, int], None]
-"""Told on every rank what begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside
-measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
+"""Called on every rank with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do;
+never inside measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Where memory ran out. Bytes that nobody counts there are None."""
+    """Place at which memory ran out. Bytes that are not counted there are None."""
 
     rank: int
     phase: str
     """The innermost phase of the step; outside of steps `build` or `profile`."""
     message: str
-    """The first line of what the allocator said."""
+    """The first line of the allocator's message."""
     requested_bytes: int | None = None
-    """What was asked for, to the digits the allocator prints."""
+    """Bytes asked for, to the digits the allocator prints."""
     memory: DeviceMemory | None = None
-    """What the device held then; None on processors."""
+    """Memory of the device at that time; None on processors."""
 
     @classmethod
     def of(cls, error: BaseException, ranks: Ranks, *, outside: str = "build") -> "OutOfMemory":
@@ -63,7 +63,7 @@ class OutOfMemory:
         )
 
     def __str__(self) -> str:
-        """What a result says."""
+        """Returns the text of a result's reason."""
         parts = [f"rank {self.rank} in {self.phase}"]
         if self.requested_bytes is not None:
             parts.append(f"{self.requested_bytes:,} bytes asked for")
@@ -79,7 +79,7 @@ _UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """What one rank brings home from a trial."""
+    """Outcome of a trial on one rank."""
 
     rank: int
     status: TrialStatus
@@ -90,20 +90,22 @@ class RankOutcome:
     """Mean loss of each measured step."""
     num_warmup_steps: int = 0
     steady: bool = False
-    """Whether step time was stable when measuring began."""
+    """True where step time was stable when measuring began."""
     build_time_s: float = 0.0
     memory_peak_bytes: int = 0
     """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
     memory_reserved_peak_bytes: int = 0
     """Highest memory torch's allocator held of the device, what it keeps for later included; 0 on processors."""
     out_of_memory: OutOfMemory | None = None
-    """Where memory ran out, with status `out_of_memory`."""
+    """Place at which memory ran out, with status `out_of_memory`."""
     kernels: pa.Table | None = None
-    """What ran in the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
+    """Kernels of the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
+    expert_tokens: ExpertTokens = ()
+    """Tokens this rank sent to each expert of each layer in the measured steps; empty without experts."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What the engine decided that no axis says, such as what compiled its layers."""
+    """Choices of the engine that no axis holds, such as the compiler of its layers."""
     end_mono_ns: int = 0
-    """When the rank was done or failed, on its node's clock; of several failures the first is the cause."""
+    """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
 
 
 class _NonFiniteLossError(ArithmeticError):
@@ -125,18 +127,18 @@ def measure_trial(
 
     Args:
         engine: A new engine.
-        spec: What to run.
-        measure: How long to warm up and measure.
-        ranks: Where this rank stands.
+        spec: The trial's specification.
+        measure: Lengths of warm-up and measurement.
+        ranks: This rank's position.
         node: The rank's node, by the name its telemetry uses.
         device: The rank's device on that node, by the name its telemetry uses.
         seed: Seed of weights and data, the same on every rank.
         progress: Called between the parts of the trial.
 
     Returns:
-        The outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. Whatever goes
-        wrong in the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait
-        in a collective for this one: whoever runs the group frees them.
+        The outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. An error of
+        the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait in a
+        collective for this one: the owner of the group must free them.
 
     Raises:
         Exception: Anything else the engine raised; the worker's runner reports it and ends the group.
@@ -148,12 +150,14 @@ def measure_trial(
     status, reason = TrialStatus.COMPLETED, ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
     out_of_memory, read_profile, facts = None, _no_profile, {}
+    expert_tokens: ExpertTokens = ()
     try:
         report("build", 0, 1)
         start_ns = time.monotonic_ns()
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
         num_warmup_steps, steady = _warm_up(engine, measure, steps, report)
+        engine.expert_tokens()  # of warm-up
         done = 0
         while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
             report("measure", done, done + missing)
@@ -162,6 +166,7 @@ def measure_trial(
             done += missing
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
+        expert_tokens = engine.expert_tokens()
         facts = dict(engine.facts())
         if profile_steps := _profile_steps(measure, ranks):
             report("profile", 0, profile_steps)
@@ -175,7 +180,7 @@ def measure_trial(
         status, reason = TrialStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     engine.close()
-    # Not before: reading a large trace takes longer than a step, and whoever waits for one would take it for a hang.
+    # Not before: reading a large trace takes longer than a step, which a watchdog would take for a hang.
     kernels, problem = read_profile()
     facts |= {"profile": problem} if problem else {}
     return RankOutcome(
@@ -191,13 +196,14 @@ def measure_trial(
         memory_reserved_peak_bytes=reserved_peak_bytes,
         out_of_memory=out_of_memory,
         kernels=kernels,
+        expert_tokens=expert_tokens,
         facts=facts,
         end_mono_ns=end_mono_ns,
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that host or device memory ran out.
+    """Returns True where an error means that host or device memory ran out.
 
     PyTorch has a class of its own only for what its device allocator is asked for. Its CPU allocator, the driver, and
     the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS) end up in a RuntimeError, the operating
@@ -222,7 +228,7 @@ def _profile_steps(measure: Measure, ranks: Ranks) -> int:
 
 
 Profile = tuple[pa.Table | None, str]
-"""What ran in profiled steps, or why that cannot be told: what was measured is not lost over it."""
+"""Kernels of profiled steps, or the reason there are none: the measured result is kept in both cases."""
 
 
 def _no_profile() -> Profile:
@@ -230,10 +236,10 @@ def _no_profile() -> Profile:
 
 
 def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> Callable[[], Profile]:
-    """Runs further steps under the profiler; what is returned reads what ran in them."""
+    """Runs further steps under the profiler; returns a function that reads their kernels."""
     try:
         spans, trace = profiled_steps(engine.step, num_steps, on_gpu=ranks.device != "cpu")
-    except Exception as error:  # whatever it is: the pass only explains what was measured before it
+    except Exception as error:  # any error at all: the pass only explains what was measured before it
         failed = None, _profile_problem(error, ranks)
         return lambda: failed
 
@@ -255,7 +261,7 @@ def _profile_problem(error: Exception, ranks: Ranks) -> str:
 
 
 def _silent(_part: str, _done: int, _total: int) -> None:
-    """Progress nobody asked for."""
+    """Reports progress to nobody."""
 
 
 def _first_line(error: BaseException) -> str:
@@ -293,9 +299,9 @@ def _warm_up(
 
 
 def is_stable(times_s: Sequence[float]) -> bool:
-    """Whether the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
+    """Returns True where the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
 
-    Fewer than four steps cannot tell; they count as not stable.
+    Fewer than four steps are too few to decide; they count as not stable.
     """
     if len(times_s) < 4:
         return False
@@ -327,12 +333,12 @@ def _numbered(steps: Sequence[tuple[int, StepSpans]]) -> list[tuple[int, tuple[S
 
 
 def _collective_device() -> torch.device:
-    """Where small tensors of ours must be for the default group's backend."""
+    """Returns the device that small tensors must be on for the default group's backend."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def _all_ranks(flag: bool) -> bool:
-    """Whether the flag is set on every rank."""
+    """Returns True where the flag is set on every rank."""
     tensor = torch.tensor([int(flag)], device=_collective_device())
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return bool(tensor.item())

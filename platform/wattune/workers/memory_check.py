@@ -1,4 +1,4 @@
-"""What a finished trial left in its worker: the next one must find the memory it would have in a new process."""
+"""Memory that a finished trial left in its worker: the next trial must find as much as in a new process."""
 
 import contextlib
 import ctypes
@@ -11,21 +11,21 @@ from typing import Final
 import torch
 
 DEVICE_LEFT_BYTES: Final = 64 * 2**20
-"""What may stay allocated on a GPU: nothing does, but for what a library keeps for itself."""
+"""Most that may stay allocated on a GPU: only what a library keeps for itself does."""
 DEVICE_RESERVED_BYTES: Final = 256 * 2**20
-"""What may stay reserved on a GPU: blocks that hold what is allowed to stay allocated."""
+"""Most that may stay reserved on a GPU: the blocks around what may stay allocated."""
 TENSOR_GROWTH_BYTES: Final = 64 * 2**20
-"""How much more tensors on the host may hold than before the worker's first trial."""
+"""Most that tensors on the host may hold beyond their memory before the worker's first trial."""
 HOST_GROWTH_BYTES: Final = 2**30
-"""How much the process may have grown since its first trial: compilers cache, heaps fragment."""
+"""Most that the process may have grown since its first trial: compilers cache, heaps fragment."""
 FIRST_GROWTH_BYTES: Final = 4 * 2**30
-"""How much it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler come to life: 1.2
-to 1.5 GiB on two H200s (`benchmarks/backward_thread.py`), and room for an engine that brings more."""
+"""Most that it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler are loaded: 1.2 to
+1.5 GiB on two H200s (`benchmarks/backward_thread.py`), and room for an engine that needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What one worker holds between trials."""
+    """Memory and groups one worker holds between trials."""
 
     device_allocated_bytes: int = 0
     """Held by tensors on the GPU; 0 without one."""
@@ -34,13 +34,13 @@ class Leftovers:
     tensor_bytes: int = 0
     """Held by tensors on the host."""
     host_bytes: int = 0
-    """Resident memory of the process that no file stands behind; pages of libraries are nobody's leak."""
+    """Resident memory of the process without a file behind it; pages of libraries are not a leak."""
     num_groups: int = 0
     """Process groups the engine did not end; they are ended now."""
 
 
 def clean_up(device: str) -> None:
-    """Gives back what can be given back without knowing who held it. What was compiled stays, for the next trial."""
+    """Frees all memory that can be freed without knowing its holder. Compiled code stays, for the next trial."""
     gc.collect()
     if torch.device(device).type == "cuda":
         with contextlib.suppress(AttributeError):  # not public; without it some workspaces count as left
@@ -52,11 +52,11 @@ def clean_up(device: str) -> None:
 
 
 def leftovers(device: str, num_groups: int) -> Leftovers:
-    """What is held now.
+    """Measures what is held now.
 
     Args:
         device: The torch device of the worker.
-        num_groups: What `leave_groups` found.
+        num_groups: The number that `leave_groups` returned.
 
     Raises:
         RuntimeError: The device no longer answers.
@@ -87,11 +87,11 @@ def _tensor_bytes() -> int:
 
 
 def leak(before: Leftovers, after: Leftovers, *, is_first: bool = False) -> str | None:
-    """Why a worker must not go on, None where its memory came back.
+    """Returns the reason a worker must not go on, None where its memory came back.
 
     Args:
-        before: What it held when it had run one trial, or, of tensors, none.
-        after: What it holds now.
+        before: Held after its first trial; of tensors, before it.
+        after: Held now.
         is_first: Whether it had run none, so that `before` is what a process holds that has done nothing yet.
     """
     host_bound = FIRST_GROWTH_BYTES if is_first else HOST_GROWTH_BYTES

@@ -1,4 +1,4 @@
-"""Process groups of a worker that runs one trial after another: the default group is made anew for each."""
+"""Process groups of a worker that runs one trial after another: each trial gets a new default group."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 
 def take_store() -> Store:
-    """Ends the default group somebody else made, and keeps the store its ranks met in: it needs no further port."""
+    """Ends the default group that Ray Train made, and returns the store its ranks met in: no further port is needed."""
     # Not public, and used all over torch: there is no other way to the store of the default group.
     store: Store = distributed_c10d._get_default_store()
     dist.destroy_process_group()
@@ -24,10 +24,10 @@ def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: 
     """Makes the default group of one trial; every rank calls it.
 
     Args:
-        store: Where the ranks meet.
-        name: The trial's own; no two groups of one store may share it.
+        store: The store in which the ranks meet.
+        name: Of this trial alone; no two groups of one store may share it.
         rank: This rank.
-        world_size: How many there are.
+        world_size: Number of ranks.
         device: The torch device this rank drives.
         timeout_s: Longest a collective may wait.
     """
@@ -46,7 +46,7 @@ def meet() -> None:
 
 
 def abort_groups() -> None:
-    """Frees whoever waits in a collective of this rank, on GPUs; may be called from any thread, and more than once.
+    """Frees ranks that wait in a collective of this one, on GPUs; may be called from any thread, and more than once.
 
     Gloo has no such call: there `leave_groups` on the rank that failed closes the connections others wait on.
     """
@@ -73,10 +73,10 @@ def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":
 
 
 def leave_groups() -> int:
-    """Ends every group there is; may be called where there is none.
+    """Ends every group; may be called where there is none.
 
     Returns:
-        How many groups there were beside the default one, which an engine should have ended itself.
+        Number of groups beside the default one, which an engine should have ended itself.
     """
     left = 0
     if dist.is_initialized():
@@ -87,10 +87,10 @@ def leave_groups() -> int:
 
 
 def _let_go_of_groups() -> None:
-    """Drops what keeps ended groups alive: a group's threads and connections end with its last reference.
+    """Drops references that keep ended groups alive: a group's threads and connections end with the last one.
 
     DTensor remembers its decisions by mesh, and a mesh holds its groups (torch 2.13): without this every trial would
-    leave a dozen threads and more open files, and on gloo nobody who waits for this rank would be freed.
+    leave a dozen threads and more open files, and on gloo ranks that wait for this one would not be freed.
     """
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import debug

@@ -1,7 +1,7 @@
-"""What ran on a device in a step, by torch's profiler: kernels on GPUs, operators and gloo's collectives on CPUs.
+"""Kernels of a step, by torch's profiler: those of GPUs, and on CPUs operators and gloo's collectives.
 
 Steps are profiled in a pass of their own, after the measured ones: a profiler costs time. Names are kept as they are;
-`wattune.analysis.metrics.exposed_comm` says what they are.
+`wattune.analysis.metrics.exposed_comm` sorts them.
 """
 
 import bisect
@@ -27,7 +27,7 @@ _ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _WAITS: Final = re.compile(r"c10d::|_c10d_functional::|record_param_comms|autograd::engine|ProfilerStep|## ")
 """Operators that only hand over to a collective or wait for one, or only enclose others."""
 _CALLERS: Final = re.compile(r"FSDP::|_c10d_functional::|c10d::(?!barrier)")
-"""Who starts a collective of gloo, whose own events do not name their group."""
+"""Callers of gloo's collectives, whose own events do not name their group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Interval:
     end_us: float
     collective: str = ""
     group: str = ""
-    """What the process group is called, or who called the collective."""
+    """Description of the process group, or the caller of the collective."""
     ranks: str = ""
     """The group's ranks, such as `[0, 1]`."""
 
@@ -87,7 +87,7 @@ def kernels_table(
         trace: The trace as `torch.profiler.profile.export_chrome_trace` writes it.
         spans_ns: Start and end of each step, wall clock.
         rank: Global rank.
-        devices_per_node: Ranks of a node, to tell links inside it from those between nodes.
+        devices_per_node: Ranks of a node, to distinguish links inside it from those between nodes.
 
     Returns:
         Rows in nanoseconds from the start of the step they are in.
@@ -137,7 +137,7 @@ def _fabric(ranks: str, devices_per_node: int) -> str:
 
 
 def _kernels(events: Iterable[dict[str, Any]], described: dict[str, tuple[str, str]]) -> Iterator[Interval]:
-    """What ran on a GPU; NCCL and RCCL kernels carry the name of their group, the trace its description and ranks."""
+    """Yields kernels of a GPU; those of NCCL and RCCL name their group, the trace has its description and ranks."""
     for event in events:
         if event.get("cat") not in _ON_DEVICE:
             continue
@@ -155,7 +155,7 @@ def _kernels(events: Iterable[dict[str, Any]], described: dict[str, tuple[str, s
 
 
 def _operators(events: Sequence[dict[str, Any]]) -> Iterator[Interval]:
-    """What ran on a processor: the innermost operator of every moment of a thread, and gloo's collectives."""
+    """Yields the innermost operator of every moment of a processor's thread, and gloo's collectives."""
     gloo = [event for event in events if event["name"].startswith("gloo:")]
     # gloo copies on threads of its own; sends and receives end on the thread that computes.
     computing = {event["tid"] for event in events if event["name"].startswith(("autograd::", "FSDP::", "c10d::"))}

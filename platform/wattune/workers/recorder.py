@@ -91,7 +91,7 @@ Recorder = HostRecorder | CudaRecorder
 
 
 def recorder_for(device: torch.device) -> Recorder:
-    """The recorder that tells the truth about a device."""
+    """Returns a recorder that measures a device correctly: by CUDA events on GPUs, by the host clock elsewhere."""
     return CudaRecorder(device) if device.type == "cuda" else HostRecorder()
 
 

@@ -1,7 +1,7 @@
-"""Whether a trial gets anywhere: an engine that counts its steps, can be stopped, and says at once that it failed.
+"""Watch over a running trial: an engine that counts its steps, can be stopped, and reports its failure at once.
 
-The measuring loop knows nothing of it. What is counted is read by another thread, which sees a hang that this one, held
-in a collective, never could.
+The measuring loop does not know of it. Another thread reads the count, and sees a hang that this one, held in a
+collective, cannot see.
 """
 
 import time
@@ -13,19 +13,19 @@ from typing import Final
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s, s_to_ns
-from wattune.workers.engine import Engine, Ranks, StepSpans
+from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
 STALL_STEPS: Final = 10
-"""A trial hangs when it waits for a step longer than so many of its recent steps took, and than `measure.stall_s`."""
+"""A trial hangs when a step takes longer than this many times its longest recent step, and than `measure.stall_s`."""
 
 FIRST_STEP_STALLS: Final = 10
-"""Before the first step is finished it may take so many `measure.stall_s`: compilers work in it."""
+"""The first step may take this many times `measure.stall_s`: compilers work in it."""
 
 _RECENT_STEPS: Final = 20
 
 SHOWN_S: Final = 4.0
-"""How far back the spans go that a running trial can show: its last step, and every other that ended since then."""
+"""Age of the spans a running trial can show: its last step, and every other one that ended since then."""
 
 
 class TrialStoppedError(EngineError):
@@ -33,15 +33,15 @@ class TrialStoppedError(EngineError):
 
 
 class WatchedEngine:
-    """An engine with a counter, and the engine in everything else."""
+    """An engine with a counter around its steps."""
 
     def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
         """Watches an engine from before its build.
 
         Args:
             engine: A new engine.
-            on_failure: Told of what `build` or `step` raised, before anybody else and before anything is closed: the
-                other ranks may be waiting for this one.
+            on_failure: Called with the error of `build` or `step`, before any other handler and before anything is
+                closed: the other ranks may be waiting for this one.
         """
         self._engine, self._on_failure = engine, on_failure
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
@@ -50,11 +50,11 @@ class WatchedEngine:
         self._stop_reason: str | None = None
         self.num_steps = 0
         self.before_close: Callable[[], None] | None = None
-        """Called once before the engine is closed, by whoever has to free it first."""
+        """Called once before the engine is closed, to free ranks or collectives that closing would wait for."""
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """See `Engine.build`."""
-        with self._telling():
+        with self._reporting():
             self._engine.build(spec, ranks, seed=seed)
         self._waiting_since_ns = time.monotonic_ns()
 
@@ -65,7 +65,7 @@ class WatchedEngine:
             TrialStoppedError: `stop` was called.
         """
         start_ns = time.monotonic_ns()
-        with self._telling():
+        with self._reporting():
             if self._stop_reason is not None:
                 raise TrialStoppedError(self._stop_reason)
             result = self._engine.step()
@@ -85,6 +85,10 @@ class WatchedEngine:
         """See `Engine.facts`."""
         return self._engine.facts()
 
+    def expert_tokens(self) -> ExpertTokens:
+        """See `Engine.expert_tokens`."""
+        return self._engine.expert_tokens()
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._waiting_since_ns = None
@@ -94,10 +98,10 @@ class WatchedEngine:
         self._engine.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as error:  # told, and raised on: a rank that is interrupted keeps others waiting too
+        except BaseException as error:  # reported and raised on: a rank that is interrupted keeps others waiting too
             self._on_failure(error)
             raise
 
@@ -106,11 +110,11 @@ class WatchedEngine:
         self._stop_reason = reason
 
     def recent_spans(self) -> list[tuple[int, tuple[Span, ...]]]:
-        """The steps of the last `SHOWN_S` with their spans, counted from the first; may be called from any thread."""
+        """Returns the steps of the last `SHOWN_S` with their spans, numbered from 0; may be called from any thread."""
         return [(number, result.spans) for _, number, result in list(self._shown)]
 
     def stall(self, stall_s: float) -> str | None:
-        """Why the trial counts as hung, None while it does not; may be called from any thread.
+        """Returns the reason the trial counts as hung, None while it does not; may be called from any thread.
 
         Args:
             stall_s: Least seconds without a finished step that count (`Measure.stall_s`).

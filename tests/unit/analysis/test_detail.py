@@ -8,11 +8,9 @@ import pytest
 
 from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
 from wattune.analysis.examine import clocks_and_temperatures, examine
-from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.throttle import stretches, throttle_metrics
-from wattune.analysis.signals import readings
 from wattune.analysis.signals.align import align
-from wattune.analysis.signals.readings import Kept, Readings
+from wattune.analysis.signals.readings import ReadingsCache
 from wattune.analysis.summary import summarize
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
@@ -33,30 +31,6 @@ def fast(bench, **columns):
 
 def constant(watts):
     return lambda time_s: np.full(len(time_s), float(watts))
-
-
-def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
-    lengths_s, rows, at_s = [2.0] * 4 + [1.0] * 20, [], 0.0
-    for number, length_s in enumerate(lengths_s):
-        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
-        at_s += length_s
-    ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
-    found = summarize(None, bench.spans(rows), {"ring": ring}, {})
-    assert found.tags["steady_from_step"] == "4"
-    assert found.tags["window_s"] == "20.000"
-    assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
-    assert found.metrics["step_time_s"] == pytest.approx(1.0)
-    assert "no_steady_state" not in found.quality_reasons
-
-
-def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
-    lengths_s, rows, at_s = [0.5] * 28 + [0.8] * 12, [], 0.0
-    for number, length_s in enumerate(lengths_s):
-        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
-        at_s += length_s
-    found = summarize(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
-    assert {"no_steady_state"} <= set(found.quality_reasons)
-    assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
 
 
 def capped(time_s):
@@ -149,36 +123,8 @@ def test_json_has_the_first_rows_of_long_tables_and_says_how_many_there_are(benc
     json.dumps(found, allow_nan=False)
 
 
-def test_without_a_window_nothing_is_examined(bench):
-    assert examine(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
-
-
-def test_what_is_kept_is_bounded_and_changes_nothing(bench, monkeypatch):
+def test_a_cache_without_room_changes_no_figure(bench, monkeypatch):
     spans, tables = whole(bench)
     before = summarize(None, spans, tables, MANIFESTS).metrics
-    monkeypatch.setattr("wattune.analysis.signals.align.Kept", lambda: Kept(most_bytes=1))
+    monkeypatch.setattr("wattune.analysis.signals.align.ReadingsCache", lambda: ReadingsCache(most_bytes=1))
     assert summarize(None, spans, tables, MANIFESTS).metrics == before
-    monkeypatch.setattr(readings, "_LARGE_SHARE", 2)
-    kept, made = Kept(most_bytes=100), []
-    for number in (1, 2, 1, 3, 1):
-
-        def make(number=number):
-            made.append(number)
-            return Readings(np.zeros(5), {})
-
-        kept.get(number, Readings, make)
-    assert made == [1, 2, 3]  # 40 bytes each: the one longest not asked for goes
-    kept.get(2, Readings, lambda: made.append("again") or Readings(np.zeros(5), {}))
-    assert made == [1, 2, 3, "again"]
-    large = Readings(np.zeros(7), {})  # more than half of all there is room for
-    assert all(kept.get("large", Readings, lambda: made.append("large") or large) is large for _ in range(2))
-    assert made[-2:] == ["large", "large"]
-
-
-def test_samples_stamped_after_they_were_read_do_not_exist(bench):
-    ring = bench.ring({GPU: constant(100)})
-    ahead = ring["sensor_ns"].to_numpy().copy()
-    ahead[::10] += readings.AHEAD_NS + 10**9
-    table = ring.set_column(ring.column_names.index("sensor_ns"), "sensor_ns", pa.array(ahead))
-    (trace,) = powers(align({"ring": table}, bench.steps([GPU]), {})).traces
-    assert len(trace.series.value) == pytest.approx(0.9 * 1001, abs=3)

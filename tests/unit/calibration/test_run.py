@@ -68,7 +68,7 @@ def test_a_study_keeps_a_devices_limits_with_its_manifest(found: dict[str, Any],
 def test_a_broken_calibration_is_an_error_not_a_guess(tmp_path: Path) -> None:
     path = write_calibration(tmp_path, {"uuid": "GPU-1", "limits": {}})
     path.write_text("[]")
-    with pytest.raises(TelemetryError, match=r"GPU-1\.json is no calibration.*calibrate gpu0 again"):
+    with pytest.raises(TelemetryError, match=r"GPU-1\.json is not a calibration.*calibrate gpu0 again"):
         with_calibrations(tmp_path, {"devices": {"gpu0": {"uuid": "GPU-1"}}})
 
 
@@ -152,7 +152,7 @@ def test_the_command_shows_what_was_found_and_where_it_is(
     """The verb and its tables over a calibration that was measured above; measuring it again would add nothing."""
     from wattune import api, cli
 
-    monkeypatch.setattr(api, "measure_sensors", lambda _backend, listener: [found])
+    monkeypatch.setattr(api.recordings, "measure_sensors", lambda _backend, listener: [found])
     path = tmp_path / "calibration" / f"{found['uuid']}.json"
     for options in ([], ["--json"]):
         monkeypatch.setattr(sys, "argv", ["wattune", "calibrate", "--storage", str(tmp_path), *options])

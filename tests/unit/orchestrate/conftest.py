@@ -1,4 +1,4 @@
-"""A study's ledger over made-up nodes, and trials that end as a test wants, without Ray."""
+"""A study's controller over made-up nodes, and trials that end as a test wants. Ray is not started."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,11 +43,11 @@ class World:
     study: StudyFolder
     nodes: list[Node] = field(default_factory=lambda: [make_node("n0")])
     unanswering: list[Node] = field(default_factory=list)
-    """Dead ones of `nodes`, which Ray has not noticed yet."""
+    """Dead nodes among `nodes`, which Ray has not noticed yet."""
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
 
-    def ledger(
+    def controller(
         self,
         specs: Sequence[TrialSpec],
         *,
@@ -71,11 +71,11 @@ class World:
             **more,
         )
         chosen = strategy or make_strategy("grid", specs, seed=0)
-        ledger = StudyController(self.study, chosen, run, listener or self.heard.append)
-        ledger.begin()
+        controller = StudyController(self.study, chosen, run, listener or self.heard.append)
+        controller.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
-        ledger.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
-        return ledger
+        controller.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
+        return controller
 
     def write(
         self,
@@ -86,7 +86,7 @@ class World:
         tags: dict[str, str] | None = None,
         took_s: float = 10,
     ) -> None:
-        """What `run_trial` leaves behind."""
+        """Writes a result as `run_trial` does."""
         folder = self.study.trial(spec.trial_id, repeat)
         folder.write_spec(spec)
         start_ns, self.clock_ns = self.clock_ns, self.clock_ns + int(took_s * 1e9)
@@ -103,19 +103,23 @@ class World:
         )
 
     def run(
-        self, ledger: StudyController, ticket: RunningTrial, tune_id: str, status: TrialStatus = TrialStatus.COMPLETED
+        self,
+        controller: StudyController,
+        running: RunningTrial,
+        tune_id: str,
+        status: TrialStatus = TrialStatus.COMPLETED,
     ) -> None:
-        """Ends a trial as told."""
-        self.write(ticket.turn.spec, ticket.turn.repeat, status, tags=dict(ticket.tags))
-        ledger.finish(tune_id, error=False)
+        """Ends a trial with a status."""
+        self.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
+        controller.finish(tune_id, error=False)
 
-    def drain(self, ledger: StudyController) -> list[RunningTrial]:
-        """Runs all that is proposed, one after another."""
-        tickets: list[RunningTrial] = []
-        while (ticket := ledger.next(f"t{len(tickets)}")) is not None:
-            tickets.append(ticket)
-            self.run(ledger, ticket, f"t{len(tickets) - 1}")
-        return tickets
+    def drain(self, controller: StudyController) -> list[RunningTrial]:
+        """Runs all trials, one after another."""
+        trials: list[RunningTrial] = []
+        while (running := controller.next(f"t{len(trials)}")) is not None:
+            trials.append(running)
+            self.run(controller, running, f"t{len(trials) - 1}")
+        return trials
 
     def result(self, spec: TrialSpec, repeat: int = 0) -> TrialResult:
         found = self.study.trial(spec.trial_id, repeat).result()
@@ -125,6 +129,30 @@ class World:
     @property
     def kinds(self) -> list[str]:
         return [event.kind for event in self.heard if isinstance(event, TrialEvent)]
+
+
+class Learner:
+    """Proposes in order, and only what it was not told of; remembers what it was told before each proposal."""
+
+    learns = True
+
+    def __init__(self, specs, *, seed: int = 0) -> None:
+        self.waiting, self.told, self.knew = list(specs), [], []
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        known = {spec for spec, _ in self.told}
+        self.waiting = [spec for spec in self.waiting if spec not in known]
+        asked, self.waiting = self.waiting[:n], self.waiting[n:]
+        self.knew.append(len(self.told))
+        return asked
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        self.told.append((spec, result.status))
+
+
+@pytest.fixture
+def learner() -> type[Learner]:
+    return Learner
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which nodes a trial may use, what a rank is given of them, and what is said where there are too few."""
+"""Nodes that fit a trial, resources of a rank, and the message if there are too few nodes."""
 
 import inspect
 import signal
@@ -198,7 +198,7 @@ def test_labels_and_detected_accelerators_are_read(monkeypatch: pytest.MonkeyPat
 
 
 class _Stopped(BaseException):
-    """What a caller's handler raises."""
+    """The exception that a caller's handler raises."""
 
 
 def _stop(*_: object) -> None:
@@ -214,7 +214,7 @@ def sigterm() -> Iterator[None]:
 
 @pytest.mark.usefixtures("sigterm", "in_foreground")
 def test_a_stop_while_ray_starts_waits_and_goes_to_the_callers_handler() -> None:
-    """Ray's own handler would end the process without a word; `ray job stop` then finds no report."""
+    """Ray's own handler would end the process at once; `ray job stop` then finds no report."""
     seen = []
     signal.signal(signal.SIGTERM, _stop)
     with pytest.raises(_Stopped), _callers_signals():
@@ -271,7 +271,7 @@ def test_a_cluster_that_does_not_come_up_is_one_message(monkeypatch: pytest.Monk
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("wattune.orchestrate.cluster._start_local", fail)
-    said = r"no Ray cluster could be started on this machine: The current node timed out .* Of the raylet; see the logs"
+    said = r"cannot start a Ray cluster on this machine: The current node timed out .* Of the raylet; see the logs"
     with pytest.raises(EngineError, match=said), connect():
         pass
 

@@ -12,6 +12,8 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate import node_products
 from wattune.orchestrate.node_products import ask_products, products_here
 
+OWN = ray.NodeID.from_random().hex()
+
 
 def test_equal_boards_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA H200"]
@@ -51,6 +53,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
         assert num_returns == len(asked) and timeout == node_products.ASK_S
         return [one for one in asked if one in answers], [one for one in asked if one not in answers]
 
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: OWN))
     monkeypatch.setattr(ray, "remote", lambda _function: Task())
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
@@ -65,3 +68,14 @@ def test_a_node_that_does_not_answer_is_left_out_and_named(
     with caplog.at_level(logging.WARNING):
         assert ask_products([a, b, c, d]) == {a: ("NVIDIA H200",), b: ()}
     assert [record.args for record in caplog.records] == [(c,), (d,)]
+
+
+def test_the_drivers_own_node_is_asked_without_ray(
+    nodes: dict[str, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_products, "nvidia_products", lambda: ["NVIDIA H100 NVL"])
+    assert ask_products([OWN]) == {OWN: ("NVIDIA H100 NVL",)}
+    other = ray.NodeID.from_random().hex()
+    nodes[other] = ("NVIDIA H200",)
+    assert ask_products([OWN, other]) == {OWN: ("NVIDIA H100 NVL",), other: ("NVIDIA H200",)}
+    assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Hard limits of a trial that runs: what simulated sensors would say of its last seconds, and when it is stopped."""
+"""Hard limits of a running trial: the power of its last seconds, and the moment it is stopped."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.clock import ClockAnchor
-from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, simulated_power_w
+from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, node_power_peak_w, simulated_power_w
 from wattune.plan.axes import Plan
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec, Workload
@@ -28,7 +28,7 @@ SPEC = TrialSpec(
 
 
 def spans(rank: int, *, first: int = 0, steps: int = 80, step_s: float = 0.1, node: str = "n0") -> pa.Table:
-    """What a rank shows that runs forward and backward without a pause, as its worker makes it."""
+    """Spans of a rank that runs forward and backward without a pause, made as its worker makes them."""
     step_ns = int(step_s * S)
     listed = []
     for step in range(first, first + steps):
@@ -50,7 +50,20 @@ def test_a_part_of_a_trial_draws_what_the_whole_does() -> None:
     assert 1000 < whole_w < 1400, "two H200s that compute without a pause"
 
 
-def test_power_is_told_only_where_every_rank_has_shown_the_same_second() -> None:
+def test_the_peak_is_the_metric_of_the_whole_trial_and_needs_the_power_of_every_device() -> None:
+    tables, manifest = simulate(SPEC, pa.concat_tables(spans(rank) for rank in range(2)), seed=0)["n0"]
+    start_ns = ANCHOR.wall_ns
+    window = (start_ns, start_ns + 6 * S)
+    metrics = summarize(None, None, tables, {"n0": manifest}, window=window).metrics
+    assert node_power_peak_w(tables, "n0", manifest, window) == metrics["node_device_power_peak_1s_w"]
+    assert node_power_peak_w(tables, "n0", manifest, (start_ns, start_ns + S // 2)) is None, "shorter than a second"
+    assert node_power_peak_w(tables, "n0", manifest, (start_ns, start_ns)) is None
+    one = {tier: table.filter(pc.equal(table["device"].cast("string"), "cpu0")) for tier, table in tables.items()}
+    assert all(table.num_rows for tier, table in one.items() if tier in ("fast", "ring"))
+    assert node_power_peak_w(one, "n0", manifest, window) is None, "half of a node's power is not the node's"
+
+
+def test_power_is_known_only_when_every_rank_has_sent_the_same_second() -> None:
     assert simulated_power_w(SPEC, {}, seed=0) == {}
     assert simulated_power_w(SPEC, {0: spans(0)}, seed=0) == {}, "the other one's power would count as none"
     apart = {0: spans(0, steps=20), 1: spans(1, first=30, steps=20)}
@@ -59,7 +72,7 @@ def test_power_is_told_only_where_every_rank_has_shown_the_same_second() -> None
     assert simulated_power_w(SPEC, short, seed=0) == {}, "half a second has no mean over one"
 
 
-def test_every_node_is_told_of() -> None:
+def test_every_node_has_its_power() -> None:
     spec = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=2))
     shown = {rank: spans(rank, node=f"n{rank // 2}") for rank in range(4)}
     power_w = simulated_power_w(spec, shown, seed=0)

@@ -88,7 +88,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def started(node: Run) -> tuple[list[str], dict[str, str]]:
-    """What `ray start` was called with, and in which environment."""
+    """Arguments and environment of a call of `ray start`."""
     deadline_s = time.monotonic() + 20
     while not (node.home / "called_with").exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Tune's view of a study's ledger, and what Tune runs for one trial. No Ray is started."""
+"""Tune's view of a study's controller, and the trainable of one trial. No Ray is started."""
 
 import copy
 import pickle
@@ -7,15 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RaySystemError
+from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from wattune.errors import EngineError
 from wattune.orchestrate import run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _LedgerSearcher, _trainable, require_libraries
+from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
 from wattune.orchestrate.scheduling.trial_queue import StudyRun
 from wattune.trial import Measure, TrialStatus
 
@@ -42,7 +41,7 @@ def test_a_library_that_is_missing_here_is_said_before_a_trial_fails_for_good(
 
 
 class FakeLanes:
-    """Lanes that only tell how far trials are."""
+    """Lanes that only have progress."""
 
     def __init__(self) -> None:
         self.known: dict[str, TrialProgress] = {}
@@ -54,12 +53,12 @@ class FakeLanes:
 
 
 @pytest.fixture
-def searcher(world, specs) -> _LedgerSearcher:
+def searcher(world, specs) -> _StudySearcher:
     return make_searcher(world, specs[:1])
 
 
-def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = None) -> _LedgerSearcher:
-    ledger = world.ledger(specs, measure=measure)
+def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = None) -> _StudySearcher:
+    controller = world.controller(specs, measure=measure)
     run = StudyRun(
         measure=measure or Measure(),
         num_trials=1,
@@ -71,7 +70,7 @@ def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = Non
         isolation="fresh",
     )
     cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
-    return _LedgerSearcher(ledger, _Dispatcher(world.study, run, cluster, lanes or FakeLanes()))
+    return _StudySearcher(controller, _Dispatcher(world.study, run, cluster, lanes or FakeLanes()))
 
 
 def test_the_searcher_speaks_tunes_language_and_survives_its_pickling(world, specs, searcher) -> None:
@@ -102,33 +101,6 @@ def test_one_answer_of_the_lanes_tells_of_every_trial(world, specs, new_node) ->
     assert lanes.num_asked == 1
 
 
-@pytest.mark.parametrize(
-    "error", [RayActorError(), GetTimeoutError(), RaySystemError("not started"), ConnectionError()]
-)
-def test_lanes_that_are_busy_or_gone_say_nothing_of_progress(error: Exception) -> None:
-    def refuse() -> None:
-        raise error
-
-    lanes = Lanes.__new__(Lanes)
-    lanes._keeper = SimpleNamespace(progress=SimpleNamespace(remote=refuse))
-    assert lanes.progress() == {}
-
-
-def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_late(*_: Any, **__: Any) -> None:
-        raise GetTimeoutError
-
-    killed: list[Any] = []
-    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.get", too_late)
-    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.kill", lambda actor, **_: killed.append(actor))
-    lanes = Lanes.__new__(Lanes)
-    lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
-    lanes._scratch = str(tmp_path / "scratch")
-    (tmp_path / "scratch" / "lane-1").mkdir(parents=True)
-    lanes.close()
-    assert not (tmp_path / "scratch").exists() and killed == [lanes._keeper]
-
-
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     reports: list[dict[str, int]] = []
@@ -152,7 +124,7 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     assert reported == [{"done_trials": 1}]
 
 
-def test_an_error_of_the_cluster_is_left_to_the_ledger(world, specs, searcher, reported, monkeypatch) -> None:
+def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searcher, reported, monkeypatch) -> None:
     def gone(*_: Any) -> None:
         raise RayError("no answer")
 

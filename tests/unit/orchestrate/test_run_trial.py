@@ -1,20 +1,20 @@
-"""What becomes of a trial's pieces: causes, names, statuses. No Ray is started."""
+"""One trial's request, limit and last write. No Ray is started."""
 
-import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayTaskError
+import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.errors import TelemetryError
-from wattune.orchestrate.lanes.actor import cause
-from wattune.orchestrate.lanes.messages import Answer
-from wattune.orchestrate.lanes.worker import device_name, failed
+from wattune.orchestrate import run_trial as run_trial_module
+from wattune.orchestrate.cluster import Cluster, Node
+from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
-from wattune.orchestrate.trial_result import against_limits, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
@@ -35,76 +35,6 @@ def request(tmp_path: Path) -> TrialRequest:
     return TrialRequest(spec=SPEC, repeat=0, measure=Measure(), seed=0, folder=folder, limits={}, tags={"a": "b"})
 
 
-def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: Any) -> RankOutcome:
-    return RankOutcome(rank=rank, status=status, **fields)
-
-
-def judged(tmp_path: Path, *outcomes: RankOutcome, cause: RankOutcome | None = None, failure: str = "") -> Any:
-    asked = request(tmp_path)
-    answer = Answer(outcomes=outcomes, cause=cause, failure=failure)
-    result = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags=asked.tags, start_wall_ns=0)
-    assert result.trial_id == SPEC.trial_id and result.tags["a"] == "b"
-    return result.status, result.reason
-
-
-def test_the_first_failure_names_the_status(tmp_path: Path) -> None:
-    other = outcome(0, TrialStatus.CRASHED, reason="rank 0: closed by peer")
-    first = outcome(1, TrialStatus.OUT_OF_MEMORY, reason="rank 1: can't allocate")
-    found = judged(tmp_path, other, first, cause=first, failure="group failed")
-    assert found == (TrialStatus.OUT_OF_MEMORY, "rank 1: can't allocate")
-
-
-def test_ranks_that_are_ended_with_another_one_are_not_blamed(tmp_path: Path) -> None:
-    hung = outcome(0, TrialStatus.TIMED_OUT, reason="rank 0: no step")
-    assert judged(tmp_path, hung, cause=hung, failure="ended") == (TrialStatus.TIMED_OUT, "rank 0: no step")
-
-
-def test_a_rank_that_said_nothing_is_named(tmp_path: Path) -> None:
-    other = outcome(1, TrialStatus.CRASHED, reason="rank 1: closed by peer")
-    status, reason = judged(tmp_path, other, cause=other, failure="group failed")
-    assert (status, reason) == (TrialStatus.CRASHED, "rank 0 ended without a word; rank 1: closed by peer")
-
-
-def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: Path) -> None:
-    first = outcome(1, facts={"profile": "missing, since rank 1"}, end_mono_ns=5)
-    freed = outcome(0, facts={"profile": "missing, since rank 0 was freed", "compiler": "eager"}, end_mono_ns=9)
-    elsewhere = replace(first, end_mono_ns=10**15)  # of a node that has been up for longer
-    asked = request(tmp_path)
-    for answer in (Answer(outcomes=(freed, elsewhere), cause=elsewhere), Answer(outcomes=(freed, first))):
-        found = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
-        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no spans here
-        assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
-    assert judged(tmp_path, first, cause=first) == (TrialStatus.CRASHED, "rank 0 ended without a word")
-
-
-def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
-    assert judged(tmp_path, failure="no resources") == (TrialStatus.CRASHED, "no resources")
-
-
-def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None:
-    asked = request(tmp_path)
-    answer = Answer(outcomes=(outcome(0),), failure="the study was stopped", interrupted=True)
-    found = trial_result(SPEC, 0, TrialFolder(asked.folder), answer, None, limits={}, tags={}, start_wall_ns=0)
-    assert (found.status, found.reason) == (TrialStatus.INTERRUPTED, "the study was stopped")
-
-
-def test_telemetry_that_was_lost_is_no_completed_trial(tmp_path: Path) -> None:
-    status, reason = judged(tmp_path, outcome(0), outcome(1), failure="telemetry of node n0 did not answer")
-    assert status is TrialStatus.CRASHED and "n0" in reason
-
-
-def test_completed_without_any_measurement_is_invalid(tmp_path: Path) -> None:
-    status, reason = judged(tmp_path, outcome(0), outcome(1))
-    assert status is TrialStatus.INVALID and "no_window" in reason
-
-
-def test_a_hard_limit_aborts() -> None:
-    over = {"node_device_power_peak_1s_w": 2950.0}
-    status, reason = against_limits(over, {"node_device_power_w": 2900.0}, "publishable", ())
-    assert status is TrialStatus.ABORTED and "2950 W" in reason and "2900 W" in reason
-    assert against_limits(over, {}, "publishable", ())[0] is TrialStatus.COMPLETED
-
-
 def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Path) -> None:
     telemetry = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 2950.0})
     limited = replace(request(tmp_path), limits={"node_device_power_w": 2900.0})
@@ -123,16 +53,8 @@ def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Pa
     assert asked == [limited.folder.name]
 
 
-def test_a_cause_is_one_line_of_the_innermost_error() -> None:
-    inner = TelemetryError("the sampler ended\n  it said this")
-    assert cause(RayTaskError("start", "Traceback\n  long", inner)) == "the sampler ended it said this"
-    outer = RuntimeError("outer")
-    outer.__cause__ = ValueError("inner\ntwo")
-    assert cause(outer) == "ValueError: inner two"
-
-
 def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp_path: Path) -> None:
-    """The ledger spans a trial, then its workers and sensors are taken away: what fails then is to be run again."""
+    """The controller marks a trial, then its workers and sensors are taken away: what fails then is to be run again."""
     folder = TrialFolder(request(tmp_path).folder)
     folder.write_spec(SPEC)
     ended = TrialResult(
@@ -145,15 +67,98 @@ def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp
     assert folder.result() == replace(ended, status=TrialStatus.COMPLETED)
 
 
-def test_failures_are_classified_and_stamped() -> None:
-    before_ns = time.monotonic_ns()
-    memory = failed(3, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"))
-    assert memory.status is TrialStatus.OUT_OF_MEMORY and memory.end_mono_ns >= before_ns
-    assert failed(3, ValueError("x")).reason == "rank 3: ValueError: x"
-
-
-def test_device_names_and_keys(tmp_path: Path) -> None:
-    assert device_name(SPEC, 1) == "cpu1"
-    on_gpu = replace(SPEC, cluster=ClusterSpec(device="h200_sxm", devices_per_node=2))
-    assert device_name(on_gpu, 1) == "gpu1"
+def test_the_same_trial_of_two_storages_has_two_keys(tmp_path: Path) -> None:
     assert request(tmp_path).key != request(tmp_path / "other").key
+
+
+@dataclass
+class FakeLanes:
+    """Lanes whose trials end with one answer."""
+
+    answer: Answer = field(default_factory=Answer)
+    error: Exception | None = None
+    lost: str = ""
+    assigned: list[Assignment] = field(default_factory=list)
+
+    def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+        self.assigned.append(assignment)
+        over_limit()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def settle(self, assignment: Assignment) -> str:
+        assert assignment is self.assigned[-1]
+        return self.lost
+
+
+@pytest.fixture
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> TrialTelemetry:
+    """Telemetry of every trial that runs, without actors."""
+    found = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 100.0})
+
+    @contextmanager
+    def sampled(*_: object) -> Iterator[TrialTelemetry]:
+        yield found
+
+    monkeypatch.setattr(run_trial_module, "sampling", sampled)
+    monkeypatch.setattr(run_trial_module, "forget", lambda key, _telemetry: None)
+    return found
+
+
+@pytest.fixture
+def cluster(new_node: Callable[..., Node]) -> Cluster:
+    return Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n1")
+
+
+def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> TrialResult:
+    asked = replace(request(tmp_path), **changes)
+    result = run_trial_module.run_trial(asked, cluster, lanes)  # type: ignore[arg-type]
+    stored = TrialFolder(asked.folder).result()
+    assert stored is not None and replace(stored, end_wall_ns=0) == replace(result, end_wall_ns=0)
+    return result
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: Path, cluster: Cluster) -> None:
+    answer = Answer(failure="a worker died", number=3, group_start_s=1.5, restart_s=2.0)
+    lanes = FakeLanes(answer, lost="it leaked")
+    result = ran(tmp_path, cluster, lanes, limits={"node_device_power_w": 900.0})
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, "a worker died")
+    assert lanes.assigned[0].node_names == {"n0": "n0"} and not lanes.assigned[0].fresh
+    expected = {"a": "b", "isolation": "warm", "lane": "n0", "lane_trial": "3", "group_lost": "it leaked"}
+    expected |= {"group_start_s": "1.500", "group_restart_s": "2.000", "limit_looks": "1 of 1"}
+    assert {name: result.tags.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+@pytest.mark.usefixtures("telemetry")
+def test_isolation_decides_whether_workers_are_new(tmp_path: Path, cluster: Cluster, isolation: str) -> None:
+    lanes = FakeLanes()
+    ran(tmp_path, cluster, lanes, isolation=isolation)
+    assert lanes.assigned[0].fresh is (isolation == "fresh")
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_an_error_of_workers_is_the_trials_failure(tmp_path: Path, cluster: Cluster) -> None:
+    result = ran(tmp_path, cluster, FakeLanes(error=TelemetryError("the lanes\nare gone")))
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, "the lanes are gone")
+    assert result.tags["lane"] == "n0" and "lane_trial" not in result.tags
+
+
+def test_telemetry_that_is_lost_fails_a_trial_that_trained(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry
+) -> None:
+    telemetry.lost = ["telemetry of node n0: OSError: disk full"]
+    outcomes = tuple(RankOutcome(rank=rank, status=TrialStatus.COMPLETED) for rank in range(2))
+    result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
+    assert (result.status, result.reason) == (TrialStatus.CRASHED, telemetry.lost[0])
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_a_cluster_that_is_too_small_fails_the_trial_before_any_worker_starts(tmp_path: Path, cluster: Cluster) -> None:
+    lanes = FakeLanes()
+    large = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=3))
+    result = ran(tmp_path, cluster, lanes, spec=large)
+    assert result.status is TrialStatus.CRASHED and "needs 3 node(s)" in result.reason
+    assert not lanes.assigned and result.tags["lane"] == "n0,n1"

@@ -1,4 +1,4 @@
-"""What a telemetry actor does without Ray: processors for the sampler, who is a stranger, what it reads."""
+"""A telemetry actor without Ray: processors of the sampler, strangers among processes, readings."""
 
 import sys
 import threading

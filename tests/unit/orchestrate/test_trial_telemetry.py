@@ -1,4 +1,4 @@
-"""What a trial does with its nodes' samplers, whatever becomes of one of them. No Ray is started."""
+"""A trial and its nodes' samplers, also if one of them fails. No Ray is started."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
-from wattune.orchestrate.trial_telemetry import sampling
+from wattune.orchestrate.trial_telemetry import sampling, sensor_backends
+from wattune.telemetry.registry import BACKENDS
 
 
 @dataclass
 class FakeActor:
-    """A node's actor: what it is asked is noted, and answered or raised when the answer is fetched."""
+    """A node's actor that notes its calls; the answer or error comes when it is fetched."""
 
     node: str
     fails: dict[str, Exception] = field(default_factory=dict)
@@ -97,8 +98,8 @@ def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pyt
     assert "telemetry of node n1 did not answer within 5 s (GetTimeoutError)" in caplog.text
 
 
-def test_of_an_error_of_wattunes_own_its_words_are_the_cause() -> None:
-    said = TelemetryError("telemetry of node n0 did not answer within 90 s; see whether the node is still there")
-    said.__cause__ = GetTimeoutError("Get timed out")
-    assert cause(said) == str(said)
-    assert cause(RayTaskError("start", "Traceback\n long", said).as_instanceof_cause()) == str(said)
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_kind_of_device_has_backends_that_are_built(name: str, make_specs: Any) -> None:
+    backends = sensor_backends(make_specs(1, ClusterSpec(device=name, devices_per_node=2))[0])
+    assert backends[0] == "host" and set(backends) <= BACKENDS.keys()
+    assert ("nvml" in backends) == (DEVICES[name].vendor == "nvidia")

@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import Plan
 from wattune.plan.rules import RULES, violations
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
 
@@ -23,6 +23,7 @@ def spec(
     batch=64,
     mode="pretrain",
     lora=None,
+    routing=None,
     **plan,
 ):
     plan.setdefault("etp", plan.get("tp", 1))
@@ -30,7 +31,7 @@ def spec(
         model=model,
         cluster=ClusterSpec(device=device, devices_per_node=world),
         engine=engine,
-        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch, lora=lora),
+        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch, lora=lora, routing=routing),
         plan=Plan(**plan),
     )
 
@@ -47,6 +48,11 @@ def megatron_cp(**axes):
 BROKEN = {
     "world_size": (spec(tp=3), "tp*pp*cp=3*1*1=3 does not divide world_size=16", "{1, 2, 4, 8, 16}"),
     "adapters": (adapted(rank=6, tp=4), "tp=4 does not divide lora.rank=6", "a multiple of tp"),
+    "routing": (
+        spec(routing=Routing(by="balanced")),
+        "workload.routing=balanced sends tokens to experts",
+        "leave it out",
+    ),
     "forward_only": (spec(mode="prefill", pp=2, vpp=2), "vpp=2 orders forward and backward passes", "vpp=1"),
     "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),
     "dtype": (spec(dtype="fp8"), "dtype=fp8 does not run on h200_sxm with engine torch", "{bf16, fp32}"),
@@ -140,6 +146,8 @@ def test_several_rules_can_be_broken_at_once():
             ),
             "moves rank 1 from node 0 to node 1; reorder ranks inside a node only",
         ),
+        (spec(MOE, routing=Routing(by="even")), "workload.routing=even is none of {balanced, skew, learned}"),
+        (spec(MOE, routing=Routing(by="skew", skew=-1.0)), "workload.routing.skew=-1.0 is no exponent of Zipf's law"),
         (spec(mode="lora"), "mode=lora has no workload.lora; give its rank and targets"),
         (adapted(MOE, targets=("q", "up")), "lora targets {up} are inside experts of mixtral_8x7b"),
         (adapted(LEARNED, targets=("gate",)), "lora target gate is none of gpt3_175b, whose activation is gelu"),

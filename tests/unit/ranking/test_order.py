@@ -1,70 +1,21 @@
-import csv
-import io
-import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_trials import CAPPED, FASTEST, LEAST_ENERGY, POWER, numbers, on_n0, reference_runs, speed, trial
 from pace import least_cpu_s
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
-from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
-
-FASTEST = parse_objective("maximize tokens_per_s")
-LEAST_ENERGY = parse_objective("minimize energy_per_token_j")
-POWER = parse_constraint("node_device_power_peak_1s_w <= 2750")
-COOL = parse_constraint("device_temp_max_c < 85")
-CAPPED = parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w")
-
-Pair = tuple[TrialSpec, TrialResult]
-
-
-def trial(
-    number: int,
-    metrics: Mapping[str, float] | None = None,
-    *,
-    repeat: int = 0,
-    status: TrialStatus = TrialStatus.COMPLETED,
-    quality: str = "publishable",
-    reason: str = "",
-    tags: Mapping[str, str] | None = None,
-) -> Pair:
-    """Trial `number`: each is another micro-batch size, so each has another identity."""
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=Plan(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0)),
-    )
-    return spec, TrialResult(
-        trial_id=spec.trial_id,
-        repeat=repeat,
-        status=status,
-        reason=reason,
-        metrics=metrics or {},
-        quality=quality if metrics else "",
-        tags=tags or {},
-    )
-
-
-def speed(number: int, tokens_per_s: float, power_w: float = 2000.0, repeat: int = 0) -> Pair:
-    return trial(number, {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": power_w}, repeat=repeat)
-
-
-def numbers(rows: Sequence[RankedTrial]) -> list[int]:
-    return [row.spec.plan.micro_batch_size for row in rows]
+from wattune.trial import TrialResult, TrialStatus
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
@@ -90,53 +41,6 @@ def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
     assert [row.verdict for row in ranking.trials] == [*["feasible"] * 2, "infeasible", "unknown", "failed"]
 
 
-def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound():
-    measured = {"tokens_per_s": 1.0, "device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}
-    (margin,) = rank([trial(1, measured)], FASTEST, [CAPPED]).feasible[0].margins
-    assert (margin.got, margin.bound, margin.slack) == (630.0, 700.0, 70.0)
-    assert margin.slack_frac == pytest.approx(0.1)
-
-
-def test_a_bound_of_zero_has_no_fraction():
-    bound = parse_constraint("excursion_count <= 0")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], FASTEST, [bound]).infeasible[0]
-    assert row.margins[0].slack_frac is None
-    assert row.margins[0].slack == -2.0
-
-
-def test_a_strict_bound_is_violated_on_the_bound():
-    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 85.0})], FASTEST, [COOL]).trials[0]
-    assert row.verdict is Verdict.INFEASIBLE
-    assert row.failing == row.margins
-
-
-def test_repeats_are_an_interval_and_the_worst_one_decides():
-    ranking = rank([speed(1, 100.0), speed(1, 120.0, power_w=2760.0, repeat=1)], FASTEST, [POWER])
-    (row,) = ranking.infeasible
-    # Student's t of two repeats: 110 ± 12.706 * sqrt(200) / sqrt(2), and never without saying what it rests on.
-    assert (row.objective.value, row.objective.method, row.objective.num_runs) == (110.0, "repeats", 2)
-    assert row.objective.high == pytest.approx(110 + 12.7062 * 10, rel=1e-4)
-    assert (row.margins[0].repeat, row.margins[0].got) == (1, 2760.0)
-    assert [result.repeat for result in row.repeats] == [0, 1]
-
-
-def reference_runs(
-    values: Sequence[float], *, number: int = 90, start_s: float = 0.0, every_s: float = 600.0
-) -> list[Pair]:
-    """The reference trial trial again and again, one run every ten minutes."""
-    pairs = []
-    for count, value in enumerate(values):
-        spec, result = speed(number, value, repeat=1000 + count)
-        start_ns = round((1_790_000_000 + start_s + count * every_s) * 1e9)
-        pairs.append((spec, replace(result, tags={"reference": "true", "nodes": "n0"}, start_wall_ns=start_ns)))
-    return pairs
-
-
-def on_n0(pair: Pair, at_s: float = 0.0) -> Pair:
-    spec, result = pair
-    return spec, replace(result, tags={"nodes": "n0"}, start_wall_ns=round((1_790_000_000 + at_s) * 1e9))
-
-
 def test_overlapping_intervals_share_a_rank():
     # The reference trial's runs scatter by 1 % (standard deviation), so a single run is known to ± 3.2 % (t, 3
     # degrees).
@@ -151,14 +55,7 @@ def test_overlapping_intervals_share_a_rank():
     assert {row.objective.method for row in ranking.feasible} == {"reference", "pooled"}
 
 
-def test_a_single_run_without_an_anchor_is_known_as_far_as_its_steps_tell():
-    known = {"tokens_per_s": 100.0, "step_time_uncertainty_frac": 0.02, "node_device_power_peak_1s_w": 2700.0}
-    (row,) = rank([trial(1, known)], FASTEST, [POWER]).feasible
-    assert (row.objective.method, row.objective.low) == ("steps", pytest.approx(98.0))
-    assert row.margins[0].holds_probability is None  # steps tell nothing of how a peak scatters
-
-
-def test_drift_of_the_anchor_is_taken_out_of_the_objective_and_said():
+def test_drift_of_the_reference_is_taken_out_of_the_objective_and_said():
     # 10 % slower over the study; the two trials are equal but for when they ran.
     reference = reference_runs([110.0, 107.5, 105.0, 102.5, 100.0])
     early, late = on_n0(speed(1, 220.0), at_s=0.0), on_n0(speed(2, 200.0), at_s=2400.0)
@@ -172,52 +69,12 @@ def test_drift_of_the_anchor_is_taken_out_of_the_objective_and_said():
     assert apart.feasible[0].objective.value == 220.0
 
 
-def test_how_likely_a_bound_holds_follows_from_the_anchors_scatter():
-    reference = reference_runs([100.0] * 4)
-    for (_, result), power_w in zip(reference, (1980.0, 2020.0, 1990.0, 2010.0), strict=True):
-        result.metrics["node_device_power_peak_1s_w"] = power_w
-    pairs = [*reference, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
-    ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2790.0))], FASTEST, [POWER])
-    likely = {row.spec.plan.micro_batch_size: row.margins[0].holds_probability for row in ranking.trials}
-    assert likely[2] == pytest.approx(0.5)
-    assert 0.5 < likely[1] < likely[90]
-    assert likely[90] > 0.999
-    assert likely[3] < 0.2
-
-
-def test_a_finalists_long_run_counts_for_bounds_and_not_for_the_rank():
-    spec, hot = speed(1, 90.0, power_w=2760.0, repeat=1)
-    soaked = (spec, replace(hot, tags={"soak": "true"}))
-    (row,) = rank([speed(1, 100.0), soaked], FASTEST, [POWER]).infeasible
-    assert (row.objective.value, row.objective.num_runs) == (100.0, 1)
-    assert (row.margins[0].repeat, row.margins[0].got) == (1, 2760.0)
-    assert rank([soaked], FASTEST, []).best.objective.value == 90.0
-
-
 def test_minimizing_turns_the_order():
     pairs = [trial(n, {"energy_per_token_j": value}) for n, value in ((1, 0.9), (2, 0.3), (3, 0.5))]
     ranking = rank(pairs, LEAST_ENERGY, [])
     assert numbers(ranking.feasible) == [2, 3, 1]
     assert [row.rank for row in ranking.feasible] == [1, 2, 3]
     assert ranking.best is ranking.feasible[0]
-
-
-@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED])
-def test_one_failed_repeat_fails_the_trial(status):
-    ranking = rank([speed(1, 100.0), trial(1, repeat=1, status=status, reason="why")], FASTEST, [POWER])
-    assert ranking.failed[0].reason == f"{status}: why (1 of 2 repeats)"
-    assert (ranking.failed[0].objective.low, ranking.failed[0].objective.high) == (100.0, 100.0)
-
-
-@pytest.mark.parametrize("status", [TrialStatus.INTERRUPTED, TrialStatus.INVALID])
-def test_a_repeat_that_decides_nothing_is_shown_but_not_counted(status):
-    lost = trial(1, {"tokens_per_s": 900.0}, repeat=1, status=status, quality="invalid")
-    (row,) = rank([speed(1, 100.0), lost], FASTEST, [POWER]).feasible
-    assert len(row.repeats) == 2
-    assert len(row.counted) == 1
-    assert (row.objective.value, row.objective.num_runs, row.quality) == (100.0, 1, "publishable")
-    alone = Verdict.INTERRUPTED if status is TrialStatus.INTERRUPTED else Verdict.FAILED
-    assert [row.verdict for row in rank([lost], FASTEST, [POWER]).trials] == [alone]
 
 
 def test_what_runs_again_is_interrupted_and_not_failed_unless_another_repeat_failed():
@@ -230,24 +87,6 @@ def test_what_runs_again_is_interrupted_and_not_failed_unless_another_repeat_fai
     assert (numbers(ranking.interrupted), numbers(ranking.failed)) == ([3, 1], [2])
     assert ranking.interrupted[0].reason == "interrupted: stopped"
     assert [row.verdict for row in ranking.trials] == ["interrupted", "interrupted", "failed"]
-
-
-def test_a_metric_missing_in_one_repeat_is_unknown_and_a_violation_elsewhere_weighs_more():
-    blind = trial(1, {"tokens_per_s": 100.0}, repeat=1)
-    assert rank([speed(1, 100.0), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.UNKNOWN
-    assert rank([speed(1, 100.0, power_w=9e3), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.INFEASIBLE
-
-
-def test_a_trial_without_the_objective_is_unknown():
-    (row,) = rank([trial(1, {"node_device_power_peak_1s_w": 1.0})], FASTEST, [POWER]).unknown
-    assert (row.objective, row.missing) == (None, ("tokens_per_s",))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_figure_that_is_no_number_was_not_measured(value):
-    ranking = rank([speed(1, value)], FASTEST, [POWER])
-    assert ranking.unknown[0].missing == ("tokens_per_s",)
-    json.dumps(ranking.to_json(), allow_nan=False)
 
 
 def test_where_leaves_trials_out_and_counts_them():
@@ -286,33 +125,6 @@ def test_nothing_at_all_is_a_ranking():
     assert len(to_csv(ranking).splitlines()) == 1
 
 
-def test_json_and_table_hold_every_row():
-    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
-    ranking = rank(pairs, FASTEST, [POWER], where=[])
-    data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
-    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 0, 1]
-    assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
-    table = to_table(ranking)
-    assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]
-    first = table.slice(0, 1).to_pylist()[0]
-    assert (first["objective"]["value"], first["objective"]["method"]) == (1.5, "repeats")
-    assert (first["plan"]["layout"], first["plan"]["rank_order"]) == ([8, 8], "(1, 0)")
-    assert dict(first["repeats"][1]["metrics"])["tokens_per_s"] == 2.0
-    assert table.schema.metadata[b"wattune.objective"] == b"maximize tokens_per_s"
-
-
-def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
-    awkward = trial(3, status=TrialStatus.CRASHED, reason='died, saying "=1+1"\nand more')
-    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
-    ranking = rank(pairs, FASTEST, [POWER])
-    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
-    assert [line["verdict"] for line in lines] == ["feasible", "infeasible", "failed"]
-    assert (lines[0]["tokens_per_s"], lines[0]["num_repeats"], lines[0]["tp"]) == ("1.5", "2", "1")
-    assert float(lines[0]["tokens_per_s high"]) == ranking.best.objective.high
-    assert (lines[1][f"{POWER}: slack"], lines[1]["rank"]) == ("-250.0", "")
-    assert lines[2]["reason"] == ranking.failed[0].reason
-
-
 def test_several_studies_stand_in_one_ranking_and_are_never_merged():
     up, out = speed(1, 100.0), speed(1, 120.0)
     ranking = rank({"scale_up": [up, *reference_runs([100.0, 101.0])], "scale_out": [out]}, FASTEST, [POWER])
@@ -328,13 +140,13 @@ def test_models_of_unlike_size_never_share_a_table_in_silence():
     large = replace(spec, model=model("mixtral_8x7b"))
     pairs = [(small, result), (large, replace(result, trial_id=large.trial_id, metrics={**result.metrics}))]
     ranking = rank(pairs, FASTEST, [])
-    (warning,) = [text for text in ranking.warnings if "unlike work" in text]
+    (warning,) = [text for text in ranking.warnings if "of different work" in text]
     assert "llama3_8b (32 layers, 8.03 G parameters)" in warning
     assert "mixtral_8x7b (32 layers, 12.88 G of 46.7 G parameters)" in warning
     assert {row.spec.model.name for row in ranking.best_of_each} == {"llama3_8b", "mixtral_8x7b"}
     assert rank(pairs[:1], FASTEST, []).best_of_each == ()
     power = parse_objective("minimize node_device_power_peak_1s_w")
-    assert not [text for text in rank(pairs, power, []).warnings if "unlike work" in text]
+    assert not [text for text in rank(pairs, power, []).warnings if "of different work" in text]
 
 
 def test_sensors_of_two_devices_simulated_on_one_machine_are_told_apart_and_said():
@@ -352,7 +164,7 @@ def test_sensors_of_two_devices_simulated_on_one_machine_are_told_apart_and_said
 def test_qualities_can_be_ranked_apart():
     pairs = [trial(1, {"tokens_per_s": 9.0}, quality="indicative"), trial(2, {"tokens_per_s": 2.0})]
     mixed = rank(pairs, FASTEST, [])
-    assert any("unlike qualities" in warning for warning in mixed.warnings)
+    assert any("different qualities" in warning for warning in mixed.warnings)
     best = rank(pairs, FASTEST, [], least_quality="publishable")
     assert numbers(best.trials) == [2]
     assert best.note == "quality: 1 publishable; 1 left out by quality below publishable"

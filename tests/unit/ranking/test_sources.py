@@ -35,7 +35,7 @@ def test_studies_that_differ_want_to_be_told():
 
 
 def test_a_study_nobody_knows_the_objective_of_wants_one():
-    with pytest.raises(PlanError, match=r"/there/a does not say what it is after; give --objective"):
+    with pytest.raises(PlanError, match=r"/there/a has no objective; pass --objective"):
         rank_sources([source("a", None)])
     assert rank_sources([source("a", None)], objective="maximize mfu_frac").trials == ()
 
@@ -45,13 +45,13 @@ def test_what_cannot_be_read_is_named_with_its_study_and_counted():
     ranking = rank_sources([source("a"), replace(source("b"), unreadable=lost)])
     assert [one["name"] for one in ranking.to_json()["unreadable"]] == [f"b:{number:012x}-0" for number in range(12)]
     assert ranking.warnings[0] == "left out: /there/0: gone"
-    assert ranking.warnings[MOST_NAMED] == "2 more cannot be read; --json and --csv name each"
-    assert "12 left out that cannot be read" in ranking.note
+    assert ranking.warnings[MOST_NAMED] == "2 more cannot be read; --json and --csv list them all"
+    assert "12 unreadable left out" in ranking.note
     rows = list(csv.DictReader(io.StringIO(to_csv(ranking))))
     assert [(row["verdict"], row["trial_id"]) for row in rows] == [("unreadable", f"b:{n:012x}-0") for n in range(12)]
     assert to_table(ranking).schema.metadata[b"wattune.unreadable"].decode().count("gone") == 12
 
 
 def test_one_study_twice_is_an_error():
-    with pytest.raises(PlanError, match="name each once"):
+    with pytest.raises(PlanError, match="name each study once"):
         rank_sources([source("a"), source("a")])

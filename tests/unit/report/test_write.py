@@ -25,7 +25,7 @@ def test_the_report_stands_without_what_cannot_be_read(study, tmp_path):
         assert shown in whole
     (broken.path / "trials" / f"{ranking.best.trial_id}-0" / "telemetry" / "node0" / "ring.parquet").write_text("no")
     html = write_report(broken, ranking).read_text()
-    assert f"what trial {ranking.best.trial_id} left cannot be read, so it is not drawn" in html
+    assert f"files of trial {ranking.best.trial_id} cannot be read, so it is not drawn" in html
     assert "chart-throughput-against-power" in html
     assert "chart-temperature-by-slot" in html  # of the other trial
 

@@ -52,7 +52,7 @@ def problems(document: Any) -> list[str]:
         ({"name": "a", "many": [{"count": 0}]}, ["many[0].count: got 0, allowed: at least 1"]),
         ({"name": "a", "numbers": [2, 3, 5]}, [f"numbers[{index}]: is odd; use an even one" for index in (1, 2)]),
         ({"name": "a", "inner": None}, ["inner: got nothing, allowed: a mapping"]),
-        ({"name": "a", 3: 1}, ["file: the key 3 is no text; quote it if it is meant"]),
+        ({"name": "a", 3: 1}, ["file: the key 3 is not a text; quote it if it is meant"]),
         (
             {"name": 1, "ratio": "2"},
             [

@@ -49,6 +49,18 @@ SPACE = st.fixed_dictionaries(
 ).filter(bool)
 
 
+MODELS_OF_BOTH_KINDS = ("mixtral_8x7b", "llama3_8b")
+
+
+def test_only_models_with_experts_have_a_routing():
+    candidates = prune(study({"tp": [1, 2]}, model=[{"name": name, "num_layers": 4} for name in MODELS_OF_BOTH_KINDS]))
+    by_model = {kept.spec.model.name: str(kept.spec.workload.routing) for kept in candidates.kept}
+    assert by_model == {"mixtral_8x7b": "balanced", "llama3_8b": "None"}
+    alone = prune(study({"tp": [1, 2]}, model="llama3_8b"))
+    dense = {kept.trial_id for kept in candidates.kept if not kept.spec.model.is_moe}
+    assert dense == {kept.trial_id for kept in alone.kept}, "beside a mixture a dense trial is the same one"
+
+
 @settings(max_examples=60, deadline=None)
 @given(space=SPACE, model=st.sampled_from(["mixtral_8x7b", "llama3_8b"]))
 def test_every_combination_is_in_exactly_one_list(space, model):

@@ -15,7 +15,7 @@ from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
 from wattune.search.space import MAX_COMBINATIONS, Search, load_space, parse_space
 from wattune.storage.study import StudyFolder
-from wattune.trial import Lora, Measure, TokenFile, Workload
+from wattune.trial import Lora, Measure, Routing, TokenFile, Workload
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 
@@ -190,7 +190,7 @@ WRONG = [
     (
         "objective",
         "maximise tokens_per_s",
-        'objective: "maximise tokens_per_s" is no objective; write "maximize METRIC"',
+        'objective: "maximise tokens_per_s" is not an objective; write "maximize METRIC"',
     ),
     (
         "objective",
@@ -202,7 +202,7 @@ WRONG = [
         ["device_temp_c <= 85"],
         'constraints[0]: unknown metric "device_temp_c" in "device_temp_c <= 85"',
     ),
-    ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is no constraint'),
+    ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is not a constraint'),
 ]
 
 
@@ -248,6 +248,49 @@ def test_a_token_file_that_can_be_seen_is_looked_at(tmp_path, size_bytes, words)
         assert words.format(path=path) in found
     else:
         assert parse_space(space).workload.tokens == TokenFile(path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("routing", "words"),
+    [
+        ("balancd", 'workload.routing: unknown value "balancd"; did you mean "balanced"?'),
+        ("uncontrolled", 'workload.routing: unknown value "uncontrolled"; use one of: balanced, learned'),
+        (True, "workload.routing: got the boolean true, allowed: balanced | learned, or a mapping such as {skew: 1}"),
+        ({}, "workload.routing.skew: got nothing, allowed: a number of at least 0"),
+        ({"skew": -1}, "workload.routing.skew: got -1, allowed: a number of at least 0, the exponent of Zipf's law"),
+        ({"skew": "1"}, 'workload.routing.skew: got the text "1", allowed: a number'),
+        ({"skew": float("inf")}, "workload.routing.skew: got inf, allowed: a number"),
+        ({"zipf": 1}, "workload.routing.zipf: unknown key; use skew"),
+    ],
+)
+def test_routing_is_checked(routing, words):
+    (found,) = problems(SMALL | {"workload": SMALL["workload"] | {"routing": routing}})
+    assert words in found
+
+
+def test_routing_of_models_without_experts_does_nothing_and_is_refused():
+    dense = SMALL | {"model": {"name": "llama3_8b"}}
+    (found,) = problems(dense | {"workload": SMALL["workload"] | {"routing": "balanced"}})
+    assert found == "workload.routing: sends tokens to experts and llama3_8b has none; leave it out"
+    study = parse_space(dense)
+    assert study.workload.routing is None and study.document["workload"]["routing"] is None
+
+
+@pytest.mark.parametrize(
+    ("written", "routing"),
+    [
+        (None, Routing(by="balanced")),
+        ("balanced", Routing(by="balanced")),
+        ("learned", Routing(by="learned")),
+        ({"skew": 1}, Routing(by="skew", skew=1.0)),
+        ({"skew": 0}, Routing(by="balanced")),
+    ],
+)
+def test_routing_is_balanced_unless_a_space_says_otherwise(written, routing):
+    study = parse_space(SMALL | {"workload": SMALL["workload"] | {"routing": written}})
+    assert study.workload.routing == routing
+    again = parse_space(dict(study.document))
+    assert again.workload == study.workload and again.document == study.document
 
 
 def test_adapters_and_token_files_are_read_and_spelled_out():

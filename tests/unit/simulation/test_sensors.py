@@ -8,22 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pace import least_cpu_s
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, device
+from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import MODELS
-from wattune.cost.flops import forward_flop_per_token
 from wattune.errors import TelemetryError
 from wattune.plan.axes import Plan
 from wattune.schema import SPANS, table_schema
 from wattune.simulation.activity import (
-    ROOFLINE,
-    DeviceActivity,
-    Part,
     node_activities,
-    phase_shares,
-    planned_phases,
-    stage_work,
 )
-from wattune.simulation.device_model import CELL_S, KINDS, device_model, lag, moving_mean, run, temperatures
+from wattune.simulation.device_model import KINDS, device_model, run
 from wattune.simulation.sensors import LEAD_S, TAIL_S, device_slots, simulate
 from wattune.trial import TrialSpec, Workload
 
@@ -259,128 +252,6 @@ def test_pipeline_bubbles_and_tensor_parallel_communication_draw_less():
     dense_w = mean_w(make_spec(micro_batch_size=4), make_spans(BUSY))
     assert mean_w(make_spec(pp=4), make_spans([*BUSY, ("wait", 0.1)])) < dense_w - 50
     assert mean_w(make_spec(tp=8, devices=8), make_spans(BUSY, devices=8)) < dense_w - 30
-
-
-def intensity(spec, phase="backward", stage=0):
-    return float(np.dot(H200.power.intensity, phase_shares(stage_work(spec, stage))[phase]))
-
-
-def test_intensity_follows_the_plan():
-    dense = make_spec()
-    assert intensity(make_spec(micro_batch_size=4)) > intensity(dense)
-    hidden = {"overlap": "grad"}  # so that only tensor-parallel traffic is left
-    assert intensity(make_spec(tp=4, **hidden)) < intensity(make_spec(tp=2, **hidden)) < intensity(make_spec(**hidden))
-    assert intensity(make_spec(tp=4, overlap="tp")) > intensity(make_spec(tp=4))
-    assert intensity(make_spec(overlap="grad")) > intensity(dense)
-    assert intensity(make_spec(recompute="full")) > intensity(dense)
-    assert intensity(make_spec(recompute="selective")) > intensity(dense)
-    experts = MODELS["mixtral_8x7b"]
-    assert intensity(make_spec(model=experts, ep=4), "forward") < intensity(make_spec(model=experts), "forward")
-    assert intensity(dense, "optimizer") == H200.power.intensity[KINDS.index("memory")]
-
-
-@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}, {"pp": 4}, {"pp": 2, "vpp": 2}, {"cp": 2}])
-def test_matrix_products_of_all_stages_are_the_models_flops(plan):
-    spec = make_spec(**plan)
-    per_flop_s = 1 / (ROOFLINE.gemm_of_peak_frac * 989.4e12)
-    seconds = sum(stage_work(spec, stage).forward.tensor for stage in range(spec.plan.pp)) * spec.plan.tp * spec.plan.cp
-    assert seconds / per_flop_s == pytest.approx(4096 * forward_flop_per_token(MODEL, 4096), rel=1e-9)
-
-
-def test_prefill_has_no_backward_and_lora_no_weight_gradients():
-    prefill, lora, pretrain = (stage_work(make_spec(mode=mode), 0) for mode in ("prefill", "lora", "pretrain"))
-    assert prefill.backward.total == prefill.optimizer.total == lora.optimizer.total == 0
-    # Scores and values of attention have no weights: both gradients of theirs are needed in any case.
-    weights_frac = forward_flop_per_token(MODEL, 0) / forward_flop_per_token(MODEL, 4096)
-    assert pretrain.backward.tensor == pytest.approx(2 * prefill.forward.tensor)
-    assert lora.backward.tensor == pytest.approx((2 - weights_frac) * prefill.forward.tensor)
-
-
-def test_steps_without_phases_are_laid_out_by_the_plan():
-    spec = make_spec(pp=4)
-    work = [stage_work(spec, stage) for stage in range(4)]
-    start_ns, end_ns = np.array([0, 2 * S]), np.array([S, 3 * S])
-    waited = []
-    for stage in range(4):
-        parts = list(planned_phases(spec, work, stage, start_ns, end_ns))
-        covered_ns = sum(int((part.end_ns - part.start_ns).sum()) for part in parts)
-        assert covered_ns == pytest.approx(2 * S, abs=1000)
-        activity = DeviceActivity(device="gpu0", steps=None, phases=tuple(parts))
-        shares = activity.shares(np.arange(0, 3 * S + 1, S // 100))
-        assert not shares[:, 100:200].any()  # between the steps
-        waited.append(shares[KINDS.index("wait")].mean() * 3 / 2)
-    bubble_frac = 3 / (16 + 3)
-    assert waited[-1] == pytest.approx(bubble_frac, abs=0.01)  # the output projection makes the last stage the slowest
-    assert min(waited[:-1]) > waited[-1]
-
-
-intervals = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 300)), max_size=8)
-
-
-@settings(max_examples=50, deadline=None)
-@given(phases=st.lists(st.tuples(intervals, st.sampled_from(range(4))), min_size=1, max_size=4), steps=intervals)
-def test_shares_of_any_intervals_are_shares(phases, steps):
-    def part(times, shares):
-        start = np.array([start for start, _ in times], np.int64)
-        return Part(start_ns=start, end_ns=start + np.array([length for _, length in times], np.int64), shares=shares)
-
-    activity = DeviceActivity(
-        device="gpu0",
-        steps=part(steps, np.zeros(len(KINDS))),
-        phases=tuple(part(times, np.eye(len(KINDS))[kind]) for times, kind in phases),
-    )
-    shares = activity.shares(np.arange(0, 1201, 100))
-    assert shares.min() >= 0
-    assert shares.sum(axis=0).max() <= 1 + 1e-9
-    wait_only = [part for part in activity.phases if part.shares[KINDS.index("wait")]]
-    covered = np.zeros(1200, bool)
-    for start, end in [(s, e) for part in wait_only for s, e in zip(part.start_ns, part.end_ns, strict=True)]:
-        covered[start:end] = True
-    expected = covered.reshape(12, 100).mean(axis=1)
-    assert np.all(shares[KINDS.index("wait")] >= expected - 1e-9)  # a wait is never counted as anything else
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    shares=st.lists(st.floats(0, 1), min_size=5, max_size=60),
-    seed=st.integers(0, 2**16),
-    name=st.sampled_from([name for name, spec in DEVICES.items() if spec.power_limit_w]),
-)
-def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, seed, name):
-    model = device_model(device(name))
-    load = np.zeros((2, len(KINDS), 20 * len(shares)))
-    load[:, 0] = np.repeat(shares, 20)
-    trace = run(model, load, [0, 1], np.random.default_rng(seed).standard_normal(load[:, 0].shape))
-    power = model.power
-    assert trace.power_w.min() >= power.idle_power_w
-    assert trace.power_w.max() <= power.ready_power_w + power.dynamic_power_w
-    assert power.clock_idle_mhz <= trace.clock_mhz.min() <= trace.clock_mhz.max() <= power.clock_max_mhz
-    coolest_c, hottest_c = (
-        temperatures(model.thermal, np.full((2, 1), watts), [0, 1])[0] for watts in (0, trace.power_w.max())
-    )
-    assert np.all(coolest_c <= trace.gpu_temp_c)
-    assert np.all(trace.gpu_temp_c <= hottest_c)
-
-
-@pytest.mark.parametrize("name", [name for name, spec in DEVICES.items() if spec.power_limit_w])
-def test_no_slot_can_reach_thermal_slowdown_so_its_counter_stays_0(name):
-    model = device_model(device(name))
-    core_c, memory_c = temperatures(model.thermal, np.full((8, 1), 1.02 * model.power.limit_w), list(range(8)))
-    assert core_c.max() < 80 < 89  # slowdown of an H200, the lowest in the catalog
-    assert memory_c.max() < 80
-    # The same slots are hot on both halves of an eight-device board.
-    np.testing.assert_allclose(core_c[:4], core_c[4:])
-
-
-def test_lag_reaches_63_percent_of_a_step_after_its_time_constant():
-    power_w = np.concatenate([np.zeros((1, 1)), np.full((1, 200), 100.0)], axis=1)
-    (series,) = lag(power_w, (0.5,))
-    assert series[0, round(0.5 / CELL_S)] == pytest.approx(100 * (1 - np.exp(-1)), rel=1e-6)
-
-
-def test_moving_mean_is_the_mean_of_the_window_that_ends_with_a_cell():
-    values = np.arange(1.0, 9.0)[None, :]
-    assert moving_mean(values, 3 * CELL_S)[0, 2:].tolist() == [2, 3, 4, 5, 6, 7]
 
 
 def test_slots_come_from_names_where_they_can():

@@ -66,7 +66,7 @@ def test_a_written_file_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch
 
 def test_a_home_of_nobody_is_said() -> None:
     assert named_path("~") == Path.home()
-    with pytest.raises(PlanError, match="~nobody-by-that-name/x is in the home of no user of this machine"):
+    with pytest.raises(PlanError, match="~nobody-by-that-name/x is in the home of a user this machine does not have"):
         named_path("~nobody-by-that-name/x")
 
 
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_is_made(tmp_path: 
     (tmp_path / "file").write_text("in the way")
     assert nearest_existing(tmp_path / "file" / "a" / "b") == (tmp_path / "file", False)
     for check in (require_writable, make_folder):
-        with pytest.raises(PlanError, match="file is no folder that may be written to; give --storage, or"):
+        with pytest.raises(PlanError, match="file is not a folder that may be written to; give --storage, or"):
             check(tmp_path / "file" / "a" / "b")
     require_writable(tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
@@ -154,7 +154,7 @@ def test_an_object_is_read_back_as_it_was_written(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "cannot be read"), ("[1]", "is no JSON object"), ("\xff", "cannot be")]
+    ("text", "words"), [("{", "cannot be read"), ("[1]", "is not a JSON object"), ("\xff", "cannot be")]
 )
 def test_a_file_of_somebody_else_is_named_with_who_writes_such_files(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "manifest.json"

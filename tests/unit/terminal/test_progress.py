@@ -61,11 +61,11 @@ def ended(
     return TrialEvent(kind=kind, spec=spec(size), repeat=repeat, result=result, nodes=("n0",))
 
 
-def preview(num_turns: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
+def preview(num_left: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
     load_s = {CLUSTER: 1800.0}
     facts = {"num_references": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
-    facts |= {"num_now": num_turns, "load_now_s": load_s, "most_s": math.inf}
-    return Preview(num_turns=num_turns, done=Counter(done or {}), **(facts | more))
+    facts |= {"num_now": num_left, "load_now_s": load_s, "most_s": math.inf}
+    return Preview(num_left=num_left, done=Counter(done or {}), **(facts | more))
 
 
 def placement(**facts: Any) -> Placement:

@@ -16,7 +16,7 @@ from wattune.plan.axes import Plan
 from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import loop
-from wattune.workers.engine import Ranks, StepSpans
+from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
 from wattune.workers.phases import PhaseRecorder, Span
 
@@ -35,7 +35,7 @@ class ScriptedEngine:
 
     def __init__(self, step_time_s: Callable[[int], float], step: Callable[[int], float] = lambda _: 1.0) -> None:
         self._step_time_s, self._loss = step_time_s, step
-        self.num_steps, self.num_closed = 0, 0
+        self.num_steps, self.num_closed, self.num_counted = 0, 0, 0
         self._now_ns = time.monotonic_ns()
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
@@ -53,6 +53,10 @@ class ScriptedEngine:
 
     def facts(self) -> dict[str, str]:
         return {"compiler": "none"}
+
+    def expert_tokens(self) -> ExpertTokens:
+        taken, self.num_counted = self.num_steps - self.num_counted, self.num_steps
+        return ((taken, 2 * taken),)
 
     def close(self) -> None:
         self.num_closed += 1

@@ -7,7 +7,7 @@ import pytest
 
 from wattune.errors import EngineError
 from wattune.workers import watchdog
-from wattune.workers.engine import StepSpans
+from wattune.workers.engine import ExpertTokens, StepSpans
 from wattune.workers.phases import Span
 from wattune.workers.watchdog import TrialStoppedError, WatchedEngine
 
@@ -35,6 +35,9 @@ class Engine:
 
     def facts(self) -> dict[str, str]:
         return {"compiler": "none"}
+
+    def expert_tokens(self) -> ExpertTokens:
+        return ((3, 5),)
 
     def close(self) -> None:
         self.log.append("close")

@@ -1,4 +1,4 @@
-"""Where a step's time and energy go, in parts that add up exactly: two trials are compared part by part."""
+"""Breakdown of a step's time and energy into parts that add up exactly, so that trials compare part by part."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -49,7 +49,7 @@ class Breakdown:
 
     @property
     def indicative(self) -> bool:
-        """Whether too much of the step is not explained to rely on the rest."""
+        """True if too much of the step is unexplained to rely on the other parts."""
         vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED))
         return vague_s > UNEXPLAINED_FRAC * self.step_s
 
@@ -66,25 +66,25 @@ def breakdown(
     *,
     profiled: Mapping[str, float] | None = None,
 ) -> Breakdown | None:
-    """The mean step of a trial in parts.
+    """Divides the mean step of a trial into parts.
 
     - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
       ranks.
-    - `throttle`: what lost clock added to compute: compute times the device's `throttle_loss_frac`. That is all of it
-      where compute follows the clock; work that memory bounds loses less, so it is an upper bound.
+    - `throttle`: time that lost clock added to compute: compute times the device's `throttle_loss_frac`. It is an upper
+      bound: compute that follows the clock loses this much, work that is bound by memory loses less.
     - `undivided`: time in steps whose spans cannot be divided.
-    - `other`: time of a step in no phase, and of the window in no step.
+    - `other`: time of a step outside all phases, and of the window outside all steps.
 
     Energy of a rank's compute is the integral over its forward, backward and optimizer, divided between `compute` and
     `throttle` by time; that over its waits by the time of their parts.
 
     Args:
         aligned: The trial.
-        division: Its steps by their spans, None where these cannot tell.
+        division: Its steps divided by their spans, None where spans cannot divide them.
         phases: Its `wattune.analysis.metrics.phases.phase_table`.
         throttles: Its devices' throttling; without it there is no `throttle`.
-        profiled: Share of rank-time in steps by part, from a profiled pass: any names, taken instead of `division`.
-            What they leave of 1 is `other`, and energy is divided by time.
+        profiled: Share of rank-time in steps by part, from a profiled pass: any names, used instead of `division`. The
+            rest to 1 is `other`, and energy is divided by time.
 
     Returns:
         The parts, None without measured steps.
@@ -110,7 +110,7 @@ def breakdown(
 
 
 def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[Part]:
-    """Everything but `other`, from spans."""
+    """Returns all parts except `other`, from spans."""
     assert aligned.steps is not None
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
     compute_s = division.compute_s.sum(axis=0)
@@ -132,7 +132,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
 
 
 def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[Part]:
-    """Everything but `other`, from shares of the time in steps."""
+    """Returns all parts except `other`, from shares of the time in steps."""
     assert aligned.steps is not None
     if COMPUTE in shares and loss_frac > 0:
         lost = shares[COMPUTE] * min(loss_frac, 1.0)
@@ -149,7 +149,7 @@ def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], l
 
 
 def _energy_j(phases: pa.Table) -> float | None:
-    """Energy of some rows, None where one has none."""
+    """Sums the energy of some rows; None where one has none."""
     if phases["energy_j"].null_count or not phases.num_rows:
         return None
     return float(pc.sum(phases["energy_j"]).as_py())

@@ -1,4 +1,4 @@
-"""Power series of devices, the energy under them, and how well that agrees with the devices' own energy counters."""
+"""Power series of devices, the energy under them, and its agreement with the devices' own energy counters."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,19 +17,19 @@ The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, d
 """
 
 _POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
-"""Tiers and columns a device's power is looked for in, the finest first."""
+"""Tiers and columns that may hold a device's power, the finest first."""
 
 LEAST_COVERAGE_FRAC: Final = 0.9
-"""Share of the window a power series has to cover; below it, nothing is said of power or energy."""
+"""Share of the window that a power series must cover; below it there are no metrics of power or energy."""
 
 MOST_INTERVALS: Final = 2**13
-"""Intervals a series' usual one is found from."""
+"""Most intervals used to find the usual interval of a series."""
 
 RING_PERIOD_MAX_S: Final = 0.025
-"""Longest sensor period whose samples are taken for 20 ms means: the H200's ring has 20 ms, other rings are slower."""
+"""Longest sensor period whose samples count as 20 ms means: the H200's ring has 20 ms, other rings are slower."""
 
 LEAST_COUNTER_SPAN_S: Final = 5.0
-"""Shortest span over which a counter can be held against an integral: it steps every 100 ms, 2 % of 5 s."""
+"""Shortest span over which a counter is compared with an integral: it steps every 100 ms, 2 % of 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class PowerTrace:
     devices: tuple[Device, ...]
     """All devices behind the sensor, by the manifest; the first is the one whose readings these are."""
     load: Callable[[], Series] = field(repr=False, compare=False)
-    """Reads the series: a trace does not hold it, so that a day of many devices needs memory for one."""
+    """Reads the series. A trace does not hold it, so that a day of many devices needs the memory of one."""
     start_s: float
     """The series' first time."""
     end_s: float
@@ -49,23 +49,23 @@ class PowerTrace:
     max_w: float
     """The largest sample."""
     from_ring: bool
-    """Whether the driver's own history was read, else instant power."""
+    """True if the driver's own history was read, false for instant power."""
     spacing_s: float
     """Median interval between samples."""
     sensor_period_s: float
     """Half the finest window the sensor resolves: by its calibration, else the median interval between new values."""
     smoothed_s: tuple[float, ...]
-    """Lengths of the moving means that stand between the power and its series and are known: of a frequency f each
-    leaves sinc(f length). What the sensor itself may average is not among them."""
+    """Lengths of the known moving means between the power and its series: each scales a frequency f by sinc(f length).
+    Averaging inside the sensor is not among them."""
     coverage_frac: float
     """Share of the window in intervals of at most `COVERED_PERIODS` times the spacing."""
     against_counter_j: tuple[float, float] | None
-    """Its integral, and the rise of the device's own energy counter, over the counter's span; None without one over at
-    least `LEAST_COUNTER_SPAN_S`, and where the power was made from the counter."""
+    """Its integral, and the rise of the device's own energy counter, over the counter's span. None without a counter
+    over at least `LEAST_COUNTER_SPAN_S`, and where the power was derived from the counter."""
     largest_gap_s: float
     """Longest time of the window without a sample, its ends included."""
     stands_in: bool = False
-    """Whether a finer series was read too, and covers too little of the window."""
+    """True if a finer series was read too but covers too little of the window."""
 
     @property
     def series(self) -> Series:
@@ -79,7 +79,7 @@ class PowerTrace:
 
     @property
     def resolves_20ms(self) -> bool:
-        """Whether its samples are 20 ms means."""
+        """True if its samples are 20 ms means."""
         return self.from_ring and self.sensor_period_s <= RING_PERIOD_MAX_S
 
     @property
@@ -97,11 +97,11 @@ class Powers:
     num_sensors: int
     """Sensors there should be."""
     num_outside: int = 0
-    """Sensors that were read, and not once in the window: clocks or spans are wrong."""
+    """Sensors with readings, none of them inside the window: clocks or spans are wrong."""
 
     @property
     def usable(self) -> bool:
-        """Whether every sensor covers enough of the window; sums and worst cases over fewer would be wrong."""
+        """True if every sensor covers enough of the window; sums and worst cases over fewer would be wrong."""
         return (
             0 < self.num_sensors == len(self.traces)
             and min(t.coverage_frac for t in self.traces) >= LEAST_COVERAGE_FRAC
@@ -114,11 +114,11 @@ class Powers:
 
 
 def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None = None) -> Powers:
-    """The power traces of every device that counts.
+    """Finds the power traces of every device that counts.
 
-    The series of a device is the ring where that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power
-    where that does; where neither does, the finest there is, and nothing is said of power. Devices whose manifest names
-    one `power_domain` share a sensor: their power is taken once, from the first of them that has any (MI250: the
+    The series of a device is the ring if that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power if
+    that does. If neither does, it is the finest one, and there are no metrics of power. Devices whose manifest names
+    one `power_domain` share a sensor: their power is counted once, from the first of them that has any (MI250: the
     package's power is read at one of its two GCDs).
 
     Args:
@@ -143,7 +143,7 @@ def _domain(aligned: Aligned, device: Device) -> str:
 
 
 def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
-    """Whether any power of a sensor was read, at whatever time."""
+    """Returns true if any power of a sensor was read, at any time."""
     return any(
         device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
         for tier, column in _POWER
@@ -154,7 +154,7 @@ def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
 def _best_trace(
     aligned: Aligned, devices: list[Device], look: Callable[[PowerTrace, Series], None] | None
 ) -> PowerTrace | None:
-    # A ring that was lost for a while, or whose last drain is missing, must not cost what another tier read meanwhile.
+    # If the ring was lost for a while, or its last drain is missing, the readings of another tier still count.
     best: tuple[PowerTrace, Series] | None = None
     falls_short = False
     for found in _traces(aligned, devices):
@@ -172,7 +172,7 @@ def _best_trace(
 
 
 def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrace, Series] | None]:
-    """Every trace of a sensor's power with its series, the finest first; None for one that is outside the window."""
+    """Yields every trace of a sensor's power with its series, the finest first; None for one outside the window."""
     for tier, column in _POWER:
         for device in devices:
             readings = aligned.tiers.get(tier, {}).get(device)
@@ -187,20 +187,20 @@ def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrac
 def _trace(
     aligned: Aligned, tier: str, column: str, device: Device, devices: list[Device], raw: Series, clipped: Series
 ) -> PowerTrace:
-    # Of a long recording some intervals, evenly chosen, have the same median as all.
+    # The median of some evenly chosen intervals of a long recording is that of all.
     every = max(len(raw.time_s) // MOST_INTERVALS, 1)
     spacing_s = held_s = float(np.median(raw.time_s[1::every] - raw.time_s[:-1:every]))
     known = aligned.known.get(device, {})
     if tier != "ring":
         # A polled value may be older than its reading: only a change proves that the sensor measured again. A flat
-        # signal is then taken for a slow sensor, which leaves peaks absent, never wrong.
+        # signal therefore looks like a slow sensor, which makes peaks absent but never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
         held_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
     finest_s = known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
-    # Calibrated: what the sensor told of known waves, which is more than this load may show of it.
+    # A calibration used known waves, so it can show more of the sensor than this load does.
     period_s = held_s if finest_s is None else max(spacing_s, finest_s / 2)
-    # Lines between readings of a value that is held: sinc squared where every reading is a new one. Power that is a
-    # counter's rise is the mean since the reading before, too.
+    # Linear interpolation between held readings is two moving means: sinc squared if every reading is new. Power from
+    # the rise of a counter is also the mean since the previous reading.
     smoothed_s: tuple[float, ...] = (spacing_s, min(held_s, period_s))
     if known.get("power_from_energy_counter"):
         smoothed_s = *smoothed_s, spacing_s
@@ -214,9 +214,9 @@ def _trace(
         return inside
 
     def load() -> Series:
-        return aligned.kept.get(("power", tier, device), Series, clip_again)
+        return aligned.cache.get(("power", tier, device), Series, clip_again)
 
-    aligned.kept.get(("power", tier, device), Series, lambda: clipped)
+    aligned.cache.get(("power", tier, device), Series, lambda: clipped)
     return PowerTrace(
         devices=(device, *(other for other in devices if other != device)),
         load=load,
@@ -235,11 +235,11 @@ def _trace(
 
 
 def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple[float, float] | None:
-    # A counter agrees with what was made from it (AMD), whatever it says.
+    # A counter always agrees with power that was derived from it (AMD).
     if aligned.known.get(device, {}).get("power_from_energy_counter"):
         return None
     readings = aligned.tiers.get("slow", {}).get(device)
-    # Only where the series is, so that what it misses at the window's ends is no disagreement.
+    # Compares over the span of the series only: parts that it misses at the window's ends are not a disagreement.
     ends_s = float(power.time_s[0]), float(power.time_s[-1])
     span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
     if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
@@ -248,7 +248,7 @@ def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple
 
 
 def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
-    """The lowest limit enforced on a trace's sensor in the window: as read, else as the manifest has it."""
+    """Returns the lowest limit enforced on a trace's sensor in the window: from readings, else from the manifest."""
     limit_w = limit_readings_w(aligned, trace)
     if len(limit_w):
         return float(limit_w.min())
@@ -257,14 +257,14 @@ def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
 
 
 def limit_readings_w(aligned: Aligned, trace: PowerTrace) -> Floats:
-    """What was read in the window of the limit enforced on a trace's sensor; empty where it was not."""
+    """Returns all readings in the window of the limit enforced on a trace's sensor; empty if it was not read."""
     readings = aligned.tiers.get("slow", {}).get(trace.devices[0])
     return np.empty(0) if readings is None else readings.inside("power_limit_w", 0.0, aligned.duration_s)[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterSpan:
-    """What a cumulative counter rose by, and between which two readings."""
+    """Rise of a cumulative counter between two readings."""
 
     start_s: float
     end_s: float
@@ -277,10 +277,10 @@ class CounterSpan:
 
 
 def counter_span(readings: Readings, name: str, start_s: float, end_s: float) -> CounterSpan | None:
-    """A cumulative column's rise between its first and last reading in an interval.
+    """Computes the rise of a cumulative column between its first and last reading in an interval.
 
-    A counter that falls was set back or wrapped: the longest stretch without a fall is used, and what it rose by before
-    and after is left out, as nothing tells how far it came.
+    A counter that falls was reset or wrapped. The longest stretch without a fall is used. The rise before and after it
+    is left out, because its size is unknown.
 
     Returns:
         The span, None with fewer than two readings in one stretch.
@@ -298,20 +298,20 @@ def counter_span(readings: Readings, name: str, start_s: float, end_s: float) ->
 
 
 def total_energy_j(powers: Powers, window_s: float) -> float:
-    """Energy of all devices over the window: each series' trapezoid, what it does not cover at its own mean."""
+    """Computes the energy of all devices over the window: the integral of each series, extended at its own mean."""
     return float(sum(trace.mean_w for trace in powers.traces) * window_s)
 
 
 def integral_error_frac(powers: Powers) -> float | None:
-    """How far the integrated power is from the energy counters: absolute difference over the counters' rise.
+    """Computes the error of the integrated power: absolute difference to the energy counters over the counters' rise.
 
-    Each counter is compared over its own span, and the devices' energies are summed before they are compared, because
-    the sum is what energy metrics report. One device alone can disagree by more: a counter steps every 100 ms, which is
-    1.4 % of 14 s at twice the mean power.
+    Each counter is compared over its own span. The devices' energies are summed before they are compared, because
+    energy metrics report the sum. A single device can disagree by more: a counter steps every 100 ms, which is 1.4 % of
+    14 s at twice the mean power.
 
     Returns:
-        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S`, and one that its
-        power is not read from.
+        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S` from which its power
+        is not derived.
     """
     each = [trace.against_counter_j for trace in powers.traces]
     known = [one for one in each if one is not None]
@@ -324,7 +324,7 @@ def integral_error_frac(powers: Powers) -> float | None:
 def energy_metrics(
     aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: int | None
 ) -> dict[str, float]:
-    """Energy per unit of work, from the integral of power over the window; all devices together.
+    """Computes energy per unit of work, from the integral of power over the window; all devices together.
 
     `energy_per_step_j`: energy over measured steps. `energy_per_token_j`: energy over their tokens; `tokens_per_j` its
     inverse. `energy_delay_product_js`: energy per step times `step_time_s`.
@@ -333,7 +333,7 @@ def energy_metrics(
         aligned: The trial.
         powers: Its power traces.
         step_time_s: The median step time, None without steps.
-        tokens_per_step: Tokens of a step over all ranks, None where nothing says.
+        tokens_per_step: Tokens of a step over all ranks, None where unknown.
     """
     if not powers.usable or aligned.steps is None:
         return {}

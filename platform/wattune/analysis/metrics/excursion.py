@@ -1,4 +1,4 @@
-"""Excursions: how often, how long and how far power goes above a limit."""
+"""Excursions of power above a limit: their number, length and height."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,34 +21,35 @@ class Excursions:
 
     limit_w: float
     start_s: Floats
-    """When each began; a moving mean belongs to the middle of its window."""
+    """Start of each; a moving mean belongs to the middle of its window."""
     end_s: Floats
     energy_j: Floats
     """Integral of power minus limit inside each."""
     peak_w: Floats
     """The largest moving mean of each."""
     time_frac: float
-    """Share of the time the moving mean exists that is inside them."""
+    """Share of time inside them, of the time for which the moving mean exists."""
     peak_over_limit_frac: float
     """Largest moving mean over the limit, minus 1; 0 where it never is above."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of excursions."""
         return len(self.start_s)
 
 
 def stretches_inside(values: Floats, begin: float, end: float, *, inside: bool = False) -> tuple[Ints, Ints]:
-    """Where a signal is inside: from exceeding `begin` until falling below `end`, which is not larger.
+    """Finds stretches of a signal from exceeding `begin` until falling below `end`, which is not larger.
 
     Args:
         values: The signal.
         begin: Above it a stretch begins.
         end: Below it a stretch ends.
-        inside: Whether one had begun before the first value.
+        inside: True if a stretch had begun before the first value.
 
     Returns:
-        Index of the first value of every stretch, and of the first one after it: the number of values where it goes on.
+        Index of the first value of every stretch, and of the first value after it, which is the number of values if the
+        stretch does not end.
     """
     above, below = values > begin, values < end
     begins = np.flatnonzero(above[1:] > above[:-1]) + 1
@@ -56,7 +57,7 @@ def stretches_inside(values: Floats, begin: float, end: float, *, inside: bool =
         begins = np.concatenate([[0], begins])
     falls = np.append(np.flatnonzero(below[1:] > below[:-1]) + 1, len(values))
     ends = falls[np.searchsorted(falls, begins, side="right")] if len(begins) else begins
-    # Of those that end at the same value, the first has all the others in it.
+    # Of stretches that end at the same value, the first contains all others.
     new = np.concatenate([[True], ends[1:] != ends[:-1]])[: len(ends)]
     return begins[new], ends[new]
 
@@ -71,7 +72,7 @@ class ExcursionFinder:
         """Takes the limit at the same sensor."""
         self._limit_w = limit_w
         self._inside, self._highest_j, self._num_means = False, 0.0, 0
-        # Begin, end, energy between their middles, and peak of every stretch; what goes on in the next piece is joined.
+        # Begin, end, energy between their middles, and peak of every stretch. `found` joins those across pieces.
         self._found: list[tuple[Ints, Ints, Floats, Floats]] = []
 
     def add(self, piece: Piece) -> float:
@@ -90,18 +91,18 @@ class ExcursionFinder:
             begin, end = stretches_inside(rises_j, BEGIN_FRAC * limit_j, END_FRAC * limit_j, inside=self._inside)
             self._inside = bool(len(end)) and int(end[-1]) == len(rises_j)
             if len(begin):
-                # reduceat has no index for the end of all: a stretch up to there is the last one's.
+                # reduceat takes no index at the end of the array, and a last stretch up to the end needs none.
                 edges = np.stack([begin, end], axis=1).ravel()
                 peaks_j = np.maximum.reduceat(rises_j, edges[:-1] if self._inside else edges)[::2]
                 middle = first + width // 2 - piece.first
-                # A mean belongs to the middle of its window; the last one that goes on has the next piece's first end.
+                # A mean belongs to the middle of its window. A stretch that continues ends where the next piece begins.
                 energy_j = piece.energy_j[end + middle] - piece.energy_j[begin + middle]
                 self._found.append((begin + first, end + first, energy_j, peaks_j / WINDOW_S))
         return largest_j
 
     @property
     def found(self) -> Excursions:
-        """All of them, once every piece was looked at."""
+        """All excursions, after the last piece was added."""
         begin, end, energy_j, peak_w = _joined(self._found)
         middle = steps_of(WINDOW_S) // 2
         return Excursions(
@@ -116,7 +117,7 @@ class ExcursionFinder:
 
 
 def _joined(stretches: Sequence[tuple[Ints, Ints, Floats, Floats]]) -> tuple[Ints, Ints, Floats, Floats]:
-    """All stretches in order, those that touch made one."""
+    """Returns all stretches in order, with touching ones joined."""
     if not stretches:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
     begin, end, energy_j, peak = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
@@ -127,7 +128,7 @@ def _joined(stretches: Sequence[tuple[Ints, Ints, Floats, Floats]]) -> tuple[Int
 
 
 def time_above_frac(series: Series, level: float) -> float:
-    """Share of a series' span in which it is above a level, crossings interpolated."""
+    """Computes the share of a series' span in which it is above a level, with crossings interpolated."""
     above_s = 0.0
     for some in series.blocks():
         value, above, width_s = some.value, some.value > level, np.diff(some.time_s)
@@ -152,10 +153,10 @@ def excursion_metrics(
     Args:
         powers: The trial's power traces.
         each: Every trace's excursions, None where it has no limit or its sensor is too slow.
-        above_frac: Every trace's share of time above its limit, None where it has none or is no 20 ms ring.
+        above_frac: Every trace's share of time above its limit, None without a limit or a 20 ms ring.
 
     Returns:
-        The metrics; a group of them only where every sensor has it.
+        The metrics; each group of them only if every sensor has it.
     """
     metrics: dict[str, float] = {}
     shares = [trace.share for trace in powers.traces]

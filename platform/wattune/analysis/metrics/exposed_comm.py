@@ -1,7 +1,7 @@
-"""Where a profiled step's time goes: what kernels are, by their names, and which of them nothing hides.
+"""Division of a profiled step's time by kernel names: compute, and communication that no compute hides.
 
-Names were read from traces of torch 2.11 and 2.13 (operators on CPUs; cuBLAS, CUTLASS, cuDNN, FlashAttention, NCCL and
-Inductor kernels on H200), those of AMD's libraries (Tensile, AOTriton, RCCL) from their sources.
+Names come from traces of torch 2.11 and 2.13 (operators on CPUs; cuBLAS, CUTLASS, cuDNN, FlashAttention, NCCL and
+Inductor kernels on H200). Names of AMD's libraries (Tensile, AOTriton, RCCL) come from their sources.
 """
 
 import re
@@ -16,18 +16,18 @@ from wattune.plan.axes import Plan
 from wattune.plan.parallel import pipeline_bubble_ratio
 
 COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")
-"""Kinds of compute. Where several run at once, time is counted for the first in this order."""
+"""Kinds of compute. If several run at once, their time counts for the first in this order."""
 
 GROUPS: Final = ("tp", "ep", "cp", "pp", "dp", "world")
-"""Whose communication: the parallel axis, or all ranks together. Where several run at once, the first is waited for."""
+"""Groups that communicate: a parallel axis, or all ranks. If several run at once, their time counts for the first."""
 
 HOST: Final = "host"
-"""A processor between two operators of a step: autograd and Python. It is compute where the processor is the device."""
+"""CPU work between two operators of a step: autograd and Python. It is compute if the CPU is the device."""
 
 _KINDS: Final = (
     # A collective of any vendor's library, and gloo's.
     ("communication", r"nccl|rccl|msccl|^gloo:|symm_mem|cross_device_(reduce|all)"),
-    # Inductor names a kernel after everything that was fused into it, neighbours of attention and copies included.
+    # Inductor names a kernel after all that was fused into it, including neighbours of attention and copies.
     ("grouped_gemm", r"^triton_tem_.*grouped_mm"),
     ("attention", r"^triton_tem_.*attention"),
     ("gemm", r"^triton_tem_"),
@@ -51,7 +51,7 @@ _PATTERNS: Final = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pa
 _HOST_NAMES: Final = re.compile(r"Backward\d*$|Redistribute|TorchTensor|PythonSubclass|^torch::|RegisterPost|^fsdp::")
 
 _ROLES: Final = (
-    # The torch engine's meshes, Megatron-Core's groups, then what calls a collective of gloo.
+    # The torch engine's meshes, Megatron-Core's groups, then callers of gloo's collectives.
     ("dp", r"mesh_(replicate|shard|dp|fsdp)|(EXPERT_)?DATA_PARALLEL|FSDP::"),
     ("ep", r"mesh_ep|EXPERT_MODEL_PARALLEL|alltoall|all_to_all"),
     ("tp", r"mesh_tp|TENSOR|_c10d_functional::|^MODEL_PARALLEL_GROUP$"),
@@ -64,7 +64,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or operator does: `communication`, one of `COMPUTE`, or `HOST`."""
+    """Returns the kind of a kernel or operator: `communication`, one of `COMPUTE`, or `HOST`."""
     for kind, pattern in _PATTERNS:
         if pattern.search(name):
             return kind
@@ -72,17 +72,17 @@ def kind_of(name: str) -> str:
 
 
 def role_of(name: str, collective: str, group: str) -> str:
-    """Whose communication a collective is, one of `GROUPS`.
+    """Returns the group that a collective belongs to, one of `GROUPS`.
 
     Args:
         name: The kernel.
         collective: The collective as the trace names it, such as `allreduce` or `all_to_allv`; empty where unknown.
-        group: The process group's description, or for gloo what called it.
+        group: The process group's description, or for gloo its caller.
     """
-    # Pipeline neighbours and experts have collectives of their own, whatever their group is called.
     for role, pattern in _ROLE_PATTERNS:
         if pattern.search(group):
             return role
+    # Experts and pipeline stages use collectives of their own, so these show their group whatever its name is.
     if re.search(r"all_?to_?all", f"{name} {collective}", re.IGNORECASE):
         return "ep"
     if re.search(r"send|recv", f"{name} {collective}", re.IGNORECASE):
@@ -91,17 +91,17 @@ def role_of(name: str, collective: str, group: str) -> str:
 
 
 def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
-    """Shares of rank-time in the profiled steps; the first five sum to 1.
+    """Computes shares of rank-time in the profiled steps; the first five sum to 1.
 
     - `compute_frac`: some compute runs.
-    - `exposed_comm_frac`: communication runs and no compute does, less what is waiting for others. Its parts by axis
-      are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; what remains is the communication of all ranks together.
+    - `exposed_comm_frac`: communication runs and no compute does, less the time spent waiting for others. Its parts by
+      axis are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; the rest is communication of all ranks together.
     - `bubble_frac`: exposed pipeline communication, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the
       slowest rank's forward and backward compute.
-    - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective: its
-      kernel ran only for the transfer, the others' also while they waited for it. Between pipeline stages, exposed
-      time beyond the ideal bubble, up to the difference between the slowest rank's compute and this rank's. Absent
-      groups' ranks (gloo) leave collectives' waiting in `exposed_comm_frac`.
+    - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective. The
+      kernel of that rank runs only for the transfer, the others also wait for it. Between pipeline stages, exposed time
+      beyond the ideal bubble, up to the difference between the slowest rank's compute and this rank's. If the ranks of
+      a group are unknown (gloo), waiting in its collectives stays in `exposed_comm_frac`.
     - `other_frac`: nothing runs. Above 0.05 the decomposition explains too little to rely on.
 
     Args:
@@ -133,12 +133,12 @@ def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> 
 
 
 def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
-    """The step in parts that sum to 1, finer than `kernel_metrics`.
+    """Divides the step into parts that sum to 1, finer than `kernel_metrics`.
 
     Returns:
         Shares of rank-time: `compute_<kind>` of `COMPUTE` and `compute_host`, `comm_<axis>_<fabric>` with the fabric
-        `node`, `network` or `unknown`, then `bubble`, `straggler` and `other`. Parts that are nothing are left out,
-        except the last three. Empty where no step was profiled.
+        `node`, `network` or `unknown`, then `bubble`, `straggler` and `other`. Empty parts are left out, except the
+        last three. Empty if no step was profiled.
     """
     rows = _Rows(kernels)
     if not rows.spans:
@@ -171,7 +171,7 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str,
 
 
 class _Rows:
-    """The table as arrays, each row's name made a category."""
+    """The table as arrays, with a category for each row's name."""
 
     def __init__(self, kernels: pa.Table) -> None:
         columns = {name: kernels[name].combine_chunks() for name in kernels.column_names}
@@ -206,7 +206,7 @@ def _category(name: str, collective: str, group: str, _ranks: str, fabric: str) 
 
 
 def _exposed(rows: _Rows, cell: tuple[int, int]) -> dict[str, float]:
-    """Nanoseconds of one rank's step by category, each moment once, and `other` for those in which nothing runs."""
+    """Returns nanoseconds of one rank's step by category, each moment once; `other` is time in which nothing runs."""
     chosen = rows.rows[cell]
     whole_ns = float(rows.spans[cell])
     if not chosen:
@@ -226,7 +226,7 @@ def _exposed(rows: _Rows, cell: tuple[int, int]) -> dict[str, float]:
 
 
 def _order(category: str) -> tuple[int, int, str]:
-    """Compute before communication before the host: what comes first hides the rest."""
+    """Returns a sort key: compute before communication before the host, as earlier categories hide later ones."""
     head, kind = category.split("_", 1)
     if head == "comm":
         return 1, GROUPS.index(kind.split("_", 1)[0]), category
@@ -234,10 +234,10 @@ def _order(category: str) -> tuple[int, int, str]:
 
 
 def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
-    """By rank, step and category: the share of collectives' time in which the rank waited for a later one.
+    """Returns by rank, step and category the share of collectives' time that the rank waited for a later rank.
 
-    The same collective ends on all its ranks together, and the rank that comes last only transfers: what another rank
-    takes longer is waiting. No clocks are compared.
+    The same collective ends on all its ranks together, and the rank that comes last only transfers. The extra time of
+    any other rank is waiting. No clocks are compared.
     """
     by_group: dict[tuple[int, tuple[str, str, str]], dict[int, list[int]]] = {}
     for (rank, step), chosen in rows.rows.items():
@@ -260,7 +260,10 @@ def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
 
 
 def _durations(rows: _Rows, members: Sequence[list[int]]) -> Floats | None:
-    """Each rank's collectives of one group in order, shape (ranks, collectives); None where their numbers differ."""
+    """Returns nanoseconds of each rank's collectives of one group in order, shape (ranks, collectives).
+
+    None where ranks have different numbers of them.
+    """
     if len({len(chosen) for chosen in members}) != 1:
         return None
     ordered = [sorted(chosen, key=lambda i: int(rows.start_ns[i])) for chosen in members]

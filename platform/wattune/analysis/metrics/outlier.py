@@ -1,4 +1,4 @@
-"""Devices unlike their peers: a slow, starved or broken one makes a trial's figures its own, not the plan's."""
+"""Devices unlike their peers: figures with a slow, starved or broken device describe that device, not the plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,20 +16,20 @@ from wattune.plan.parallel import coordinates
 from wattune.trial import TrialSpec
 
 VARIES_FRAC: Final = 0.22
-"""How far sound devices of one kind are apart under one load.
+"""Largest difference between sound devices of one kind under one load.
 
 Five clusters, 18,800 hours: performance varies by 8 % on average, 22 % at most between applications and clusters, with
 outliers up to 1.5 times slower than the median (Sinha et al., SC 2022, arXiv 2208.11035).
 """
 
 BROKEN_FRAC: Final = 0.5
-"""How far the slowest of those were; what is further is no variation of sound devices. A node whose power had failed
-made its devices more than four times slower (arXiv 2509.10371)."""
+"""Deviation of the slowest device in the same study; a larger one is not the variation of sound devices. A node whose
+power had failed made its devices more than four times slower (arXiv 2509.10371)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlier:
-    """How one device differs from its peers in one respect."""
+    """Difference of one device from its peers in one figure."""
 
     node: str
     device: str
@@ -53,16 +53,15 @@ class Outlier:
 
 
 def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
-    """Columns of the ranks that do like work: those of one pipeline stage, whose layers are the same.
+    """Returns columns of the ranks with equal work: those of one pipeline stage, which has the same layers.
 
     Returns:
-        Groups of two ranks or more; none without spans and a specification, which say who does what, and none on
-        processors.
+        Groups of two or more ranks. There are none without both spans and a specification, and none on CPUs.
     """
     if aligned.steps is None or spec is None or len(aligned.steps.rank) != spec.cluster.world_size:
         return []
     if device(spec.cluster.device).vendor == "cpu":
-        return []  # processes of one host share its processors with whatever else runs: they vary without bounds
+        return []  # processes of one host share its CPUs with everything else that runs: they vary without bounds
     groups: dict[int, list[int]] = {}
     for column, rank in enumerate(aligned.steps.rank):
         groups.setdefault(coordinates(int(rank), spec.plan, spec.cluster.world_size).pp, []).append(column)
@@ -72,17 +71,17 @@ def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
 def outliers(
     aligned: Aligned, powers: Powers, spec: TrialSpec | None, division: Division | None
 ) -> tuple[Outlier, ...]:
-    """How every device stands to its peers, the furthest first.
+    """Compares every device with its peers, the largest deviation first.
 
-    Compared are the median compute time of a step (where spans tell compute from waiting), the mean SM clock, and the
-    mean power. Temperatures are not: behind its neighbours a device is up to 27 % hotter by design of the chassis
-    (arXiv 2509.10371), and what that costs is what a study wants to see; if it costs clock, the clock shows it.
+    Compared are the median compute time of a step (if spans separate compute from waiting), the mean SM clock, and the
+    mean power. Temperatures are not compared: by design of the chassis a device behind its neighbours is up to 27 %
+    hotter (arXiv 2509.10371), and a study wants to see the cost of that. If it costs clock, the clock shows it.
 
     Args:
         aligned: The trial.
         powers: Its power traces.
-        spec: What ran; without it nobody says who has peers.
-        division: Its steps by their spans.
+        spec: Specification of the trial; without it peers are unknown.
+        division: Its steps divided by their spans.
     """
     groups = peer_groups(aligned, spec)
     if not groups or aligned.steps is None:

@@ -1,4 +1,4 @@
-"""Time and energy by phase of every rank, and energy by step: what the window used, divided without rest."""
+"""Time and energy by phase of every rank, and energy by step: together they are those of the window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,36 +15,37 @@ from wattune.analysis.signals.series import Floats, Ints
 from wattune.units import NS_PER_S
 
 BETWEEN: Final = "between"
-"""Time of the window in which a rank is in none of its measured steps."""
+"""Time of the window outside all of a rank's measured steps."""
 
 OTHER: Final = "other"
-"""Time in a step and in none of its phases."""
+"""Time in a step outside all of its phases."""
 
 PARTS: Final = (BETWEEN, OTHER, "forward", "backward", "optimizer", "wait")
-"""Where a moment can be. Of phases that nest or overlap the later one here has it: a wait inside a backward is wait."""
+"""Parts of a rank's time. Of phases that nest or overlap the later one in this order counts: wait inside backward is
+wait."""
 
 RESOLVED_PERIODS: Final = 2.0
-"""Sensor periods a stretch of one phase has to last for its power to be its own and not its neighbours' too."""
+"""Sensor periods that a stretch of one phase must last, so that its power does not include its neighbours'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """One rank's way through the window: every moment in exactly one of `PARTS`."""
+    """Timeline of one rank over the window: every moment is in exactly one of `PARTS`."""
 
     rank: int
     edge_s: Floats
-    """Where stretches meet, from the window's start to its end; shape (stretches + 1,)."""
+    """Bounds of the stretches, from the window's start to its end; shape (stretches + 1,)."""
     part: Ints
     """Index into `PARTS` of every stretch."""
 
     @property
     def width_s(self) -> Floats:
-        """How long each stretch is."""
+        """Length of each stretch."""
         result: Floats = np.diff(self.edge_s)
         return result
 
     def time_until_s(self, at_s: Floats, *names: str) -> Floats:
-        """Seconds spent in some parts from the window's start up to some times."""
+        """Returns the seconds spent in the named parts from the window's start up to each time."""
         chosen = np.isin(self.part, [PARTS.index(name) for name in names])
         spent = np.concatenate([[0.0], np.cumsum(self.width_s * chosen)])
         result: Floats = np.interp(at_s, self.edge_s, spent)
@@ -52,7 +53,7 @@ class Segments:
 
 
 def segments(aligned: Aligned, spans: pa.Table) -> dict[Device, Segments]:
-    """Every rank's way through the window, by the device it drives; empty without measured steps."""
+    """Builds every rank's timeline, by the device it drives; empty without measured steps."""
     steps = aligned.steps
     if steps is None:
         return {}
@@ -74,7 +75,7 @@ def segments(aligned: Aligned, spans: pa.Table) -> dict[Device, Segments]:
 
 
 def _swept(rank: int, start_ns: Ints, end_ns: Ints, part: Ints, window_s: float) -> Segments:
-    """Intervals that may nest and overlap, as stretches of which each belongs to the last of `PARTS` open in it."""
+    """Turns intervals that may nest and overlap into stretches; each belongs to the last of `PARTS` open in it."""
     at_ns = np.concatenate([start_ns, end_ns])
     order = np.argsort(at_ns, kind="stable")
     change = np.zeros((len(at_ns), len(PARTS)), np.int32)
@@ -85,14 +86,14 @@ def _swept(rank: int, start_ns: Ints, end_ns: Ints, part: Ints, window_s: float)
     edge_s = np.concatenate([[0.0], at_ns[order] / NS_PER_S, [window_s]])
     label = np.concatenate([[0], label])
     lasting = np.diff(edge_s) > 0
-    # Stretches of no length are dropped, neighbours of one part made one.
+    # Drops stretches without length and joins neighbours of the same part.
     starts, label = edge_s[:-1][lasting], label[lasting]
     new = np.concatenate([[True], label[1:] != label[:-1]])
     return Segments(rank=rank, edge_s=np.append(starts[new], window_s), part=label[new])
 
 
 def traces_by_device(aligned: Aligned, powers: Powers) -> dict[Device, tuple[PowerTrace, int]]:
-    """Which trace stands for a device, and between how many of the trial's devices it is shared."""
+    """Returns each device's trace, and the number of the trial's devices that share it."""
     found: dict[Device, tuple[PowerTrace, int]] = {}
     for trace in powers.traces if powers.usable else ():
         mine = [device for device in trace.devices if device in aligned.devices]
@@ -101,16 +102,16 @@ def traces_by_device(aligned: Aligned, powers: Powers) -> dict[Device, tuple[Pow
 
 
 def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[Device, Segments]) -> pa.Table:
-    """Time and energy of every rank in every part of the window.
+    """Computes time and energy of every rank in every part of the window.
 
-    Energy is the integral of the device's power over the stretches; all parts of a rank add up to what the window took,
-    and all ranks to `energy_per_step_j` times the steps. A sensor cannot tell a phase shorter than two of its periods
-    from its neighbours: `resolved_frac` is the share of a part's time that is in longer stretches, and where it is
-    small the energy is that of the neighbourhood.
+    Energy is the integral of the device's power over the stretches. All parts of a rank add up to its energy over the
+    window, and all ranks to `energy_per_step_j` times the steps. A sensor cannot separate a phase shorter than two of
+    its periods from its neighbours. `resolved_frac` is the share of a part's time in longer stretches; if it is small,
+    the energy includes that of neighbouring phases.
 
     Args:
         aligned: The trial.
-        powers: Its power traces; where they are not usable, energy is null.
+        powers: Its power traces; energy is null if they are not usable.
         ways: Its `segments`.
 
     Returns:
@@ -160,9 +161,9 @@ PHASE_COLUMNS: Final = pa.schema(
 
 
 def step_energies_j(aligned: Aligned, powers: Powers) -> Floats | None:
-    """Energy of all devices from each measured step's start to the next one's, the last one to the window's end.
+    """Computes energy of all devices from each measured step's start to the next one's, or to the window's end.
 
-    Together they are the window's energy: what lies between steps belongs to the step before.
+    Together they are the window's energy: energy between steps belongs to the step before.
 
     Returns:
         Shape (steps,); None without steps or usable power.
@@ -179,7 +180,7 @@ def step_energies_j(aligned: Aligned, powers: Powers) -> Floats | None:
 
 
 def step_table(aligned: Aligned, powers: Powers) -> pa.Table:
-    """Every measured step: `step`, `start_s` from the window's start, `time_s` (slowest rank), `energy_j`."""
+    """Lists every measured step: `step`, `start_s` from the window's start, `time_s` (slowest rank), `energy_j`."""
     steps = aligned.steps
     if steps is None:
         return pa.table(
@@ -200,9 +201,9 @@ def step_table(aligned: Aligned, powers: Powers) -> pa.Table:
 
 
 def _energy_until_j(trace: PowerTrace, at_s: Floats) -> Floats:
-    """Energy from the window's start up to some times.
+    """Computes energy from the window's start up to each time.
 
-    Where the series does not reach the window's ends its own mean stands in, as in
+    If the series does not reach the window's ends, its own mean extends it, as in
     `wattune.analysis.metrics.energy.total_energy_j`.
     """
     series = trace.series

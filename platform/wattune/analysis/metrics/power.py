@@ -1,7 +1,7 @@
-"""What a power budget is held against: means, peaks over a window, coincidence, ramps and swing.
+"""Power metrics for a power budget: means, peaks over a window, coincidence, ramps and swing.
 
-Every window's mean is exact (`wattune.analysis.signals.energy_grid`). A window the sensor does not resolve (shorter
-than two of its periods) gives no metric.
+Every window's mean is exact (`wattune.analysis.signals.energy_grid`). A window shorter than two periods of the sensor
+is not resolved and gives no metric.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from wattune.analysis.signals.series import Series
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensorPower:
-    """What one trace shows on the common grid; None where it cannot be told."""
+    """Power of one trace on the common grid; None for a figure that the sensor does not resolve."""
 
     peak_100ms_w: float | None
     peak_1s_w: float | None
     excursions: Excursions | None
     above_limit_frac: float | None
-    """Share of time in which the samples themselves are above the limit."""
+    """Share of time in which the raw samples are above the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePower:
-    """The same of the sum of a node's devices."""
+    """Power of the sum of a node's devices on the common grid."""
 
     mean_w: float
     peak_100ms_w: float | None
@@ -40,19 +40,19 @@ class NodePower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous:
-    """All traces looked at on one grid; each over its own time in the window, sums where all of them are."""
+    """All traces on one grid: each over its own time in the window, sums over the time that all of them cover."""
 
     sensors: tuple[SensorPower, ...] = ()
-    """In the order of the traces; empty where they are not usable."""
+    """In the order of the traces; empty if they are not usable."""
     nodes: tuple[NodePower, ...] = ()
     cluster_peak_1s_w: float | None = None
 
 
 def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
-    """The power traces of a trial, and every figure that needs the samples themselves, in one pass over them.
+    """Finds the power traces of a trial, and computes every figure that needs their samples in one pass.
 
     Returns:
-        The traces, and what they show together: nothing where they are not usable.
+        The traces and the figures, which are empty if the traces are not usable.
     """
     look = _Look(aligned)
     found = powers(aligned, look.add)
@@ -60,7 +60,7 @@ def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
 
 
 class _Look:
-    """Takes traces in order of nodes: the sum of a node is held, and that of all before it where there are several."""
+    """Takes traces in order of nodes; holds the sum of the current node, and of all nodes before if there are any."""
 
     def __init__(self, aligned: Aligned) -> None:
         self._aligned = aligned
@@ -71,7 +71,7 @@ class _Look:
         self._whole: EnergySum | None = None
 
     def add(self, trace: PowerTrace, series: Series) -> None:
-        """Looks at the next trace."""
+        """Adds the next trace."""
         if self._of_node and self._of_node[-1].node != trace.node:
             self._end_node()
         self._of_node.append(trace)
@@ -103,7 +103,7 @@ class _Look:
         self._node, self._of_node = None, []
 
     def found(self) -> Synchronous:
-        """What all of them show."""
+        """Returns the figures of all traces."""
         self._end_node()
         assert self._whole is not None
         return Synchronous(
@@ -124,7 +124,7 @@ def _node(grid: GridEnergy, mean_w: float) -> NodePower:
 
 
 def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> dict[str, float]:
-    """Power of devices, nodes and cluster.
+    """Computes power of devices, nodes and cluster.
 
     `device_power_mean_w`: mean over devices of mean power. `device_power_peak_{20ms,100ms,1s}_w`: the worst device's
     largest moving mean over that window; 20 ms are the samples themselves, only from a ring of 20 ms. `node_device_*`:
@@ -132,16 +132,16 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
     devices, nodes put on one clock. `device_power_limit_w`: the lowest enforced limit of a device.
     `power_coincidence_frac`: the cluster's 1 s peak over the sum of the devices' 1 s peaks. `power_ramp_max_w_per_s`:
     the largest change between neighbouring 100 ms means of a node, per second. `power_swing_rms_w`: RMS of a node's
-    power in 0.1 Hz to min(20 Hz, Nyquist); for both the worst node. Devices that share a package's sensor are given
-    equal parts of it; sums take the package once.
+    power in 0.1 Hz to min(20 Hz, Nyquist); for both the worst node. Devices that share a package's sensor have equal
+    parts of it; sums count the package once.
 
     Args:
         aligned: The trial.
         powers: Its power traces.
-        together: What `powers_together` found beside them.
+        together: The figures that `powers_together` returned with them.
 
     Returns:
-        What could be measured; nothing but limits unless every sensor covers the window.
+        All metrics that were measured; only limits unless every sensor covers the window.
     """
     metrics: dict[str, float | None] = {"device_power_limit_w": _lowest_limit_w(aligned, powers)}
     if powers.usable:
@@ -191,6 +191,6 @@ def _over(value: float | None, divisor: int) -> float | None:
 
 
 def _worst(values: Sequence[float | None]) -> float | None:
-    """The largest, None unless all are known: the unknown one could be larger."""
+    """Returns the largest value, None unless all are known: an unknown one could be larger."""
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""Evidence of saturation: how long links and units ran near what they can do; without it the word is not used."""
+"""Evidence of saturation: the time that links and units ran near their peak; without it nothing is called saturated."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,49 +13,55 @@ from wattune.analysis.signals.series import Floats
 from wattune.catalog.hardware import DeviceSpec
 
 ABOVE_FRAC: Final = 0.5
-"""Share of the time looked at that has to be above the threshold: most of it. Wattune's own choice."""
+"""Share of the assessed time that must be above the threshold: most of it. Wattune's own choice."""
 
 OF_RATED_FRAC: Final = 0.8
 """Share of a link's rated peak from which a reading counts as near it.
 
-Headers take the rest: of NVLink's 25 GB/s a link some 20 arrive as payload (github.com/NVIDIA/nccl-tests/issues/149),
+Headers take the rest: some 20 of NVLink's 25 GB/s a link arrive as payload (github.com/NVIDIA/nccl-tests/issues/149),
 "roughly, the app-level bandwidth is 80% of the peak" (github.com/NVIDIA/nccl/issues/1054), both by NCCL's maintainer.
 The counters count payload. For PCIe and networks the catalog has no rated peak.
 """
 
 OF_MEASURED_FRAC: Final = 0.9
-"""The same of a peak that was measured: headers are in it. Wattune's own choice, a tenth for what runs differ by."""
+"""The same share of a measured peak, which includes headers. Wattune's own choice: a tenth for run-to-run variation."""
 
 COUNTER_FRAC: Final = 0.8
-"""The same for units whose counter is a share of their peak already.
+"""The same share for units whose counter is already a share of their peak.
 
-From 80 % of a unit's throughput on, Nsight Compute's rule SpeedOfLight says that work has to move to another unit to
-get faster. Of memory, NVIDIA's DCGM guide (feature overview, profiling metrics) has 0.8 as the most that is reached.
+From 80 % of a unit's throughput on, Nsight Compute's rule SpeedOfLight says that work must move to another unit to get
+faster. NVIDIA's DCGM guide (feature overview, profiling metrics) gives 0.8 as the most that memory reaches.
 """
 
 _LINKS: Final = {"nvlink": ("nvlink_tx_bytes", "nvlink_rx_bytes"), "pcie": ("pcie_tx_bytes", "pcie_rx_bytes")}
 _UNITS: Final = {"hbm": "dram_active_frac", "tensor": "tensor_active_frac"}
 _NIC: Final = ("nic_tx_bytes", "nic_rx_bytes")
+_PARTS: Final = {
+    "communication": ("wait",),
+    "compute": ("forward", "backward", "optimizer"),
+    "steps": ("forward", "backward", "optimizer", "wait", "other"),
+}
+"""Parts of a rank's timeline (`wattune.analysis.metrics.phases.PARTS`) in each `Saturation.within` except `window`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What a link can carry in one direction."""
+    """Peak rate of a link in one direction."""
 
     bytes_per_s: float
     source: str
-    """`measured` by a calibration, or who says what it is rated for."""
+    """`measured` by a calibration, or the source of the rating."""
     measured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturation:
-    """How near its peak one kind of link or unit ran."""
+    """Load of one kind of link or unit relative to its peak."""
 
     what: str
     """`nvlink`, `pcie`, `nic`, `hbm` or `tensor`."""
     within: str
-    """Which time was looked at: `communication` or `compute` where spans tell, else `steps`, else `window`."""
+    """Assessed time: `communication` or `compute` if spans divide the steps, else `steps`, else `window`."""
     achieved_frac: float
     """Mean over that time and all devices, over the peak."""
     above_frac: float
@@ -66,16 +72,16 @@ class Saturation:
     """Bytes a second in one direction; None for units, whose counters are shares already."""
     peak_source: str
     measured: bool
-    """Whether the peak was measured; a unit's counter measures its own."""
+    """True if the peak was measured. A unit's counter is relative to its own peak."""
 
     @property
     def saturated(self) -> bool:
-        """Whether the word is deserved."""
+        """True if the load was above the threshold for most of the time."""
         return self.above_frac >= ABOVE_FRAC
 
     @property
     def claim(self) -> str:
-        """What is claimed where it is saturated, such as `nvlink (of rated peak)`: a rated peak is said to be one."""
+        """Name of a saturated link or unit, with the kind of its peak, such as `nvlink (of rated peak)`."""
         if self.peak is None:
             return self.what
         return f"{self.what} (of {'measured' if self.measured else 'rated'} peak)"
@@ -86,11 +92,12 @@ class Saturation:
 
 
 def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
-    """The peak of every kind of link that has one: measured by every device's calibration, else rated.
+    """Finds the peak of every kind of link that has one: measured by every device's calibration, else rated.
 
-    A manifest has what a calibration measured under `link_peaks` of each device, bytes a second in one direction: the
-    least of all devices counts. Else NVLink has its rated peak from the catalog, and a node's network the speed its
-    ports' links were agreed at (`nic_link_bytes_per_s` of the host in its manifest), the slowest node's.
+    A manifest has the measured peaks of a calibration under `link_peaks` of each device, bytes a second in one
+    direction: the smallest of all devices counts. Else NVLink has its rated peak from the catalog, and a node's network
+    has the negotiated speed of its ports' links (`nic_link_bytes_per_s` of the host in its manifest) on the slowest
+    node.
     """
     peaks = {}
     ports = [aligned.hosts.get(node, {}).get("nic_link_bytes_per_s") for node in {node for node, _ in aligned.devices}]
@@ -112,33 +119,34 @@ def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
 def saturation(
     aligned: Aligned, peaks: Mapping[str, Peak], ways: Mapping[Device, Segments], *, divided: bool
 ) -> tuple[Saturation, ...]:
-    """How near its peak everything ran that was read and has a peak.
+    """Computes the load of every link and unit that was read and has a peak.
 
-    Between two readings of a counter its rate is their difference over their distance, the busier direction counts, and
-    the interval weighs as much as it has communication (compute for units) in it. An interval is 200 ms by default,
-    longer than most communication, so it shows less than was reached: evidence can be missed, but not invented.
+    Between two readings of a counter its rate is their difference over their distance. The busier direction counts. An
+    interval weighs as much as the communication (for units: compute) in it. An interval is 200 ms by default, longer
+    than most communication, so it shows less than the true load: evidence can be missed, but not invented.
 
     Args:
         aligned: The trial.
         peaks: Its `link_peaks`.
         ways: Its ranks' `wattune.analysis.metrics.phases.segments`; empty for a recording without spans.
-        divided: Whether spans tell communication from compute, see `wattune.analysis.metrics.step_time.divide`.
+        divided: True if spans separate communication from compute, see `wattune.analysis.metrics.step_time.divide`.
     """
+    if ways and divided:
+        of_links, of_units = "communication", "compute"
+    else:
+        of_links = of_units = "steps" if ways else "window"
     found = []
     for what, columns in _LINKS.items():
         if what in peaks:
             rates = ((device, _rates(aligned, device, "counter", columns)) for device in aligned.devices)
-            found.append(_of_link(what, peaks[what], rates, ways, divided=divided))
+            found.append(_of_link(what, peaks[what], rates, ways, of_links))
     if "nic" in peaks:
         nodes = sorted({node for node, _ in aligned.devices})
         rates = (((node, HOST), _rates(aligned, (node, HOST), HOST, _NIC)) for node in nodes)
-        found.append(_of_link("nic", peaks["nic"], rates, {}, divided=False))
+        found.append(_of_link("nic", peaks["nic"], rates, {}, "window"))
     for what, column in _UNITS.items():
         shares = ((device, _shares(aligned, device, column)) for device in aligned.devices)
-        within = _within("compute", ways, divided=divided)
-        weighed = _weighed(shares, ways, within, COUNTER_FRAC)
-        if weighed is not None:
-            found.append(_made(what, within, weighed, COUNTER_FRAC))
+        found.append(_of_unit(what, shares, ways, of_units))
     return tuple(one for one in found if one is not None)
 
 
@@ -151,62 +159,65 @@ def _of_link(
     peak: Peak,
     rates: Iterable[tuple[Device, _Rates | None]],
     ways: Mapping[Device, Segments],
-    *,
-    divided: bool,
+    within: str,
 ) -> Saturation | None:
-    threshold = OF_MEASURED_FRAC if peak.measured else OF_RATED_FRAC
-    within = _within("communication", ways, divided=divided)
+    threshold_frac = OF_MEASURED_FRAC if peak.measured else OF_RATED_FRAC
     shares = ((device, None if each is None else (each[0], each[1] / peak.bytes_per_s)) for device, each in rates)
-    weighed = _weighed(shares, ways, within, threshold)
-    return None if weighed is None else _made(what, within, weighed, threshold, peak)
-
-
-def _made(
-    what: str, within: str, weighed: tuple[float, float], threshold: float, peak: Peak | None = None
-) -> Saturation:
+    weighed = _weighed(shares, ways, within, threshold_frac)
+    if weighed is None:
+        return None
     return Saturation(
         what=what,
         within=within,
         achieved_frac=weighed[0],
         above_frac=weighed[1],
-        threshold_frac=threshold,
-        peak=None if peak is None else peak.bytes_per_s,
-        peak_source="the counter is a share of the peak" if peak is None else peak.source,
-        measured=peak is None or peak.measured,
+        threshold_frac=threshold_frac,
+        peak=peak.bytes_per_s,
+        peak_source=peak.source,
+        measured=peak.measured,
     )
 
 
-def _within(best: str, ways: Mapping[Device, Segments], *, divided: bool) -> str:
-    return best if ways and divided else "steps" if ways else "window"
+def _of_unit(
+    what: str, shares: Iterable[tuple[Device, _Rates | None]], ways: Mapping[Device, Segments], within: str
+) -> Saturation | None:
+    weighed = _weighed(shares, ways, within, COUNTER_FRAC)
+    if weighed is None:
+        return None
+    return Saturation(
+        what=what,
+        within=within,
+        achieved_frac=weighed[0],
+        above_frac=weighed[1],
+        threshold_frac=COUNTER_FRAC,
+        peak=None,
+        peak_source="the counter is a share of the peak",
+        measured=True,
+    )
 
 
 def _weighed(
     each: Iterable[tuple[Device, _Rates | None]],
     ways: Mapping[Device, Segments],
     within: str,
-    threshold: float,
+    threshold_frac: float,
 ) -> tuple[float, float] | None:
-    """Mean share of the peak and share of time above the threshold, None unless every device has readings."""
-    parts = {
-        "communication": ("wait",),
-        "compute": ("forward", "backward", "optimizer"),
-        "steps": ("forward", "backward", "optimizer", "wait", "other"),
-    }
+    """Computes mean share of the peak and share of time above the threshold, None unless every device has readings."""
     weight_s = reached_s = above_s = 0.0
     for device, rates in each:
         if rates is None:
             return None
         edge_s, share = rates
-        spent_s = ways[device].time_until_s(edge_s, *parts[within]) if within != "window" else edge_s
+        spent_s = edge_s if within == "window" else ways[device].time_until_s(edge_s, *_PARTS[within])
         width_s = np.diff(spent_s)
         weight_s += float(width_s.sum())
         reached_s += float((width_s * share).sum())
-        above_s += float(width_s[share >= threshold].sum())
+        above_s += float(width_s[share >= threshold_frac].sum())
     return (reached_s / weight_s, above_s / weight_s) if weight_s > 0 else None
 
 
 def _rates(aligned: Aligned, device: Device, tier: str, columns: tuple[str, ...]) -> _Rates | None:
-    """The busier direction's rate between neighbouring readings inside the window."""
+    """Computes the busier direction's rate between neighbouring readings inside the window."""
     readings = aligned.tiers.get(tier, {}).get(device)
     if readings is None:
         return None
@@ -215,12 +226,12 @@ def _rates(aligned: Aligned, device: Device, tier: str, columns: tuple[str, ...]
     if len(time_s) < 2 or any(len(times_s) != len(time_s) for times_s, _ in read):
         return None
     rates = np.stack([np.diff(value) / np.diff(time_s) for _, value in read])
-    # A counter that fell was set back or wrapped: what was carried meanwhile is not known, so nothing is claimed.
+    # A counter that fell was reset or wrapped: the traffic meanwhile is unknown, so it counts as none.
     return time_s, np.maximum(rates.max(axis=0), 0.0)
 
 
 def _shares(aligned: Aligned, device: Device, column: str) -> _Rates | None:
-    """A unit's share between neighbouring readings: a reading is the mean since the one before."""
+    """Returns a unit's share between neighbouring readings: a reading is the mean since the one before."""
     readings: Readings | None = aligned.tiers.get("counter", {}).get(device)
     if readings is None:
         return None

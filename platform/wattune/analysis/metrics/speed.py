@@ -14,19 +14,19 @@ from wattune.units import NS_PER_S
 
 
 def step_times_s(steps: Steps) -> Floats:
-    """Every measured step's time, the slowest rank's, in order of steps; shape (steps,)."""
+    """Returns every measured step's time, that of the slowest rank, in order of steps; shape (steps,)."""
     result: Floats = steps.duration_s().max(axis=1)
     return result
 
 
 def step_to_step_s(steps: Steps) -> Floats:
-    """From each measured step's start to the next one's, the last one left out: no step says how long it goes on."""
+    """Returns the time from each measured step's start to the next one's; the last step has no next and is left out."""
     result: Floats = np.diff(np.sort(steps.start_ns.min(axis=1))) / NS_PER_S
     return result
 
 
 def step_time_drift_frac(times_s: Floats) -> float | None:
-    """How far the median of the second half of the steps is from that of the first; None below four steps."""
+    """Returns the deviation of the second half's median step time from the first half's; None below four steps."""
     if len(times_s) < 4:
         return None
     half = len(times_s) // 2
@@ -34,7 +34,7 @@ def step_time_drift_frac(times_s: Floats) -> float | None:
 
 
 def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
-    """Step time and throughput.
+    """Computes step time and throughput.
 
     `step_time_s`: median over steps of the slowest rank's time; `step_time_p95_s`: their 95th percentile, linear
     between steps. `tokens_per_s`: all tokens of the measured steps over the window; `tokens_per_s_per_device`: that
@@ -43,7 +43,7 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
 
     Args:
         aligned: The trial.
-        spec: What ran; without it only step times can be told.
+        spec: Specification of the trial; without it there are only step times.
     """
     if aligned.steps is None:
         return {}

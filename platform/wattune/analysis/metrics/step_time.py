@@ -1,4 +1,4 @@
-"""Where a step's time goes, from spans alone and only where spans can tell."""
+"""Division of a step's time into compute and waits, from spans alone and only if spans can separate them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +23,7 @@ GATHERS_INSIDE: Final = ("zero2", "zero3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Seconds of every rank in every measured step by where they went, each of shape (steps, ranks).
+    """Seconds of every rank in every measured step by part, each of shape (steps, ranks).
 
     Together they are the rank's own step time.
     """
@@ -36,18 +36,18 @@ class Division:
 
 
 def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int) -> Division | None:
-    """Where the time of the measured steps went, by their spans.
+    """Divides the time of the measured steps by their spans.
 
     Marked compute is the time in `forward`, `backward` or `optimizer` and not in `wait`; marked wait is the time in
-    `wait`. Spans of one rank may nest and overlap, no moment is counted twice.
+    `wait`. Spans of one rank may nest and overlap; no moment counts twice.
 
     - compute: marked compute.
     - bubble: marked wait, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and
       backward time.
-    - straggler: marked wait that is left, up to the difference between the slowest rank's compute in that step and this
+    - straggler: the rest of marked wait, up to the difference between the slowest rank's compute in that step and this
       rank's: uneven stages and slow devices.
-    - exposed communication: marked wait that is left: communication no compute hides.
-    - other: time in no phase.
+    - exposed communication: marked wait that is still left: communication that no compute hides.
+    - other: time outside all phases.
 
     Args:
         spans: Spans of all ranks.
@@ -56,9 +56,9 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
         num_micro_batches: Micro-batches a replica runs per step.
 
     Returns:
-        The division, None where spans cannot tell: the communication of tensor, context and expert parallelism and of
-        `zero2` and `zero3` hides inside `forward` and `backward`, so none of them may be in the plan; every rank must
-        have marked forward or backward in every step, and of several ranks one must have marked a wait.
+        The division, None if spans cannot divide the steps. Communication of tensor, context and expert parallelism and
+        of `zero2` and `zero3` runs inside `forward` and `backward`, so the plan may have none of them. Every rank must
+        have marked forward or backward in every step, and one of several ranks must have marked a wait.
     """
     if plan.tp > 1 or plan.cp > 1 or plan.ep > 1 or plan.sharding in GATHERS_INSIDE:
         return None
@@ -81,13 +81,13 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
 
 
 def decompose_metrics(division: Division | None) -> dict[str, float]:
-    """Shares of rank-time in the measured steps, every rank's own step time being whole; they sum to 1.
+    """Computes shares of rank-time in the measured steps, over every rank's own step time; they sum to 1.
 
-    `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. Where `other_frac`
-    is above 0.05 the decomposition explains too little to rely on.
+    `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. If `other_frac` is
+    above 0.05, the decomposition explains too little to rely on.
 
     Args:
-        division: What `divide` found; None gives no metrics.
+        division: From `divide`; None gives no metrics.
     """
     if division is None:
         return {}
@@ -99,13 +99,13 @@ def decompose_metrics(division: Division | None) -> dict[str, float]:
         "other_frac": division.other_s,
     }
     whole_s = sum(float(part.sum()) for part in parts.values())
-    # Rounding may leave a part a hair below nothing.
+    # Rounding may make a part slightly negative.
     return {name: max(float(part.sum()) / whole_s, 0.0) for name, part in parts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpans:
-    """The phases inside measured steps, ordered so that each rank's intervals follow each other by start."""
+    """The phases inside measured steps, each rank's intervals ordered by start."""
 
     names: list[str]
     phase: Ints
@@ -113,13 +113,13 @@ class PhaseSpans:
     cell: Ints
     """Index into the flattened (steps, ranks)."""
     start_ns: Ints
-    """Every rank on a time axis of its own, clear of all others'."""
+    """Times on a separate axis for every rank: the ranks' axes do not overlap."""
     end_ns: Ints
     shape: tuple[int, int]
 
     @classmethod
     def of(cls, spans: pa.Table, steps: Steps) -> "PhaseSpans":
-        """The spans of the measured steps, cut to the rank's own step."""
+        """Selects the spans of the measured steps, clipped to the rank's own step."""
         phase, names = codes(spans, "phase")
         number, rank = integers(spans, "step"), integers(spans, "rank")
         inside = np.array([name != "step" for name in names], bool)[phase]
@@ -143,10 +143,10 @@ class PhaseSpans:
         )
 
     def time_s(self, *phases: str) -> Floats:
-        """Seconds each rank spent in any of some phases of each step, each moment once; shape (steps, ranks)."""
+        """Returns seconds each rank spent in any of the phases in each step, each moment once; shape (steps, ranks)."""
         chosen = np.array([name in phases for name in self.names], bool)[self.phase]
         start_ns, end_ns, cell = self.start_ns[chosen], self.end_ns[chosen], self.cell[chosen]
-        # What is new in an interval begins where all earlier ones have ended.
+        # The new part of an interval begins where all earlier ones have ended.
         covered_ns = np.concatenate([start_ns[:1], np.maximum.accumulate(end_ns)[:-1]])
         new_ns = np.maximum(end_ns - np.maximum(start_ns, covered_ns), 0)
         size = self.shape[0] * self.shape[1]

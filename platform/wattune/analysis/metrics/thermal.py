@@ -1,4 +1,4 @@
-"""Temperatures of the window, and whether they had come to rest."""
+"""Temperatures of the window, and the time from which they are settled."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Temperature:
     """Time-weighted."""
     max_c: float
     rise_c_per_min: float | None
-    """Slope of the second half of the window by least squares; None where it has no two readings."""
+    """Slope of the second half of the window by least squares; None with fewer than two readings."""
     settled_from_s: float | None
-    """When it came to rest, see `wattune.analysis.signals.steady_state.settled_from_s`."""
+    """Time from which it is settled, see `wattune.analysis.signals.steady_state.settled_from_s`."""
 
 
 def temperature(readings: Readings, window_s: float) -> Temperature | None:
-    """One device's core temperature, None where it was not read in the window."""
+    """Computes one device's core temperature, None if it was not read in the window."""
     whole = readings.series("gpu_temp_c")
     inside = whole.clip(0.0, window_s) if whole is not None else None
     if inside is None:
@@ -40,7 +40,7 @@ def temperature(readings: Readings, window_s: float) -> Temperature | None:
 
 
 def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dict[str, float]:
-    """Temperatures of devices and memory; each metric only where every device has the reading.
+    """Computes temperatures of devices and memory; each metric only if every device has the reading.
 
     `device_temp_max_c`: the hottest reading of any device. `device_temp_mean_c`: mean over devices of their
     time-weighted means. `device_temp_spread_c`: largest minus smallest of the devices' means in a node, the worst node.
@@ -48,7 +48,7 @@ def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dic
 
     Args:
         aligned: The trial.
-        core: Every device's `temperature`; empty unless it can be told of all.
+        core: Every device's `temperature`; empty unless all devices have it.
     """
     metrics: dict[str, float] = {}
     if core:
@@ -66,16 +66,16 @@ def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dic
 
 
 def temperature_rise_c_per_min(core: Mapping[Device, Temperature]) -> float | None:
-    """How fast the fastest warming device warmed in the second half of the window.
+    """Returns the temperature rise of the fastest warming device in the second half of the window.
 
     Returns:
-        Degrees a minute, negative where all cool; None without temperatures.
+        Degrees a minute, negative if all devices cool; None without temperatures.
     """
     return max((one.rise_c_per_min for one in core.values() if one.rise_c_per_min is not None), default=None)
 
 
 def all_settled_from_s(core: Mapping[Device, Temperature]) -> float | None:
-    """When the last device came to rest; None where one never did, or without temperatures."""
+    """Returns the time from which all devices are settled; None if one never is, or without temperatures."""
     settled = [one.settled_from_s for one in core.values()]
     known = [one for one in settled if one is not None]
     return max(known) if known and len(known) == len(settled) else None
@@ -89,7 +89,7 @@ def _rise_c_per_min(late: Series | None) -> float | None:
 
 
 def _readings(aligned: Aligned, name: str) -> Floats | None:
-    """All devices' readings of a slow column in the window, None unless every device has one."""
+    """Returns all devices' readings of a slow column in the window, None unless every device has one."""
     assert unit_of(name) == "degC", name
     found = [readings.inside(name, 0.0, aligned.duration_s)[1] for readings in aligned.readings("slow") or ()]
     return np.concatenate(found) if found and all(len(values) for values in found) else None

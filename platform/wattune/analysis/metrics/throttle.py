@@ -1,4 +1,4 @@
-"""Throttling: clock lost for a cause. Raw throttle counters stand beside it, as they also run where nothing is lost."""
+"""Throttling: clock lost for a cause. Raw counters are separate metrics, because they also run if no clock is lost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from wattune.schema import THROTTLE_REASON_BITS
 from wattune.units import NS_PER_S
 
 LOST_BELOW_FRAC: Final = 0.98
-"""Of the device's maximum clock, below which clock counts as lost: clocks step by 15 MHz of 1,980 on H200."""
+"""Share of the maximum clock below which clock counts as lost: clocks step by 15 MHz of 1,980 on H200."""
 
 _BLOCK: Final = 2**14
-"""Readings looked at together: few enough for a processor's cache."""
+"""Readings processed together: few enough for a processor's cache."""
 
 COUNTER_STEP_S: Final = 0.1
-"""By how much a throttle counter may be ahead of the time it is read at: it steps every 100 ms (measured on H200)."""
+"""Most time a throttle counter may be ahead of its reading: it steps every 100 ms (measured on H200)."""
 
 _COUNTERS: Final = {
     "power_cap_active_frac": ("throttle_power_ns", 1),
     "thermal_active_frac": ("throttle_thermal_ns", 2),
     "hw_active_frac": ("throttle_hw_ns", 1),
 }
-"""Column by metric, and how many causes it sums: of a device slowed by software and hardware at once, the thermal
+"""Column by metric, and the number of causes it sums: if software and hardware slow a device at once, the thermal
 column runs twice as fast as time (`wattune.telemetry.nvml.backend`)."""
 
 
@@ -43,16 +43,16 @@ class Throttle:
 
 
 def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -> Throttle | None:
-    """Throttling of one device, None where clock and reasons were not read together at least twice in the window."""
+    """Computes throttling of one device, None unless clock and reasons were read together twice in the window."""
     causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS}
-    # A reading without clock or without reasons tells of neither, so that all shares are of the same time.
+    # Only readings with both clock and reasons count, so that all shares are of the same time.
     known = readings.complete("sm_clock_mhz", *causes.values())
     if known is None:
         return None
     clock_mhz, active = known.columns["sm_clock_mhz"], [known.columns[column] for column in causes.values()]
     whole_s, deficit_s, lost_s = 0.0, 0.0, np.zeros((len(causes) + 1, 2))
     for first in range(0, len(known.time_s) - 1, _BLOCK):
-        # The last reading of a block is the next one's first: each has the weight of its intervals in the block.
+        # The last reading of a block is the first of the next: each has the weight of its intervals in the block.
         some = slice(first, first + _BLOCK + 1)
         weight_s = weights_s(known.time_s[some], 0.0, window_s)
         deficit = 1.0 - clock_mhz[some] / clock_max_mhz
@@ -78,7 +78,7 @@ def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """Times in which one cause took clock away, without a reading in between at which it did not; equally long."""
+    """Stretches in which every reading has clock lost for one cause; all arrays have the same length."""
 
     start_s: Floats
     """From the window's start."""
@@ -86,13 +86,13 @@ class Stretches:
     clock_lost_frac: Floats
     """Mean of 1 minus clock over maximum."""
     onset_temp_c: Floats
-    """Core temperature when each began; NaN where it was not read."""
+    """Core temperature at the start of each; NaN where it was not read."""
 
 
 def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict[str, Stretches]:
-    """When each cause took clock away on one device, in order of time; nothing without clock and reasons.
+    """Finds when each cause lowered the clock of one device, in order of time; empty without clock and reasons.
 
-    A reading stands until the next one, so a stretch shorter than the readings' interval may be missed.
+    A reading holds until the next one, so a stretch shorter than the readings' interval may be missed.
     """
     columns = readings.columns
     if any(name not in columns for name in ("sm_clock_mhz", *map(cause_column, THROTTLE_REASON_BITS))):
@@ -119,13 +119,13 @@ def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict
 
 
 def clock_max_mhz(aligned: Aligned, device: Device, otherwise: float | None) -> float | None:
-    """A device's maximum SM clock, by its manifest, else as told."""
+    """Returns a device's maximum SM clock: from its manifest, else `otherwise`."""
     known = aligned.known.get(device, {}).get("sm_clock_max_mhz") or otherwise
     return None if known is None else float(known)
 
 
 def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> dict[str, float]:
-    """Time and clock lost, and what the raw counters say; every figure is the mean over devices.
+    """Computes time and clock lost, and shares by the raw counters; every figure is the mean over devices.
 
     `throttle_frac`: share of device-time in which a power, thermal or hardware cause is active *and* the SM clock is
     below 0.98 of the device's maximum. `throttle_{power,thermal,hw}_frac`: the same for one cause; causes overlap.
@@ -137,7 +137,7 @@ def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> 
 
     Args:
         aligned: The trial.
-        throttles: Every device's `device_throttle`; empty unless it can be told of all.
+        throttles: Every device's `device_throttle`; empty unless all devices have it.
     """
     metrics = _counter_metrics(aligned)
     found = list(throttles.values())
@@ -178,6 +178,6 @@ def _active_frac(
     if span is None:
         return None
     active_s, span_s = span.rise / NS_PER_S, span.end_s - span.start_s
-    # More than all of the time is the counter's step, or no time counter at all (a misread field, as IDs differ by
-    # driver): the one is cut off, the other says nothing.
+    # A share above 1 is the counter's step, or a field that is not a time counter (IDs differ by driver). The first is
+    # cut to 1, the second gives no figure.
     return min(active_s / span_s, 1.0) if active_s <= num_causes * (span_s + 2 * COUNTER_STEP_S) else None

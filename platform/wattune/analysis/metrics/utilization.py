@@ -1,4 +1,4 @@
-"""How much of the machine is used: units and memory busy, bytes over links, memory filled."""
+"""Utilization: busy units and memory, bytes over links, memory in use."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,11 +19,11 @@ _NIC = ("nic_tx_bytes", "nic_rx_bytes")
 
 
 def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]:
-    """Use of units and links.
+    """Computes utilization of units and links.
 
     `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means; a reading is the mean
     since the one before, so it counts for the time between the two that is in the window. `nvlink_bytes_per_s`,
-    `pcie_bytes_per_s`: what a device sends and receives, mean over devices, by the counters' rise over their own span.
+    `pcie_bytes_per_s`: bytes sent and received by a device, mean over devices, by the counters' rise over their span.
     `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `{nvlink,pcie,nic}_of_peak_frac`: over twice the
     peak of one direction, where there is one.
 
@@ -58,13 +58,13 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]
 
 
 def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) -> dict[str, float]:
-    """Memory of the fullest device.
+    """Computes memory of the fullest device.
 
     `memory_peak_bytes`: the largest of the ranks' peaks. `memory_headroom_frac`: 1 minus that over the device's memory,
     where the catalog knows it.
 
     Args:
-        memory_peak_bytes: Every rank's highest memory; empty where nobody counted.
+        memory_peak_bytes: Every rank's highest memory; empty where unknown.
         used: The device the ranks drive, None for a recording.
     """
     if not memory_peak_bytes:
@@ -77,7 +77,7 @@ def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) ->
 
 
 def _mean_since(readings: Readings, column: str, window_s: float) -> float | None:
-    """The mean over the window of a column whose values are means since the reading before, None where it has none."""
+    """Returns the mean over the window of a column of means since the previous reading, None without readings."""
     whole = readings.series(column)
     if whole is None:
         return None
@@ -87,7 +87,7 @@ def _mean_since(readings: Readings, column: str, window_s: float) -> float | Non
 
 
 def _rate(readings: Readings, columns: Sequence[str], window_s: float) -> float | None:
-    """Several counters' rates together, None unless all of them can be told."""
+    """Sums the rates of several counters, None unless all of them are known."""
     spans = [counter_span(readings, column, 0.0, window_s) for column in columns]
     known = [span.per_s for span in spans if span is not None]
     return sum(known) if len(known) == len(spans) else None

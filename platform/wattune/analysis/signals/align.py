@@ -1,9 +1,9 @@
-"""Alignment: what every node wrote, on one time axis in seconds from the start of the measured window.
+"""Alignment of the tables of all nodes on one time axis, in seconds from the start of the measured window.
 
 Within a node everything is joined on the monotonic clock. Between nodes a monotonic reading becomes *common time*, the
-reference node's wall clock: one number per node is added to it, the median of wall minus monotonic in the node's own
-tables less the `clock_offset_ns` of its manifest (this node's wall clock minus the reference's). One number, so that
-jitter between the two clock reads never moves readings of one node against each other.
+reference node's wall clock. For that one number per node is added to it: the median of wall minus monotonic in the
+node's own tables, less the `clock_offset_ns` of its manifest (this node's wall clock minus the reference's). It is a
+single number, so that jitter between the two clock reads never moves readings of one node against each other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from wattune.analysis.signals.readings import (
     DEVICE_TIERS,
     HOST,
     Device,
-    Kept,
     Readings,
+    ReadingsCache,
     Tables,
     Tier,
     as_source,
@@ -30,7 +30,7 @@ from wattune.analysis.signals.series import Ints
 from wattune.analysis.signals.steps import Steps, find_steps
 from wattune.units import NS_PER_S
 
-_MARK_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
+_SPAN_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
 _CLOCKS: Final = ("mono_ns", "wall_ns")
 _ANCHOR_TIERS: Final = ("slow", HOST, "counter", "fast", "ring")
 
@@ -60,17 +60,20 @@ class Aligned:
     steps: Steps | None
     """None for a recording without spans."""
     devices: tuple[Device, ...]
-    """Whose readings count: the devices the spans name, else all that were recorded or announced."""
+    """Devices whose readings count: those the spans name, else all that were recorded or are in a manifest."""
     tiers: Mapping[str, Mapping[Device, Readings]]
-    kept: Kept = field(repr=False, compare=False)
-    """Where what is read or made of it is kept for a while."""
+    cache: ReadingsCache = field(repr=False, compare=False)
+    """Holds recent readings, and series made from them."""
     known: Mapping[Device, Mapping[str, Any]]
-    """What the manifests say of each device; empty where they do not."""
+    """The manifests' facts of each device; empty without manifests."""
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What they say of each node's host, by node."""
+    """The manifests' facts of each node's host, by node."""
 
     def readings(self, tier: str) -> "Each | None":
-        """A tier's readings of every device in order, None unless every device has some: a partial sum is wrong."""
+        """Returns a tier's readings of every device in order, None unless every device has some.
+
+        A sum over only some of the devices would be wrong.
+        """
         found = self.tiers.get(tier, {})
         if not self.devices or any(device not in found for device in self.devices):
             return None
@@ -90,31 +93,31 @@ def align(
     measured_steps: Sequence[int] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Aligned | None:
-    """Puts telemetry and spans on one axis and finds the window and the devices that count.
+    """Puts telemetry and spans on one axis, and finds the window and the devices that count.
 
-    The window runs from the earliest start to the latest end of the measured steps over all ranks; without spans it is
-    the one given.
+    The window runs from the earliest start to the latest end of the measured steps over all ranks. Without spans it is
+    `window`.
 
     Args:
         tables: Telemetry by tier, all nodes together (`wattune.schema.TELEMETRY`), read as it is needed.
         spans: Spans of all ranks (`wattune.schema.SPANS`), None where there are none.
-        manifests: What each node's sampler knew, by node.
-        measured_steps: The steps to count; None counts every step from 0 on, as warm-up steps are negative.
+        manifests: The manifest of each node's sampler, by node.
+        measured_steps: The steps to count; None counts every step from 0 on, because warm-up steps are negative.
         window: Start and end of a recorded command in common time (the reference node's wall clock), nanoseconds.
 
     Returns:
         The aligned data, None where neither spans nor `window` give a window of positive length.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
-    spans = None if spans is None else with_values(spans, _MARK_KEYS)
+    spans = None if spans is None else with_values(spans, _SPAN_KEYS)
     anchors_ns = clock_anchors_ns(sources, spans, manifests)
     steps = None if spans is None else find_steps(spans, anchors_ns, measured_steps)
     if steps is not None:
         window = int(steps.start_ns.min()), int(steps.end_ns.max())
     if window is None or window[1] <= window[0]:
         return None
-    kept = Kept()
-    tiers = {name: Tier(name, source, anchors_ns, window[0], kept) for name, source in sources.items()}
+    cache = ReadingsCache()
+    tiers = {name: Tier(name, source, anchors_ns, window[0], cache) for name, source in sources.items()}
     known = {
         (node, name): facts
         for node, manifest in manifests.items()
@@ -129,7 +132,7 @@ def align(
         steps=steps,
         devices=tuple(sorted(devices)),
         tiers=tiers,
-        kept=kept,
+        cache=cache,
         known=known,
         hosts={node: manifest.get("devices", {}).get(HOST, {}) for node, manifest in manifests.items()},
     )
@@ -138,7 +141,7 @@ def align(
 def clock_anchors_ns(
     tables: Tables, spans: pa.Table | None, manifests: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
-    """What turns a node's monotonic readings into common time by addition, for every node that wrote a row."""
+    """Computes the shift from monotonic readings to common time, for every node that wrote a row."""
     anchors_ns: dict[str, int] = {}
     for tier in (name for name in _ANCHOR_TIERS if name in tables):
         source = as_source(tables[tier])

@@ -1,8 +1,8 @@
 """Energy on one grid of times: moving means of it are exact, and sums over devices are synchronous.
 
-Energies are integrated first, then sampled on a grid common to all sensors, added, and only then divided by a window's
-length. The grid belongs to the window: its points are `GRID_S` apart from the window's start on. A sensor's energy goes
-by in pieces that fit a processor's cache, and only the sum over a node is held: 138 MB a day.
+Power is integrated first, then its energy is sampled on a grid common to all sensors, added, and only then divided by a
+window's length. The grid belongs to the window: its points are `GRID_S` apart from the window's start on. A sensor's
+energy comes in pieces that fit a processor's cache, and only the sum over a node is held: 138 MB a day.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,38 +16,38 @@ from wattune.analysis.signals.series import Floats, Series
 GRID_S: Final = 0.005
 """Step by which windows slide.
 
-Against steps of 1 ms, peaks of the recorded H200 loads differ by less than 0.02 % at 100 ms and 1 s.
+Compared with steps of 1 ms, peaks of the recorded H200 loads differ by less than 0.02 % at 100 ms and 1 s.
 """
 
 LONGEST_S: Final = 1.0
-"""The longest window whose means are taken of pieces."""
+"""The longest window whose means are computed from pieces."""
 
 SWING_BAND_HZ: Final = (0.1, 20.0)
-"""Band in which grids and turbines mind a swinging load (arXiv 2508.14318)."""
+"""Band in which a swinging load is a problem for grids and turbines (arXiv 2508.14318)."""
 
 SWING_SEGMENT_S: Final = 20.0
 """Welch segment: two periods of the band's lower end."""
 
 ROUNDING_FRAC: Final = 1e-3
-"""How far a sensor's period, a median of intervals, may be above half a window by rounding and jitter of stamps."""
+"""Most that rounding and jitter of stamps may raise a sensor's period, a median of intervals, above half a window."""
 
 _BLOCK: Final = 2**14
-"""Grid points looked at together: few enough for a processor's cache."""
+"""Grid points processed together: few enough for a processor's cache."""
 
 _AGAIN: Final = round(LONGEST_S / GRID_S)
-"""Points a piece has of the one before, so that windows reach back."""
+"""Points that a piece repeats of the one before, so that windows reach back."""
 
 _SEGMENTS: Final = 32
 """Segments transformed together."""
 
 
 def steps_of(window_s: float) -> int:
-    """A window in steps of the grid."""
+    """Returns the length of a window in steps of the grid."""
     return round(window_s / GRID_S)
 
 
 def resolves(window_s: float, sensor_period_s: float) -> bool:
-    """Whether a sensor tells a mean over a window: two of its periods or more fit."""
+    """Returns true if a sensor resolves a mean over a window: at least two of its periods fit."""
     return window_s >= 2 * sensor_period_s * (1 - ROUNDING_FRAC)
 
 
@@ -58,31 +58,34 @@ class Piece:
     first: int
     """Number of its first point; point k is k `GRID_S` after the window's start."""
     energy_j: Floats
-    """Up to each point, from wherever the sensor's series begins."""
+    """Up to each point, from the start of the sensor's series."""
     num_again: int
     """Points at its front that were in the piece before."""
 
     def rises_j(self, width: int) -> tuple[int, Floats]:
-        """Energy in every window of so many steps that ends at a point that is new.
+        """Computes the energy of each `width`-step window that ends at a new grid point.
 
         Args:
-            width: At most `LONGEST_S`.
+            width: Steps of the window, at most `LONGEST_S` long.
 
         Returns:
-            The point where the first window starts, and the energies, of windows one step apart.
+            The point where the first window starts, and the energies of windows one step apart.
         """
         skipped = max(self.num_again - width, 0)
         energy_j = self.energy_j[skipped:]
         return self.first + skipped, energy_j[width:] - energy_j[:-width]
 
     def most_j(self, width: int) -> float:
-        """The largest of them, minus infinity where there is none."""
+        """Returns the largest of those energies, minus infinity if there is none."""
         return float(self.rises_j(width)[1].max(initial=-np.inf))
 
 
 def pieces(series: Series) -> Iterator[Piece]:
-    """The energy under a series of watts at every point of the grid it covers, some at a time; nothing below a step."""
-    # The small addends keep a time of a whole number of steps whole in spite of rounding.
+    """Yields the energy under a series of watts at every point of the grid it covers, in pieces.
+
+    A series shorter than a step of the grid has none.
+    """
+    # The small addends keep times on a grid point there in spite of rounding.
     first = int(np.ceil(series.time_s[0] / GRID_S - 1e-6))
     last = int(np.floor(series.time_s[-1] / GRID_S + 1e-6))
     if last <= first:
@@ -95,25 +98,25 @@ def pieces(series: Series) -> Iterator[Piece]:
 
 
 class EnergySum:
-    """The energy of several sensors together, at the points of the grid that all of them cover."""
+    """The summed energy of several sensors, at the points of the grid that all of them cover."""
 
     def __init__(self, window_s: float) -> None:
-        """Nothing is in it yet.
+        """Starts empty.
 
         Args:
-            window_s: Length of the window the grid is of.
+            window_s: Length of the grid's window.
         """
         self._energy_j: Floats = np.zeros(int(window_s / GRID_S + 1e-6) + 1)
         self._first, self._end = 0, len(self._energy_j)
         self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()
 
     def add(self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...]) -> Iterator[Piece]:
-        """Takes one more sensor's pieces in as they go by.
+        """Adds one more sensor's pieces and passes them on.
 
         Args:
             series: The pieces.
-            sensor_period_s: Of the sensor.
-            smoothed_s: Lengths of the moving means its series is behind.
+            sensor_period_s: Period of the sensor.
+            smoothed_s: Lengths of the moving means in its series.
 
         Yields:
             The pieces.
@@ -124,13 +127,13 @@ class EnergySum:
             first, end = new if first is None else first, piece.first + len(piece.energy_j)
             self._energy_j[new:end] += piece.energy_j[piece.num_again :]
             yield piece
-        # From where it covers nothing, it adds nothing: those points have no sum.
+        # Points that a sensor does not cover have no sum.
         self._first = max(self._first, 0 if first is None else first)
         self._end = min(self._end, 0 if end is None else end)
         self._coarsest = max(self._coarsest, (sensor_period_s, smoothed_s))
 
     def merge(self, other: "EnergySum") -> "EnergySum":
-        """Adds another one's sensors to these."""
+        """Adds the sensors of another sum to this one."""
         self._energy_j += other._energy_j
         self._first, self._end = max(self._first, other._first), min(self._end, other._end)
         self._coarsest = max(self._coarsest, other._coarsest)
@@ -138,7 +141,7 @@ class EnergySum:
 
     @property
     def energy(self) -> "GridEnergy":
-        """What was added up."""
+        """The sum."""
         return GridEnergy(self._energy_j[self._first : max(self._end, self._first)], *self._coarsest, self._first)
 
 
@@ -149,18 +152,18 @@ class GridEnergy:
     energy_j: Floats
     """Cumulative, at points `GRID_S` apart."""
     sensor_period_s: float
-    """Of the coarsest sensor in it."""
+    """Period of the coarsest sensor in it."""
     smoothed_s: tuple[float, ...]
-    """Lengths of the moving means that sensor's series is behind."""
+    """Lengths of the moving means in that sensor's series."""
     first: int = 0
     """Number of the first point."""
 
     def resolves(self, window_s: float) -> bool:
-        """Whether a moving mean over a window can be told: two sensor periods or more, and it fits."""
+        """Returns true if the window fits and is at least two sensor periods long, so that its mean is known."""
         return resolves(window_s, self.sensor_period_s) and len(self.energy_j) > steps_of(window_s)
 
     def peak_w(self, window_s: float) -> float | None:
-        """The largest moving mean over a window."""
+        """Returns the largest moving mean over a window, None if it is not resolved."""
         if not self.resolves(window_s):
             return None
         width, largest_j = steps_of(window_s), -np.inf
@@ -170,13 +173,13 @@ class GridEnergy:
         return largest_j / (width * GRID_S)
 
     def means_w(self, window_s: float) -> tuple[Floats, Floats]:
-        """Means over windows that follow each other: their middles in seconds, and watts."""
+        """Returns means over consecutive windows: their middles in seconds, and watts."""
         width = max(steps_of(window_s), 1)
         watts: Floats = np.diff(self.energy_j[::width]) / (width * GRID_S)
         return (self.first + (np.arange(len(watts), dtype=np.float64) + 0.5) * width) * GRID_S, watts
 
     def ramp_w_per_s(self, window_s: float) -> float | None:
-        """The largest change from one window's mean to that of the next one, per second of window."""
+        """Returns the largest change from one window's mean to the next one's, per second of window."""
         width = steps_of(window_s)
         if not self.resolves(window_s) or len(self.energy_j) <= 2 * width:
             return None
@@ -188,13 +191,15 @@ class GridEnergy:
         return largest / (width * GRID_S) / window_s
 
     def swing_rms_w(self) -> float | None:
-        """RMS of power in `SWING_BAND_HZ`, or up to the sensor's Nyquist frequency where that is lower.
+        """Computes the RMS of power in `SWING_BAND_HZ`, or up to the sensor's Nyquist frequency if that is lower.
 
-        Welch's method (1967): Hann-windowed segments of `SWING_SEGMENT_S` that overlap by half, each less its mean; the
-        averaged power spectral density is summed over the band. What lines between readings, values held between
-        changes and the means of grid cells take away (a sinc each) is put back. What the power does faster than the
-        sensor's Nyquist frequency folds into the band, and nothing tells it from what is there. None where the grid is
-        shorter than a period of the band's lower end, or the sensor slower than that.
+        Welch's method (1967): Hann-windowed segments of `SWING_SEGMENT_S` that overlap by half, each less its mean. The
+        averaged power spectral density is summed over the band. Lines between readings, values held between changes
+        and means of grid cells each attenuate by a sinc, which is divided out. Power that changes faster than the
+        sensor's Nyquist frequency aliases into the band and cannot be separated.
+
+        Returns:
+            Watts, None where the grid is shorter than a period of the band's lower end, or the sensor slower than it.
         """
         low_hz, high_hz = SWING_BAND_HZ[0], min(SWING_BAND_HZ[1], 0.5 / self.sensor_period_s)
         cells = len(self.energy_j) - 1

@@ -1,7 +1,7 @@
 """Readings of one tier, a device at a time, so that a day of eight GPUs is never in memory at once.
 
-A tier is a table, or a `TierSource` that reads a device's columns when they are asked for. What was read last is kept
-up to `KEPT_BYTES`: recordings of an hour or two are read once, longer ones again for each thing asked of them.
+A tier is a table, or a `TierSource` that reads a device's columns on demand. The most recent readings are cached up to
+`CACHE_BYTES`: a recording of an hour or two is read once, a longer one again for each use.
 """
 
 from collections import OrderedDict
@@ -21,18 +21,18 @@ Device: TypeAlias = tuple[str, str]
 """Node and device, by the names tables use."""
 
 HOST: Final = "host"
-"""What host tables call their device; it is no device of a trial."""
+"""Name of the device in host tables; it is not a device of a trial."""
 
 DEVICE_TIERS: Final = ("ring", "fast", "counter", "slow")
 
-KEPT_BYTES: Final = 128 * 2**20
-"""Readings kept at a time. An hour of eight GPUs takes some 60 MB."""
+CACHE_BYTES: Final = 128 * 2**20
+"""Most bytes of readings that are cached. An hour of eight GPUs takes some 60 MB."""
 
 _LARGE_SHARE: Final = 8
-"""Into how many of this size what is kept goes at least; what is larger is read again when it is wanted again."""
+"""Smallest number of entries that must fit the cache: a larger entry is not cached but read again."""
 
 AHEAD_NS: Final = s_to_ns(0.1)
-"""A sample said to be taken this much after it was read was not: its time is wrong, and it is left out."""
+"""A sample stamped this much after its reading has a wrong time and is left out."""
 
 _KEYS: Final = ("node", "device", "mono_ns", "wall_ns", "sensor_ns")
 _TIME: Final = "time_s"
@@ -44,14 +44,14 @@ class TierSource(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every table it reads, what the table says of itself included."""
+        """Schema of every table it reads, with the table's metadata."""
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Every device there are rows of."""
+        """Every device that has rows."""
 
     def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A device's rows, some columns, in the order they were written, some rows at a time."""
+        """Yields some columns of a device's rows, in the order they were written, some rows at a time."""
 
 
 Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
@@ -59,10 +59,10 @@ Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
 
 
 class TableSource:
-    """A table in memory as a source: its rows are brought into order by device once."""
+    """A table in memory as a source: its rows are sorted by device once."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Sorts out whose rows are whose; rows without node or device belong to nobody."""
+        """Finds the rows of each device; rows without node or device are left out."""
         table = with_values(table, ("node", "device"))
         node, nodes = codes(table, "node")
         device, names = codes(table, "device")
@@ -81,11 +81,11 @@ class TableSource:
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Every device there are rows of."""
+        """Every device that has rows."""
         return list(self._rows)
 
     def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A device's rows, some columns, all at once."""
+        """Yields some columns of a device's rows, all at once."""
         rows, chosen = self._rows[device], self._table.select(list(columns))
         if isinstance(rows, slice):
             yield chosen.slice(rows.start, rows.stop - rows.start)
@@ -94,7 +94,7 @@ class TableSource:
 
 
 def as_source(tier: "pa.Table | TierSource") -> TierSource:
-    """A tier as something that is read a device at a time."""
+    """Returns a tier as a source that is read a device at a time."""
     return TableSource(tier) if isinstance(tier, pa.Table) else tier
 
 
@@ -102,7 +102,7 @@ class Readings:
     """One tier's readings of one device: equally long columns, nulls as NaN."""
 
     def __init__(self, time_s: Floats, columns: Mapping[str, Floats]) -> None:
-        """Takes what was read."""
+        """Takes times and columns."""
         self.time_s, self.columns = time_s, columns
 
     @property
@@ -111,27 +111,28 @@ class Readings:
         return int(self.time_s.nbytes + sum(column.nbytes for column in self.columns.values()))
 
     def series(self, name: str) -> Series | None:
-        """One column as a series, None where it was not read at least twice."""
+        """Returns one column as a series, None if it was not read at least twice."""
         return series(self.time_s, self.columns[name]) if name in self.columns else None
 
     def complete(self, *names: str) -> "Readings | None":
-        """Some columns at the times all of them were read, in order, each time once; None without one of them."""
+        """Returns some columns at the times all of them were read, ordered and unique; None if a column is missing."""
         if any(name not in self.columns for name in names):
             return None
         chosen = {name: self.columns[name] for name in names}
         good = np.isfinite(self.time_s)
         for column in chosen.values():
             good &= np.isfinite(column)
-        ordered = not np.any(self.time_s[1:] <= self.time_s[:-1])
-        if ordered and good.all():
+        if good.all() and not np.any(self.time_s[1:] <= self.time_s[:-1]):
             return Readings(self.time_s, chosen)
         rows = np.flatnonzero(good)
-        if not ordered:
-            rows = rows[np.unique(self.time_s[rows], return_index=True)[1]]
+        time_s = self.time_s[rows]
+        # Only among rows that count: a comparison with NaN says nothing of the order.
+        if np.any(time_s[1:] <= time_s[:-1]):
+            rows = rows[np.unique(time_s, return_index=True)[1]]
         return Readings(self.time_s[rows], {name: column[rows] for name, column in chosen.items()})
 
     def inside(self, name: str, start_s: float, end_s: float) -> tuple[Floats, Floats]:
-        """Times and finite values of one column read between two times, ordered by time."""
+        """Returns times and finite values of one column read between two times, ordered by time."""
         if name not in self.columns:
             return np.empty(0), np.empty(0)
         value = self.columns[name]
@@ -142,7 +143,7 @@ class Readings:
 
 
 class Sized(Protocol):
-    """Something whose memory is known."""
+    """Something with a known size in memory."""
 
     @property
     def num_bytes(self) -> int:
@@ -152,46 +153,50 @@ class Sized(Protocol):
 Found = TypeVar("Found", bound=Sized)
 
 
-class Kept:
-    """What was read or made last, up to a number of bytes; shared by all tiers of a trial."""
+class ReadingsCache:
+    """A least-recently-used cache of readings and of series made from them; shared by all tiers of a trial."""
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        """Starts empty."""
+    def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
+        """Starts empty.
+
+        Args:
+            most_bytes: Size above which the least recently used entries are dropped.
+        """
         self._most_bytes, self._bytes = most_bytes, 0
-        self._found: OrderedDict[Hashable, Sized] = OrderedDict()
+        self._entries: OrderedDict[Hashable, Sized] = OrderedDict()
 
     def get(self, key: Hashable, kind: type[Found], make: Callable[[], Found]) -> Found:
-        """What was kept under a key, else what is made now."""
-        kept = self._found.get(key)
-        if isinstance(kept, kind):
-            self._found.move_to_end(key)
-            return kept
+        """Returns the entry of a key, or makes it. An entry too large for the cache is made each time."""
+        entry = self._entries.get(key)
+        if isinstance(entry, kind):
+            self._entries.move_to_end(key)
+            return entry
         made = make()
         if made.num_bytes > self._most_bytes // _LARGE_SHARE:
-            return made  # it would push out everything else, and be pushed out itself before it is asked for again
-        self._found[key] = made
+            return made  # it would push out all others, and be pushed out itself before its next use
+        self._entries[key] = made
         self._bytes += made.num_bytes
-        while self._bytes > self._most_bytes and len(self._found) > 1:
-            self._bytes -= self._found.popitem(last=False)[1].num_bytes
+        while self._bytes > self._most_bytes and len(self._entries) > 1:
+            self._bytes -= self._entries.popitem(last=False)[1].num_bytes
         return made
 
 
 class Tier(Mapping[Device, Readings]):
-    """One tier on the common axis: a device's readings are read when they are looked up."""
+    """One tier on the common axis: a device's readings are read at their lookup."""
 
     def __init__(
-        self, name: str, source: TierSource, anchors_ns: Mapping[str, int], origin_ns: int, kept: Kept
+        self, name: str, source: TierSource, anchors_ns: Mapping[str, int], origin_ns: int, cache: ReadingsCache
     ) -> None:
         """Reads nothing yet.
 
         Args:
-            name: The tier's.
-            source: Where its rows are.
-            anchors_ns: What turns each node's monotonic readings into common time.
+            name: Name of the tier.
+            source: Source of its rows.
+            anchors_ns: Shift from monotonic readings to common time, by node.
             origin_ns: Time 0 in common time.
-            kept: Where readings are kept.
+            cache: Holds readings between lookups.
         """
-        self._name, self._source, self._kept = name, source, kept
+        self._name, self._source, self._cache = name, source, cache
         self._anchors_ns, self._origin_ns = anchors_ns, origin_ns
         self._devices = dict.fromkeys(source.devices)
         self._columns = [field.name for field in source.schema if not field.name.endswith("_error")]
@@ -200,8 +205,8 @@ class Tier(Mapping[Device, Readings]):
         if device not in self._devices:
             raise KeyError(device)
         if self._name == "ring":
-            return self._read(device)  # of its one column the series of power is made, and that is kept
-        return self._kept.get((self._name, device), Readings, lambda: self._read(device))
+            return self._read(device)  # the series of power made from its only column is cached instead
+        return self._cache.get((self._name, device), Readings, lambda: self._read(device))
 
     def __contains__(self, device: object) -> bool:
         return device in self._devices
@@ -215,7 +220,7 @@ class Tier(Mapping[Device, Readings]):
     def _read(self, device: Device) -> Readings:
         shift_ns = self._anchors_ns.get(device[0], 0) - self._origin_ns
         wanted = [name for name in self._columns if name not in ("node", "device")]
-        # As floats a part's columns are all that is kept of it: what it was read from is gone before the next one.
+        # Only a part's float columns are held: its table is released before the next one is read.
         parts = [_columns_of(part, shift_ns) for part in self._source.parts(device, wanted)]
         if not parts:
             return Readings(np.empty(0), {})
@@ -227,10 +232,10 @@ class Tier(Mapping[Device, Readings]):
 
 
 def _columns_of(table: pa.Table, shift_ns: int) -> dict[str, Floats]:
-    """A device's rows as floats, nulls as NaN; `_TIME` in seconds after a shift of the monotonic clock."""
+    """Returns a device's rows as floats, nulls as NaN; `_TIME` in seconds after a shift of the monotonic clock."""
     table = with_values(table, [name for name in _KEYS if name in table.column_names])
     rows: Ints | slice | None = None
-    # Integers until the origin is taken off: a float holds nanoseconds of a window, not those since 1970.
+    # Integers until the origin is subtracted: a float holds nanoseconds of a window, not those since 1970.
     if "sensor_ns" in table.column_names:
         time_ns, rows = _sensor_time(table)
         time_ns += shift_ns
@@ -241,13 +246,13 @@ def _columns_of(table: pa.Table, shift_ns: int) -> dict[str, Floats]:
 
 
 def _sensor_time(table: pa.Table) -> tuple[Ints, Ints | slice | None]:
-    """When the driver took each sample of a device's ring, on the monotonic clock, and which rows count.
+    """Returns the driver's time of each sample of a device's ring, on the monotonic clock, and the rows that count.
 
-    The driver stamps samples with wall time; the row's own pair of clock readings, made when the ring was drained,
-    tells what the monotonic clock said then. Two drains may hand out one sample twice: it counts once.
+    The driver stamps samples with wall time. The row's own pair of clock readings, taken as the ring was drained, gives
+    the monotonic time of a stamp. Two drains may return the same sample: it counts once.
 
     Returns:
-        Nanoseconds of every row, and the rows that count, None where all do.
+        Nanoseconds of every row, and the rows that count, None if all do.
     """
     sensor_ns = integers(table, "sensor_ns")
     ahead_ns = sensor_ns - integers(table, "wall_ns")
@@ -265,7 +270,7 @@ def _sensor_time(table: pa.Table) -> tuple[Ints, Ints | slice | None]:
 
 
 def _value_columns(table: pa.Table) -> dict[str, Floats]:
-    """Every column but keys and times as floats, nulls as NaN; reason bits become one 0 or 1 column per cause."""
+    """Returns all columns except keys and times as floats, nulls as NaN; reason bits become a 0 or 1 column a cause."""
     columns = {
         name: _floats(table[name]) for name in table.column_names if name not in _KEYS and name != "event_reasons"
     }
@@ -282,12 +287,12 @@ def _value_columns(table: pa.Table) -> dict[str, Floats]:
 
 
 def cause_column(cause: str) -> str:
-    """The column of `fast` readings that is 1 while a cause of `wattune.schema.THROTTLE_REASON_BITS` is active."""
+    """Names the column of `fast` readings that is 1 while a cause of `THROTTLE_REASON_BITS` is active."""
     return f"{cause}_cause"
 
 
 def with_values(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The rows in which none of some columns is null; others cannot be placed."""
+    """Returns the rows without nulls in some columns; other rows have no known place or time."""
     for name in columns:
         if table[name].null_count:
             table = table.filter(pc.is_valid(table[name]))
@@ -295,7 +300,7 @@ def with_values(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
-    """A text column as indices into its distinct values."""
+    """Returns a text column as indices into its distinct values."""
     column = table[name]
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
@@ -304,12 +309,12 @@ def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
 
 
 def integers(table: pa.Table, name: str) -> Ints:
-    """An integer column without nulls."""
+    """Returns an integer column without nulls as an array."""
     values: Ints = table[name].to_numpy().astype(np.int64, copy=False)
     return values
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:
-    """A numeric column, nulls as NaN."""
+    """Returns a numeric column as floats, nulls as NaN."""
     values: Floats = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64, copy=False)
     return values

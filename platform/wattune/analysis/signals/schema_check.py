@@ -1,4 +1,4 @@
-"""Whether tables are what analysis takes them for, before a single figure is computed from them."""
+"""Check of tables against the schema, before any figure is computed from them."""
 
 from typing import Final
 
@@ -8,17 +8,17 @@ from wattune.analysis.signals.readings import Tables
 from wattune.schema import SCHEMA_VERSION, SPANS, TELEMETRY
 
 WRONG_VERSION: Final = "schema_version"
-"""A table says that it was written in another version of the schema: its columns may mean something else."""
+"""A table was written in another version of the schema: its columns may have another meaning."""
 
 WRONG_COLUMNS: Final = "schema_columns"
-"""A table lacks a column nothing can be placed without, or has one of another kind than its name says."""
+"""A table lacks a column of keys or times, or has a column of another type than the schema's."""
 
 _NEEDED: Final = ("node", "device", "mono_ns", "wall_ns")
 _NEEDED_OF_SPANS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
 
 
 def schema_problems(tables: Tables, spans: pa.Table | None) -> dict[str, str]:
-    """What makes tables unusable, in words, by `schema_version` and `schema_columns`; empty where nothing does."""
+    """Describes all problems that make tables unusable, by `schema_version` and `schema_columns`; empty without any."""
     problems: dict[str, list[str]] = {}
     schemas = {tier: table.schema for tier, table in tables.items() if tier in TELEMETRY}
     if spans is not None:
@@ -41,12 +41,12 @@ def schema_problems(tables: Tables, spans: pa.Table | None) -> dict[str, str]:
 
 
 def _alike(found: pa.DataType, expected: pa.Field) -> bool:
-    """Whether a column is of the kind it should be: a name, a whole number, or any number; nothing at all is all."""
+    """Returns true if a column has the expected kind: name, whole number or number. A column of nulls always has."""
     if pa.types.is_null(found):
         return True
     if pa.types.is_dictionary(expected.type):
         values = found.value_type if pa.types.is_dictionary(found) else found
         return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
-    # Some tools turn whole numbers with gaps into floats; of times, keys and bits a float would lose the last digits.
+    # Some tools turn whole numbers with gaps into floats. Floats would lose the last digits of times, keys and bits.
     exact = pa.types.is_integer(expected.type) and (expected.metadata or {}).get(b"kind") in (b"time", b"bits", b"key")
     return bool(pa.types.is_integer(found) or (pa.types.is_floating(found) and not exact))

@@ -1,4 +1,4 @@
-"""A signal of one device over time: what is between its samples, and what lies under it."""
+"""A signal of one device over time: interpolation between its samples, and integrals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK: Final = 2**15
-"""Samples, or points of a grid, worked on together: few enough for a processor's cache."""
+"""Samples, or points of a grid, processed together: few enough for a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Series:
         return float(self.time_s[-1] - self.time_s[0])
 
     def integral(self) -> float:
-        """Trapezoid over the time stamps, in the value's unit times seconds."""
-        # Sums of products of blocks, where np.trapezoid makes five passes over everything and as many arrays; not BLAS
-        # products, whose threads spin for processors that training has.
+        """Integrates by trapezoids over the time stamps, in the value's unit times seconds."""
+        # Sums products of blocks: np.trapezoid makes five passes over all samples and as many arrays. Not BLAS
+        # products, whose threads would spin on CPUs that training needs.
         each = [np.einsum("i,i->", np.diff(some.time_s), some.value[1:] + some.value[:-1]) for some in self.blocks()]
         return float(sum(each)) / 2
 
     def gaps_s(self, longer_than_s: float) -> tuple[float, float]:
-        """The longest interval between samples, and how long those together are that are longer than told."""
+        """Returns the longest interval between samples, and the sum of all intervals longer than `longer_than_s`."""
         longest_s = total_s = 0.0
         for some in self.blocks():
             width_s = np.diff(some.time_s)
@@ -49,17 +49,17 @@ class Series:
         return longest_s, total_s
 
     def blocks(self) -> Iterator["Series"]:
-        """The series as some shorter ones: each begins with the last sample of the one before."""
+        """Yields the series as shorter ones: each begins with the last sample of the one before."""
         for first in range(0, len(self.time_s) - 1, _BLOCK):
             some = slice(first, first + _BLOCK + 1)
             yield Series(self.time_s[some], self.value[some])
 
     def mean(self) -> float:
-        """Time-weighted mean over the span."""
+        """Computes the time-weighted mean over the span."""
         return self.integral() / self.span_s
 
     def cumulative(self, times_s: Floats) -> Floats:
-        """The integral from the first sample to each of some times inside the span, exact between samples too."""
+        """Integrates from the first sample to each time inside the span; exact between samples too."""
         area: Floats = np.empty(len(self.time_s))
         area[0] = 0.0
         np.multiply(np.diff(self.time_s), self.value[1:] + self.value[:-1], out=area[1:])
@@ -72,19 +72,19 @@ class Series:
         return result
 
     def cumulative_on_grid(self, start_s: float, step_s: float, num_steps: int, *, again: int = 0) -> Iterator[Floats]:
-        """`cumulative` at `num_steps + 1` times a step apart, which all lie inside the span; much faster.
+        """Computes `cumulative` at `num_steps + 1` times a step apart, all inside the span; much faster.
 
-        Nothing is searched for: how many grid points lie before a sample follows from the sample's time. Between two
-        samples the integral is a parabola, so three numbers an interval are spread over its points.
+        It needs no search: the number of grid points before a sample follows from the sample's time. Between two
+        samples the integral is a parabola, so three coefficients of an interval give all of its points.
 
         Args:
             start_s: The first time.
-            step_s: How far they are apart.
-            num_steps: How many follow.
-            again: How many points a block repeats of those before it, fewer where there were not as many.
+            step_s: Distance between times.
+            num_steps: Number of times after the first.
+            again: Points that a block repeats of the points before it, or fewer if there are fewer.
 
         Yields:
-            Some neighbouring points at a time, together all of them.
+            Blocks of neighbouring points, together all of them.
         """
         last, done, under = len(self.time_s) - 1, 0, 0.0
         intervals = max(int(_BLOCK * step_s * last / self.span_s), 1)
@@ -93,7 +93,7 @@ class Series:
         doubled: Floats = np.empty(0)
         for first in range(0, last, intervals):
             until = min(first + intervals, last)
-            # From here on in steps of the grid, and half of what a step adds: both save passes.
+            # From here on times are in steps of the grid, and values are half of a step's area: both save passes.
             at = (self.time_s[first : until + 1] - start_s) * (1 / step_s)
             half = self.value[first : until + 1] * (step_s / 2)
             # Grid points before each sample; those before the first belong to its interval, as do those after the last.
@@ -107,7 +107,7 @@ class Series:
             area[0] = under
             np.multiply(width, half[1:] + half[:-1], out=area[1:])
             area.cumsum(out=area)
-            # Of the k-th point of this block: area + 2 half (x + k) + slope / 2 (x + k)^2, in powers of k.
+            # The k-th point of this block is area + 2 half (x + k) + slope / 2 (x + k)^2, here in powers of k.
             half_slope = np.diff(half) / width
             x, half = done - at[:-1], half[:-1]
             linear = x * half_slope + half
@@ -128,7 +128,7 @@ class Series:
             yield block
 
     def between(self, start_s: float, end_s: float) -> float:
-        """The integral between two times inside the span."""
+        """Integrates between two times inside the span."""
         inside = slice(*np.searchsorted(self.time_s, [start_s, end_s]))
         ends = np.interp([start_s, end_s], self.time_s, self.value)
         time_s, value = self.time_s[inside], self.value[inside]
@@ -140,7 +140,7 @@ class Series:
         return whole + float(before + after)
 
     def clip(self, start_s: float, end_s: float) -> "Series | None":
-        """The part between two times, its ends interpolated, never extrapolated; None where nothing is left."""
+        """Returns the part between two times, its ends interpolated, never extrapolated; None if nothing is left."""
         start_s, end_s = max(start_s, float(self.time_s[0])), min(end_s, float(self.time_s[-1]))
         if end_s <= start_s:
             return None
@@ -155,7 +155,7 @@ class Series:
 
 
 def series(time_s: Floats, value: Floats) -> Series | None:
-    """A series of readings in any order; values that are not finite and repeated times are dropped.
+    """Makes a series of readings in any order; values that are not finite and repeated times are dropped.
 
     Returns:
         The series, None where fewer than two readings are left.
@@ -171,19 +171,19 @@ def series(time_s: Floats, value: Floats) -> Series | None:
 
 
 def weights_s(time_s: Floats, start_s: float, end_s: float) -> Floats:
-    """What each sample of a signal weighs in its integral between two times: the sum of weight times value.
+    """Computes the weight of each sample in the integral between two times, the sum of weight times value.
 
-    The signal is linear between samples, as in `Series`, and nothing outside the first and the last.
+    The signal is linear between samples, as in `Series`, and zero outside the first and the last.
 
     Args:
         time_s: Strictly increasing.
-        start_s: Where the integral begins.
-        end_s: Where it ends.
+        start_s: Start of the integral.
+        end_s: End of the integral.
     """
     weight: Floats = np.zeros(len(time_s))
     width_s = np.diff(time_s)
     if len(width_s):
-        # Where in each interval the integral begins and ends, as shares of the interval.
+        # Start and end of the integral in each interval, as shares of the interval.
         begin = np.clip((start_s - time_s[:-1]) / width_s, 0.0, 1.0)
         end = np.clip((end_s - time_s[:-1]) / width_s, 0.0, 1.0)
         later = width_s * np.maximum(end**2 - begin**2, 0.0) / 2

@@ -1,4 +1,4 @@
-"""Where steady state begins, found from step times and temperatures themselves instead of from a count."""
+"""Start of the steady state, found from step times and temperatures instead of a fixed number of steps."""
 
 from typing import Final
 
@@ -7,58 +7,58 @@ import numpy as np
 from wattune.analysis.signals.series import Floats, Series
 
 LEAST_STEPS: Final = 8
-"""Below, no transient can be told from scatter."""
+"""Fewest steps in which a transient can be separated from scatter."""
 
 LEAST_LEFT: Final = 10
-"""Steps whose scatter is looked at, at least, unless half of all are fewer."""
+"""Fewest steps whose scatter is used, unless half of all are fewer."""
 
 LEAST_SCATTER_FRAC: Final = 1e-4
-"""Scatter of step times that is taken for granted: steps that are equal to the last digit differ by rounding alone."""
+"""Least scatter of step times that is assumed: steps that are nearly equal differ by rounding alone."""
 
 TRANSIENT_SCATTERS: Final = 2.0
-"""The same in standard deviations of the rest: where steps scatter more, quiet ones are no steady state."""
+"""`TRANSIENT_FRAC` in standard deviations of the rest: quiet steps among noisy ones are not a steady state."""
 
 FLAT_FACTOR: Final = 1.25
-"""The minimum is flat behind the transient: the first step within this factor of it ends the transient."""
+"""The minimum is flat after the transient: the first step within this factor of it ends the transient."""
 
 LATER_FRAC: Final = 0.5
-"""How much less the second half's best has to be for the first half's to be none: few steps have little scatter by
-chance too."""
+"""The second half's best counts only below this share of the first half's: few steps may scatter little by chance."""
 
 TRANSIENT_FRAC: Final = 0.02
-"""How far the median of what is left out must be from that of the rest: less is left in, as a bias below the bound that
-`unsteady_steps` has, and so that one slow step is never taken for warm-up and cut away."""
+"""Least deviation of the left-out steps' median from that of the rest. A smaller transient stays: its bias is below the
+bound of `unsteady_steps`, and one slow step is never taken for warm-up."""
 
 SETTLED_C_PER_MIN: Final = 1.0
-"""Change of temperature that counts as none: with whole degrees, less cannot be told within a minute."""
+"""Change of temperature that counts as settled: readings are whole degrees, so a minute does not show less."""
 
 S_PER_MIN: Final = 60.0
 
 LEAST_SETTLED_S: Final = 60.0
-"""Shortest time in which temperatures can be seen not to move."""
+"""Shortest time that shows settled temperatures."""
 
 _TEMPERATURE_BINS: Final = 512
 
 
 def steady_from(times_s: Floats) -> int | None:
-    """The first step of the steady state.
+    """Finds the first step of the steady state.
 
     Marginal standard error rule (MSER; White, Cobb and Spratt 2000, "A comparison of five steady-state truncation
-    heuristics for simulation"): what is left out at the front is what makes the standard error of the rest's mean
-    least, n steps less d having sum (x - mean)² / (n - d)². It is the change point a cumulative sum test finds (Wang
-    and Glynn 2014). At most half is left out: a least beyond that says no steady state was reached.
+    heuristics for simulation"): the number d of left-out steps minimizes the standard error of the rest's mean, for n
+    steps sum (x - mean)² / (n - d)². It is the change point that a cumulative sum test finds (Wang and Glynn 2014).
+    At most half is left out: a minimum beyond that means that no steady state was reached.
 
     Args:
         times_s: Step times in order.
 
     Returns:
-        Steps to leave out, 0 where there is no transient that matters; None where none of the first half will do.
+        Steps to leave out, 0 without a transient that matters; None if the steady state does not begin in the first
+        half.
     """
     count = len(times_s)
     if count < LEAST_STEPS:
         return 0
     left = count - np.arange(count)
-    # Around the overall mean, so that the difference of two large sums is not one of nearly equal numbers.
+    # Relative to the overall mean, so that the difference below is not one of two large, nearly equal sums.
     apart = times_s - times_s.mean()
     total, squares = (np.cumsum(each[::-1])[::-1] for each in (apart, apart**2))
     scatter = np.maximum(squares - total**2 / left, left * (LEAST_SCATTER_FRAC * times_s.mean()) ** 2)
@@ -72,17 +72,17 @@ def steady_from(times_s: Floats) -> int | None:
 
 
 def _apart(times_s: Floats, at: int) -> bool:
-    """Whether what is before a step is unlike what follows, by `TRANSIENT_FRAC` and by `TRANSIENT_SCATTERS`."""
+    """Returns true if steps before `at` differ from the rest by `TRANSIENT_FRAC` and by `TRANSIENT_SCATTERS`."""
     before, after = float(np.median(times_s[:at])), float(np.median(times_s[at:]))
-    # The median absolute deviation, as that of a normal distribution's standard deviation.
+    # The median absolute deviation, scaled to the standard deviation of a normal distribution.
     scatter = 1.4826 * float(np.median(np.abs(times_s[at:] - after)))
     return abs(before - after) > max(TRANSIENT_FRAC * after, TRANSIENT_SCATTERS * scatter)
 
 
 def settled_from_s(temperature: Series) -> float | None:
-    """When a temperature came to rest: from there on no minute's mean differs by a degree from the next one's.
+    """Finds when a temperature settled: from there on no minute's mean differs by a degree from the next one's.
 
-    Where the series is shorter than two minutes its halves stand for minutes, and the degree shrinks with them.
+    If the series is shorter than two minutes, its halves replace the minutes, and the degree shrinks with them.
 
     Args:
         temperature: Degrees over the window.

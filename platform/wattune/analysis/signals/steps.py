@@ -20,26 +20,26 @@ class Steps:
     rank: Ints
     """Global ranks, shape (ranks,)."""
     device: tuple[Device, ...]
-    """What each rank drove, in the order of `rank`."""
+    """The device of each rank, in the order of `rank`."""
     start_ns: Ints
     """Shape (steps, ranks)."""
     end_ns: Ints
     """Shape (steps, ranks)."""
     anchor_ns: Ints
-    """What turns each rank's monotonic times into common time, shape (ranks,)."""
+    """Shift from each rank's monotonic times to common time, shape (ranks,)."""
 
     def duration_s(self) -> Floats:
-        """How long each rank took for each step, shape (steps, ranks)."""
+        """Returns the time of each rank in each step, shape (steps, ranks)."""
         result: Floats = (self.end_ns - self.start_ns) / NS_PER_S
         return result
 
 
 def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:
-    """The measured steps that every rank has marked; None where there is none.
+    """Finds the measured steps that every rank has recorded; None if there is none.
 
     Args:
         spans: Spans of all ranks.
-        anchors_ns: Per node, from `clock_anchors_ns`.
+        anchors_ns: Shift to common time by node, from `clock_anchors_ns`.
         measured: The steps to count, None for all from 0 on.
     """
     phase, phase_names = codes(spans, "phase")

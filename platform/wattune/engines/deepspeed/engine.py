@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from wattune.engines.deepspeed.config import clips_outside, configuration
 from wattune.engines.deepspeed.context import Session, initialise_engine
 from wattune.engines.deepspeed.grad_norm import clip
-from wattune.engines.deepspeed.model import Stages, compiler_of, whole_model
+from wattune.engines.deepspeed.model import Stages, compiler_of, route, whole_model
 from wattune.engines.deepspeed.pipeline import PipelineSteps
 from wattune.engines.model.compiler import Compiler, begin_variant
+from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
 from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
@@ -69,18 +70,24 @@ class _Running:
     def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
         plan, workload = spec.plan, spec.workload
         config = configuration(spec, spec.model.num_parameters)
+        self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        self.routes: Routes | None = None
+        if spec.model.is_moe:
+            # DeepSpeed averages gradients over replicas.
+            scale = 1 / (plan.micro_batch_size * self._num_micro_batches)
+            self.routes = Routes(spec, seed, device, sequence_loss_scale=scale)
         model: nn.Module
         if plan.pp > 1:
-            model = Stages(spec, device, seed, compiler)
+            model = Stages(spec, device, seed, compiler, self.routes)
         else:
-            model = whole_model(spec, device, seed, config, compiler)
+            model = whole_model(spec, device, seed, config, compiler, self.routes)
         self.engine = initialise_engine(model, config, device)
+        route(self.engine.module)
         self.engine.train(workload.mode != "prefill")
         del model
         self.recorder = recorder_for(device)
-        self.facts = {"compiler": str(compiler)}
+        self.facts = {"compiler": str(compiler), **routing_facts(spec)}
         self._spec, self._world_size = spec, ranks.world_size
-        self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._pipeline = PipelineSteps(self.engine, spec, self.recorder) if plan.pp > 1 else None
         self._step = 0

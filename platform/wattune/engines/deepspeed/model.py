@@ -1,6 +1,7 @@
 """The torch engine's model as DeepSpeed takes it: whole on every rank, or as the layers of a pipeline."""
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from wattune.engines.model.compiler import EAGER, Compiler, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Embedding, Head, Layer, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.lora import adapt, adapt_layer, freeze
+from wattune.engines.model.routing import LayerRouting, Routes
 from wattune.engines.model.weights import initialise
 from wattune.plan.parallel import stage_layers
 from wattune.trial import TrialSpec
@@ -55,7 +57,7 @@ def compiler_of(spec: TrialSpec, device: torch.device) -> Compiler:
 
 
 def whole_model(
-    spec: TrialSpec, device: torch.device, seed: int, config: dict[str, Any], compiler: Compiler
+    spec: TrialSpec, device: torch.device, seed: int, config: dict[str, Any], compiler: Compiler, routes: Routes | None
 ) -> Trained:
     """The initial model in the training data type, the same on every rank.
 
@@ -66,7 +68,12 @@ def whole_model(
     with torch.device("meta"):
         turned = rotation(spec, device)
         decoder = Decoder(
-            model, range(model.num_layers), rotation=turned, recompute=plan.recompute, experts=ExpertShard()
+            model,
+            range(model.num_layers),
+            rotation=turned,
+            recompute=plan.recompute,
+            experts=ExpertShard(),
+            routes=routes,
         )
         if spec.workload.lora is not None:
             adapt(decoder, spec.workload.lora)
@@ -92,6 +99,27 @@ def whole_model(
         if spec.workload.mode == "lora":
             decoder.layers["0"].register_forward_pre_hook(_with_gradient)
     return Trained(decoder, model)
+
+
+def route(model: nn.Module) -> None:
+    """Has the routers DeepSpeed put into a model's layers follow the layers' own routing.
+
+    Its own choose as a learned routing does, and know neither a forced choice nor an auxiliary loss.
+    """
+    for layer in [module for module in model.modules() if isinstance(module, Layer)]:
+        router = getattr(layer.ffn, "router", None)
+        if router is not None:
+            assert layer.routing is not None
+            router.forward = partial(_routed, router.gate, layer.routing)
+
+
+def _routed(
+    gate: nn.Module, routing: LayerRouting, x: Tensor, expert_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What AutoEP asks a router: weights and experts of tokens [T, H], and tokens of each expert."""
+    assert expert_bias is None, "no configuration of ours has one"
+    routed = routing(gate(x))
+    return routed.gates, routed.experts, routed.counts.to(torch.int32)
 
 
 def _with_gradient(_layer: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -125,13 +153,15 @@ def _fill(part: nn.Module, name: str, spec: TrialSpec, device: torch.device, see
 class Stages(PipelineModule):  # type: ignore[misc]
     """The model as a sequence of layers, split as the plan says."""
 
-    def __init__(self, spec: TrialSpec, device: torch.device, seed: int, compiler: Compiler) -> None:
+    def __init__(
+        self, spec: TrialSpec, device: torch.device, seed: int, compiler: Compiler, routes: Routes | None
+    ) -> None:
         """Builds this rank's stage on its device."""
         self._sizes = [len(chunks[0]) for chunks in stage_layers(spec.model, spec.plan)]
         self.config = SimpleNamespace(num_local_experts=spec.model.num_experts) if spec.model.is_moe else None
         with muted():
             super().__init__(
-                layers=_layers(spec, device, seed),
+                layers=_layers(spec, device, seed, routes),
                 num_stages=spec.plan.pp,
                 loss_fn=_loss if spec.model.tied_embeddings else None,
             )
@@ -161,13 +191,18 @@ class Stages(PipelineModule):  # type: ignore[misc]
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 
 
-def _layers(spec: TrialSpec, device: torch.device, seed: int) -> list[LayerSpec]:
+def _layers(spec: TrialSpec, device: torch.device, seed: int, routes: Routes | None) -> list[LayerSpec]:
     """Every part of the model in order; each is built only on the rank whose stage holds it."""
     model = spec.model
     whole = spec, device, seed
     turned = rotation(spec, device)
     layers = [
-        _Part(f"layers.{index}", Layer, (model, turned, spec.plan.recompute, ExpertShard()), *whole)
+        _Part(
+            f"layers.{index}",
+            Layer,
+            (model, turned, spec.plan.recompute, ExpertShard(), None if routes is None else routes.layer(index)),
+            *whole,
+        )
         for index in range(model.num_layers)
     ]
     if not model.tied_embeddings:

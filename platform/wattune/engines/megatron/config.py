@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from wattune.engines.model.decoder import DTYPES, NORM_EPSILON
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
+from wattune.engines.model.routing import AUXILIARY_LOSS_COEFFICIENT
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec
 
@@ -20,7 +21,7 @@ def uses_transformer_engine(spec: TrialSpec) -> bool:
 def transformer(spec: TrialSpec) -> dict[str, Any]:
     """Arguments of `TransformerConfig`.
 
-    What the torch engine does not do is off: dropout, auxiliary losses, approximations (the fused GELU is the tanh
+    What the torch engine does not do is off: dropout, approximations (the fused GELU is the tanh
     form), so that the two engines differ by how they work and not by what they compute.
 
     Args:
@@ -73,15 +74,19 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
 
 
 def _experts(spec: TrialSpec) -> dict[str, Any]:
-    """Routing as in Mixtral: softmax over the chosen experts, no auxiliary loss, no token dropped but by capacity."""
-    model = spec.model
+    """Routing as in Mixtral: softmax over the chosen experts, no token dropped but by capacity.
+
+    Only a learned routing has an auxiliary loss, taken over sequences: see `auxiliary_loss` of the torch engine.
+    """
+    model, routing = spec.model, spec.workload.routing
+    learns = routing is not None and routing.by == "learned"
     return {
         "num_moe_experts": model.num_experts,
         "moe_ffn_hidden_size": model.ffn_hidden_size,
         "moe_router_topk": model.num_experts_per_token,
         "moe_router_pre_softmax": False,
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": "seq_aux_loss" if learns else "none",
+        "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT if learns else 0.0,
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": uses_transformer_engine(spec),
         "moe_permute_fusion": uses_transformer_engine(spec),

@@ -1,11 +1,13 @@
 """Megatron-Core's process-wide state: made before an engine is built, undone after, so that the next finds none."""
 
+import importlib
 import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from wattune.engines.megatron.config import model_parallel
@@ -55,8 +57,18 @@ class Session:
         parallel_state.destroy_global_memory_buffer()
         tensor_parallel.get_cuda_rng_tracker().reset()
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
+        _forget_auxiliary_losses()
         for group in [group for group in _live_groups() if group not in self._groups]:
             dist.destroy_process_group(group)
+
+
+def _forget_auxiliary_losses() -> None:
+    """Empties where Megatron logs auxiliary losses: a dictionary in 0.16, an object in 0.19."""
+    kept = getattr(moe_utils, "_MOE_LAYER_WISE_LOGGING_TRACKER", None)
+    if kept is not None:
+        kept.clear()
+    else:
+        importlib.import_module("megatron.core.transformer.moe.moe_logging").destroy_moe_metrics_tracker()
 
 
 def _make_user_buffers(spec: TrialSpec) -> None:

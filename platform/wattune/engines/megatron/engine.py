@@ -25,10 +25,12 @@ from wattune.engines.libraries import check_libraries
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.megatron.context import Session, fuse_updates
 from wattune.engines.megatron.layers import chunk, finish
+from wattune.engines.megatron.routing import route
 from wattune.engines.megatron.timers import PhaseTimers
 from wattune.engines.megatron.weights import initialise
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Rotation
+from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
 from wattune.plan.parallel import num_micro_batches
 from wattune.trial import TrialSpec
@@ -88,7 +90,9 @@ class _Running:
         plan, workload = spec.plan, spec.workload
         self._spec, self._world_size = spec, ranks.world_size
         engine = megatron_config.uses_transformer_engine(spec)
-        self.facts = {"compiler": str(compiler), "layers": "transformer_engine" if engine else "local"}
+        layers = "transformer_engine" if engine else "local"
+        self.facts = {"compiler": str(compiler), "layers": layers, **routing_facts(spec)}
+        self.routes: Routes | None = None
         self.recorder = recorder_for(device)
         self._micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         self._replicas = ranks.world_size // plan.pp
@@ -191,6 +195,10 @@ class _Running:
             dtype = DTYPES[plan.dtype]
             rotation = Rotation.table(spec.model, spec.workload.seq_len, device, dtype)
         finish(parts, rotation, compiler)
+        if spec.model.is_moe:
+            tp, rank = plan.tp, parallel_state.get_tensor_model_parallel_rank()
+            self.routes = Routes(spec, seed, device, places=self._positions[0].chunk(tp)[rank])
+            route(parts, self.routes)
         return [part.train(self._trains) for part in parts]
 
     def _replicated(self, parts: list[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
+from wattune.engines.model.routing import LayerRouting, Routes
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """torch's types by a plan's `dtype`."""
@@ -122,7 +123,14 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, model: ModelSpec, rotation: Rotation | None, recompute: str, experts: ExpertShard) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        rotation: Rotation | None,
+        recompute: str,
+        experts: ExpertShard,
+        routing: LayerRouting | None = None,
+    ) -> None:
         """Allocates without initialising.
 
         Args:
@@ -130,12 +138,14 @@ class Layer(nn.Module):
             rotation: Rotary positions, or None.
             recompute: `none`, `selective` (attention without its linear layers) or `full`.
             experts: Which experts this rank holds, where there are experts.
+            routing: How tokens are sent to them, where there are experts.
         """
         super().__init__()
         self.attention_norm = _norm(model)
         self.attention = Attention(model, rotation, recompute=recompute == "selective")
         self.ffn_norm = _norm(model)
-        self.ffn: nn.Module = MixtureOfExperts(model, experts) if model.is_moe else FeedForward(model)
+        self.ffn: nn.Module = MixtureOfExperts(model, experts, routing) if model.is_moe else FeedForward(model)
+        self.routing = routing
         self.recompute = recompute == "full"
         self.compiler = EAGER
 
@@ -197,12 +207,22 @@ class Decoder(nn.Module):
     """Consecutive layers of a model, with the embedding before the first and the head after the last of them all."""
 
     def __init__(
-        self, model: ModelSpec, layers: range, *, rotation: Rotation | None, recompute: str, experts: ExpertShard
+        self,
+        model: ModelSpec,
+        layers: range,
+        *,
+        rotation: Rotation | None,
+        recompute: str,
+        experts: ExpertShard,
+        routes: Routes | None = None,
     ) -> None:
         """Allocates without initialising; parameters are named as in the whole model."""
         super().__init__()
         self.embedding = Embedding(model) if layers.start == 0 else None
-        self.layers = nn.ModuleDict({str(index): Layer(model, rotation, recompute, experts) for index in layers})
+        routing = {index: routes.layer(index) for index in layers if routes is not None}
+        self.layers = nn.ModuleDict(
+            {str(index): Layer(model, rotation, recompute, experts, routing.get(index)) for index in layers}
+        )
         self.head = Head(model) if layers.stop == model.num_layers else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, dropping by capacity, exchange between expert-parallel ranks, and the experts.
+"""Mixture of experts: dropping by capacity, exchange between expert-parallel ranks, and the experts.
 
 Legend for shapes: T tokens of this rank's micro-batch, k experts per token, E experts, e experts held here, H hidden
 size, F inner width held here, R tokens received for the experts held here.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from wattune.catalog.models import ModelSpec
+from wattune.engines.model.routing import LayerRouting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +91,12 @@ def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    """Top-k routing as in Mixtral (Jiang et al. 2024, arXiv 2401.04088, section 2.1), without an auxiliary loss."""
+    """A router and its experts, exchanged between expert-parallel ranks."""
 
-    def __init__(self, model: ModelSpec, shard: ExpertShard) -> None:
-        """Allocates without initialising."""
+    def __init__(self, model: ModelSpec, shard: ExpertShard, routing: LayerRouting | None = None) -> None:
+        """Allocates without initialising; without a routing the router chooses, and nobody counts."""
         super().__init__()
+        self.routing = routing or LayerRouting(num_per_token=model.num_experts_per_token)
         self.num_per_token = model.num_experts_per_token
         self.num_experts = model.num_experts
         self.capacity_factor = model.expert_capacity_factor
@@ -119,16 +121,15 @@ class MixtureOfExperts(nn.Module):
 
     def _mix(self, x: Tensor, router_weight: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
-        logits = F.linear(tokens, router_weight).float()
-        top, chosen = logits.topk(self.num_per_token)
-        gates = top.softmax(-1).flatten()
-        order, counts = self._assign(chosen.flatten())
+        routed = self.routing(F.linear(tokens, router_weight))
+        gates = routed.gates.flatten()
+        order, counts = self._assign(routed.experts.flatten(), routed.counts)
         sources = order // self.num_per_token
         results = self._exchange(tokens[sources], counts)
         weighted = results * gates[order].unsqueeze(-1).to(results.dtype)
         return torch.zeros_like(tokens).index_add(0, sources, weighted).view_as(x)
 
-    def _assign(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _assign(self, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Orders the T*k assignments by expert; beyond capacity they are dropped, later tokens first.
 
         Capacity is ceil(T k / E x factor): Fedus et al. 2022 (arXiv 2101.03961), equation 3, for top-k.
@@ -137,7 +138,6 @@ class MixtureOfExperts(nn.Module):
             Indices of the kept assignments grouped by expert, and how many each expert got [E].
         """
         order = chosen.argsort(stable=True)
-        counts = chosen.new_zeros(self.num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
         if self.capacity_factor is None:
             return order, counts
         capacity = math.ceil(chosen.numel() / self.num_experts * self.capacity_factor)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
+from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
@@ -80,13 +81,18 @@ class _Running:
     ) -> None:
         plan, workload = spec.plan, spec.workload
         here = coordinates(ranks.rank, plan, ranks.world_size)
-        self.facts = {"compiler": str(compiler)}
+        self.facts = {"compiler": str(compiler), **routing_facts(spec)}
+        self.routes: Routes | None = None
         self._trains = workload.mode != "prefill"
         self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
         self._group = meshes.dense("pp").get_group()
         self.recorder = recorder_for(device)
         micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
-        decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp])
+        if spec.model.is_moe:
+            # Every tensor parallel rank routes all tokens, and their gradients are summed.
+            scale = 1 / (workload.global_batch_size * plan.tp)
+            self.routes = Routes(spec, seed, device, sequence_loss_scale=scale)
+        decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp], self.routes)
         for decoder in decoders:
             decoder.compile_with(compiler, with_loss=plan.tp == 1)  # tensor parallel cuts logits by the vocabulary
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
@@ -144,7 +150,9 @@ class _Running:
         return self.recorder.phase("optimizer") if self._trains else nullcontext()
 
 
-def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range]) -> list[Decoder]:
+def _decoders(
+    spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range], routes: Routes | None
+) -> list[Decoder]:
     """This rank's parts of the model, initialised and sharded."""
     model, plan = spec.model, spec.plan
     rotation = None
@@ -154,7 +162,12 @@ def _decoders(spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, 
     for layers in chunks:
         with torch.device("meta"):
             decoder = Decoder(
-                model, layers, rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
+                model,
+                layers,
+                rotation=rotation,
+                recompute=plan.recompute,
+                experts=meshes.expert_shard(plan),
+                routes=routes,
             )
             if spec.workload.lora is not None:
                 adapt(decoder, spec.workload.lora)

@@ -1,4 +1,4 @@
-"""The actor that holds every lane of a study: the mailbox between drivers and workers, and the owner of Train runs."""
+"""The actor that holds every lane of a study: mailbox between drivers and workers, owner of the Ray Train runs."""
 
 import asyncio
 import contextlib
@@ -38,50 +38,50 @@ from wattune.workers.loop import RankOutcome
 _log = logging.getLogger(__name__)
 
 MOST_CALLS: Final = 100_000
-"""Calls that may wait at once: two a worker, one a driver."""
+"""Calls that may wait at once: two per worker, one per driver."""
 
 LOST_S: Final = 30.0
-"""Longest the controller of a Train run waits for an answer when workers failed."""
+"""Longest a Train run waits for the lane's answer after workers failed."""
 
 RELEASE_S: Final = 10.0
-"""Longest the end of a study waits for a node's sampler; its lease ends it then."""
+"""Longest the end of a study waits for a node's sampler, which its lease ends later anyway."""
 
 _NVIDIA_ENVIRONMENT: Final = {
-    # Communicators are aborted by us, when the lane says so: torch asks for 0 then (`_abort_process_group`). A hang is
-    # ended by the worker's watchdog, which knows how long steps take.
+    # wattune aborts communicators itself, when the lane orders it, and torch asks for 0 then (`_abort_process_group`).
+    # The worker's watchdog ends a hang: it knows how long steps take.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
 
 
 class LaneKeeper:
-    """Lanes by name. Every method is a call of Ray; what they mean is said in `Lane`.
+    """Lanes by name. Every method is a remote call; `Lane` documents its meaning.
 
-    Workers of a lane that is gone, with a node or with the process that was this actor before, are told that they are
-    not wanted; what they say is heard by nobody.
+    A lane may be gone, with a node or with an earlier process of this actor. Its workers are told to end, and their
+    reports are dropped.
     """
 
     def __init__(self, scratch: str) -> None:
-        """Holds no lane yet.
+        """Starts without a lane.
 
         Args:
-            scratch: A folder for what Ray Train insists on writing.
+            scratch: Folder for the files that Ray Train always writes.
         """
         self._scratch = scratch
         self._lanes: dict[str, Lane] = {}
         self._born = uuid4().hex
-        """Part of every lane's name: after a restart of this actor nobody takes a new lane for an old one."""
+        """Part of every lane's name, so that no worker takes a lane of a restarted actor for its own."""
         self._telemetry: dict[tuple[str, tuple[str, ...]], ActorHandle] = {}
         self._self: ActorHandle = ray.get_runtime_context().current_actor
 
     async def run(self, assignment: Assignment) -> Answer:
-        """See `Lane.run`; other lanes make room on the nodes first."""
+        """See `Lane.run`. Other lanes on the same nodes make room first."""
         lane = self._lane(tuple(assignment.node_names))
         rivals = [other for other in self._lanes.values() if other is not lane and set(other.nodes) & set(lane.nodes)]
         await asyncio.gather(*(other.make_room() for other in rivals))
         return await lane.run(assignment)
 
     async def telemetry(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
-        """The telemetry actors of nodes; they live as long as this actor, which holds on to them."""
+        """The telemetry actors of nodes. They live as long as this actor, which holds their handles."""
         keys = [(node.node_id, tuple(backends)) for node in nodes]
         for node, key in zip(nodes, keys, strict=True):
             if key not in self._telemetry:
@@ -98,9 +98,9 @@ class LaneKeeper:
         return bool(lanes)
 
     async def progress(self) -> dict[str, tuple[str, int, int | None]]:
-        """Part, step and number of steps of every trial that runs, by name."""
+        """Part, step and number of steps of every running trial, by name."""
         found = [progress for lane in self._lanes.values() if (progress := lane.progress()) is not None]
-        return {name: rest for name, *rest in found}  # type: ignore[misc]
+        return {name: (part, step, num_steps) for name, part, step, num_steps in found}
 
     async def spans(self, name: str) -> dict[int, pa.Table]:
         """See `Lane.spans`."""
@@ -114,19 +114,19 @@ class LaneKeeper:
         await asyncio.gather(*(lane.close("a node of the lane is gone") for lane in lanes))
 
     async def close(self) -> None:
-        """Ends every lane, and every sampler that still runs."""
+        """Ends every lane and every running sampler."""
         await asyncio.gather(
             *(lane.close("the study was stopped", interrupts=True) for lane in self._lanes.values()),
             *map(_release, self._telemetry.values()),
         )
 
-    async def join(self, lane: str, run: int, seat: WorkerPlace) -> int:
+    async def join(self, lane: str, run: int, worker: WorkerPlace) -> int:
         """See `Lane.join`."""
-        return self._lanes[lane].join(run, seat) if lane in self._lanes else -1
+        return self._lanes[lane].join(run, worker) if lane in self._lanes else -1
 
-    async def next_trial(self, lane: str, group: int, seat: int, report: Report | None) -> RankAssignment | None:
+    async def next_trial(self, lane: str, group: int, worker: int, report: Report | None) -> RankAssignment | None:
         """See `Lane.next_trial`."""
-        return await self._lanes[lane].next_trial(group, seat, report) if lane in self._lanes else None
+        return await self._lanes[lane].next_trial(group, worker, report) if lane in self._lanes else None
 
     async def failing(self, lane: str, group: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
         """See `Lane.failing`."""
@@ -143,19 +143,19 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].hung(group, number, outcome, stacks)
 
-    async def told_stacks(self, lane: str, group: int, number: int, rank: int, stacks: str) -> None:
-        """See `Lane.told_stacks`."""
+    async def report_stacks(self, lane: str, group: int, number: int, rank: int, stacks: str) -> None:
+        """See `Lane.report_stacks`."""
         if lane in self._lanes:
-            self._lanes[lane].told_stacks(group, number, rank, stacks)
+            self._lanes[lane].report_stacks(group, number, rank, stacks)
 
-    async def halt(self, lane: str, group: int, number: int) -> StopOrder | None:
-        """See `Lane.halt`."""
-        return await self._lanes[lane].halt(group, number) if lane in self._lanes else None
+    async def stop_order(self, lane: str, group: int, number: int) -> StopOrder | None:
+        """See `Lane.stop_order`."""
+        return await self._lanes[lane].stop_order(group, number) if lane in self._lanes else None
 
-    async def tell(self, lane: str, group: int, number: int, part: str, step: int, num_steps: int | None) -> None:
-        """See `Lane.tell`."""
+    async def report(self, lane: str, group: int, number: int, part: str, step: int, num_steps: int | None) -> None:
+        """See `Lane.report`."""
         if lane in self._lanes:
-            self._lanes[lane].tell(group, number, part, step, num_steps)
+            self._lanes[lane].report(group, number, part, step, num_steps)
 
     async def show(self, lane: str, group: int, number: int, rank: int, spans: pa.Table) -> None:
         """See `Lane.show`."""
@@ -181,19 +181,19 @@ async def _release(actor: ActorHandle) -> None:
             await actor.release.remote()
 
 
-def _kill(seat: WorkerPlace) -> None:
-    ray.kill(seat.actor, no_restart=True)
+def _kill(worker: WorkerPlace) -> None:
+    ray.kill(worker.actor, no_restart=True)
 
 
 class _Losses(UserCallback):  # type: ignore[misc]
-    """Tells the lane at once that workers failed, and why; Train itself then starts others."""
+    """Tells the lane at once that workers failed, and why. Train itself then starts others."""
 
     def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
         self._keeper, self._lane, self._run = keeper, lane, run
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
-        seat, first = min(worker_exceptions.items())
-        reason = f"worker {seat} of the group: {cause(first)}"
+        number, first = min(worker_exceptions.items())
+        reason = f"worker {number} of the group: {cause(first)}"
         try:
             wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason), timeout=LOST_S)
         except RayError as error:
@@ -201,8 +201,8 @@ class _Losses(UserCallback):  # type: ignore[misc]
             wanted = False
         if not wanted:
             # The process that held this lane is gone, and Ray is about to end this one. Until then Train would start
-            # other workers, in a placement group that nobody removes where it comes after `remove_orphans` has looked:
-            # the next trial would wait for its place (seen with Ray 2.60: `PlacementGroupCleaner` has gone by then).
+            # other workers, in a placement group that comes too late for `remove_orphans`. Nobody would remove it, and
+            # the next trial would wait for its devices (seen with Ray 2.60: `PlacementGroupCleaner` has gone by then).
             os._exit(1)
 
 
@@ -224,7 +224,7 @@ class _Launcher:
 
     def _fit(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str) -> None:
         if orphans := remove_orphans():
-            _log.warning("%d placement group(s) of runs that were killed while they started are removed", orphans)
+            _log.warning("removed %d placement group(s) of runs that were killed while they started", orphans)
         environment = {**(_NVIDIA_ENVIRONMENT if key.has_gpus else {}), **dict(key.environment)}
         TorchTrainer(
             serve,
@@ -236,7 +236,7 @@ class _Launcher:
                 placement_strategy="PACK",
                 label_selector=[{"ray.io/node-id": node_id} for node_id in nodes for _ in range(key.devices_per_node)],
             ),
-            # Its group is only a meeting place, and gloo's is there at once.
+            # Ranks only meet through its group, and gloo's starts at once.
             torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S),
             run_config=RunConfig(
                 name=f"lane-{number}",
@@ -250,12 +250,15 @@ class _Launcher:
 
 
 def cause(error: BaseException) -> str:
-    """The one line of an error of Ray's that says what happened: the innermost cause's, or what wattune made of it."""
+    """Finds the one line of a Ray error that says what happened.
+
+    It is the message of the innermost cause, or that of wattune's own error around it.
+    """
     workers = getattr(error, "worker_failures", None)
     if workers:
-        seat, first = min(workers.items())
-        return f"worker {seat} of the group: {cause(first)}"
-    # What an actor raised arrives wrapped, its own error in `cause`; what wrapped wattune's own error passes for one.
+        number, first = min(workers.items())
+        return f"worker {number} of the group: {cause(first)}"
+    # Ray wraps the error an actor raised and keeps it in `cause`. A wrapped error of wattune is a `WattuneError` too.
     while isinstance(error, RayTaskError) or not isinstance(error, WattuneError):
         inner = getattr(error, "cause", None) or error.__cause__
         if inner is None:

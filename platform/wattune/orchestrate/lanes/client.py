@@ -1,4 +1,4 @@
-"""The lanes of a study, from outside: made by the study's driver, used by whoever runs a trial."""
+"""The lanes of a study, seen from outside: the study's driver makes them, and drivers of trials use them."""
 
 import contextlib
 import shutil
@@ -19,17 +19,17 @@ from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 
 _LOOK_S: Final = 1.0
-"""How often a trial's driver looks whether it should stop it."""
+"""Seconds between two checks of a trial's limit by its driver."""
 _QUICK_S: Final = 2.0
 _SETTLE_S: Final = 120.0
 _CLOSE_S: Final = 45.0
 
 
 class Lanes:
-    """Warm workers for trials, on as many sets of nodes as trials ask for. Travels to other processes of the study."""
+    """Warm workers for trials, on as many sets of nodes as trials ask for. Can be sent to other processes."""
 
     def __init__(self) -> None:
-        """Starts the actor that holds them, on this node; it ends with this process."""
+        """Starts the actor that holds them, on this node. It ends with this process."""
         remote_class = ray.remote(LaneKeeper)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = remote_class.options(
@@ -40,16 +40,16 @@ class Lanes:
         self._keeper: ActorHandle = options.remote(self._scratch)
 
     def __enter__(self) -> Self:
-        """The lanes themselves."""
+        """Returns the lanes themselves."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends every lane; what runs or waits there is answered."""
+        """Ends every lane; trials that run or wait there are answered."""
         self.close()
 
     def close(self) -> None:
-        """Ends every lane and the actor; may be called twice."""
-        # It may be gone, and the cluster with it; its workers go with it.
+        """Ends every lane and the actor. May be called twice."""
+        # The actor may be gone, and the cluster with it. Its workers go with it.
         with contextlib.suppress(RayError, ConnectionError):
             ray.get(self._keeper.close.remote(), timeout=_CLOSE_S)
         with contextlib.suppress(RayError, ConnectionError):
@@ -61,10 +61,10 @@ class Lanes:
 
         Args:
             assignment: The trial.
-            over_limit: Asked once a second while it runs; a text ends the trial as `aborted`.
+            over_limit: Called once a second while it runs. A reason it returns ends the trial as `aborted`.
 
         Returns:
-            What came of it; it has no outcomes where the actor that holds the lanes died meanwhile.
+            The answer; without outcomes if the actor that holds the lanes died meanwhile.
         """
         pending = self._keeper.run.remote(assignment)
         try:
@@ -79,13 +79,13 @@ class Lanes:
         return answer
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
-        """The telemetry actors of nodes; one that is not there yet is started.
+        """Returns the telemetry actors of nodes, and starts those that do not run yet.
 
         Raises:
             TelemetryError: The actor that holds them does not answer.
         """
-        # The first thing a trial asks for. It waits for an actor that is being restarted, whose death costs the trial
-        # that ran and not the next one.
+        # A trial asks for this first. It waits for an actor that is being restarted: the death of that actor costs the
+        # trial that ran, and not the next one.
         asks = self._keeper.telemetry.options(max_task_retries=-1)
         try:
             actors: list[ActorHandle] = ray.get(asks.remote(nodes, backends), timeout=_SETTLE_S)
@@ -94,7 +94,11 @@ class Lanes:
         return actors
 
     def settle(self, assignment: Assignment) -> str:
-        """Waits until a trial's workers are clean; says why it cost them, empty where it did not."""
+        """Waits until a trial's workers are clean.
+
+        Returns:
+            The reason the trial cost its workers; empty if it did not.
+        """
         try:
             text: str = ray.get(self._keeper.settle.remote(tuple(assignment.node_names)), timeout=_SETTLE_S)
         except (RayActorError, GetTimeoutError) as error:
@@ -102,7 +106,7 @@ class Lanes:
         return text
 
     def stop_trial(self, name: str, reason: str) -> bool:
-        """Ends a trial while it runs, as `aborted`; says whether it was running."""
+        """Ends a running trial as `aborted`; returns whether it was running."""
         try:
             stopped: bool = ray.get(self._keeper.stop_trial.remote(name, reason), timeout=_QUICK_S)
         except (RayActorError, GetTimeoutError):
@@ -110,7 +114,7 @@ class Lanes:
         return stopped
 
     def spans(self, name: str) -> Mapping[int, pa.Table]:
-        """What the ranks of a running trial did last, by rank, where its assignment has them show it."""
+        """The last seconds of a running trial's ranks, by rank; empty unless its assignment has `shows_spans`."""
         try:
             found: dict[int, pa.Table] = ray.get(self._keeper.spans.remote(name), timeout=_QUICK_S)
         except (RayActorError, GetTimeoutError):
@@ -118,7 +122,7 @@ class Lanes:
         return found
 
     def progress(self) -> Mapping[str, TrialProgress]:
-        """How far each running trial is, by its folder's name; empty where nobody answers in time."""
+        """Progress of each running trial, by its folder's name; empty if nobody answers in time."""
         try:
             found: dict[str, tuple[str, int, int | None]] = ray.get(self._keeper.progress.remote(), timeout=_QUICK_S)
         except (RayError, ConnectionError):  # it is busy, or the study ends

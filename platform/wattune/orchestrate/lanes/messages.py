@@ -1,4 +1,4 @@
-"""What travels between a trial's driver, its lane and the lane's workers: plain values."""
+"""Messages between a trial's driver, its lane and the lane's workers: plain values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,16 +14,16 @@ from wattune.workers.loop import RankOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKey:
-    """What workers are made for: trials of equal keys run on the same ones, one after another."""
+    """Kind of a group of workers: trials of equal keys run on the same workers, one after another."""
 
     device: str
     num_nodes: int
     devices_per_node: int
     engine: str
     environment: tuple[tuple[str, str], ...]
-    """Variables their processes start with; libraries read them once."""
+    """Variables their processes start with, as libraries read them only once."""
     resources: tuple[tuple[str, float], ...]
-    """What Ray reserves for one of them."""
+    """Resources that Ray reserves for each of them."""
 
     @property
     def world_size(self) -> int:
@@ -32,13 +32,18 @@ class GroupKey:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether each worker drives a GPU."""
+        """True if each worker drives a GPU."""
         return self.device != "cpu"
 
     @classmethod
     def of(cls, spec: TrialSpec, resources: Mapping[str, float]) -> "GroupKey":
-        """The key of a specification, with what one rank gets of a node."""
-        known = CAPABILITIES.get(spec.engine)  # an engine of one's own is in no table
+        """The key of a specification.
+
+        Args:
+            spec: The specification.
+            resources: Resources of a node for one rank.
+        """
+        known = CAPABILITIES.get(spec.engine)  # a user's own engine is not in the table
         return cls(
             device=spec.cluster.device,
             num_nodes=spec.cluster.num_nodes,
@@ -54,41 +59,41 @@ class Assignment:
     """One trial for a lane."""
 
     name: str
-    """The trial's folder name, which nothing else in the study has."""
+    """Name of the trial's folder, unique in the study."""
     spec: TrialSpec
     measure: Measure
     seed: int
     key: GroupKey
     node_names: Mapping[str, str]
-    """The nodes to run on, in the plan's order: Ray's id to the name telemetry uses."""
+    """The nodes to run on, in the plan's order: Ray's id to telemetry's name."""
     device_names: Mapping[str, Mapping[str, str]]
-    """What telemetry calls each device, by node and uuid."""
+    """Telemetry's name of each device, by node and uuid."""
     sampler_cpus: Mapping[str, tuple[int, ...]]
-    """Processors the sampler of a node is bound to, by node; none where it shares them."""
+    """Processors that a node's sampler is bound to, by node; empty if it shares them."""
     fresh: bool
-    """Whether the workers must be new, and end with the trial."""
+    """The workers must be new, and end with the trial."""
     shows_spans: bool = False
-    """Whether every rank shows each second what it did last, for whoever watches a limit of simulated power."""
+    """Every rank sends its last seconds once a second, to watch a limit on simulated power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """One worker of a group, and the device that is its own for the group's life."""
+    """One worker of a group, and its own device as long as the group lives."""
 
     number: int
-    """Ray Train's rank of it; the plan's rank is another one's business."""
+    """Ray Train's rank, which is not the plan's."""
     node_id: str
     device_index: int
-    """Of its device among those its node's workers see."""
+    """Index of its device among those its node's workers see."""
     device_uuid: str | None
     pid: int
     actor: ActorHandle
-    """To end it when it hangs."""
+    """Handle that ends the worker when it hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank of a trial ran, as it is kept with the result."""
+    """Node, device and process of one rank, as kept with the result."""
 
     rank: int
     node: str
@@ -106,10 +111,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """What one worker gets of an assignment."""
+    """One worker's part of an assignment."""
 
     number: int
-    """Of the trial in its group, from 1; 0 asks only whether the ranks can still talk to each other."""
+    """Number of the trial in its group, from 1; 0 only tests that the ranks still find each other."""
     rank: int
     world_size: int
     local_rank: int
@@ -117,44 +122,44 @@ class RankAssignment:
     meeting: str
     """Name under which the ranks meet; no two trials of a group share it."""
     assignment: Assignment | None
-    """None where nothing is to be trained."""
+    """None if nothing is to be trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """An order to ranks whose trial cannot go on."""
+    """Order to the ranks of a trial that cannot go on."""
 
     kind: Literal["free", "dump"]
-    """`free`: leave the trial. `dump`: only say where every thread is; the process is ended then."""
+    """`free`: leave the trial. `dump`: only report the stacks of all threads; the process is ended then."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a worker is after a trial."""
+    """State of a worker after a trial."""
 
     problem: str | None
-    """Why it must not run another one."""
+    """The reason it must not run another trial; None if it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of an assignment."""
+    """Result of an assignment."""
 
     outcomes: tuple[RankOutcome, ...] = ()
-    """By rank; ranks that ended without a word are missing."""
+    """By rank; ranks that ended without reporting are missing."""
     cause: RankOutcome | None = None
-    """The first failure, which names the trial's status: `completed` where only the profiled pass failed."""
+    """The first failure, which decides the trial's status: `completed` if only the profiled pass failed."""
     places: tuple[Place, ...] = ()
     failure: str = ""
-    """Why the group failed, where it did."""
+    """The reason the group failed; empty if it did not."""
     interrupted: bool = False
-    """Whether that was because the study ended: the trial is to be run again."""
+    """The study ended: the trial is to be run again."""
     stacks: Mapping[int, str] = field(default_factory=dict)
-    """Where the threads of a hung rank were."""
+    """Stacks of all threads of hung ranks, by rank."""
     group_start_s: float = 0.0
-    """How long the trial waited for its workers."""
+    """Seconds the trial waited for its workers."""
     restart_s: float | None = None
-    """How long there were none because an earlier trial cost its group; None where it did not."""
+    """Seconds without workers because an earlier trial cost its group; None if it did not."""
     number: int = 0
-    """Of the trial in its group, from 1."""
+    """Number of the trial in its group, from 1."""

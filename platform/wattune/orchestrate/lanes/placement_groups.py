@@ -1,8 +1,8 @@
-"""Placement groups of Ray Train runs whose controller died while it started workers: nobody else removes them.
+"""Removes placement groups of Ray Train runs whose controller died while it started workers; nobody else does.
 
-Ray keeps an actor's placement group until the actor *and* its job are over. Train has an actor that removes a group
-whose controller died, but tells it of the group only once all workers are up. Between the two a controller may be
-killed, or end with the process that holds the lanes, which owns it: whoever then wants these devices waits for them as
+Ray keeps an actor's placement group until the actor *and* its job are over. Train has an actor that removes the group
+of a dead controller, but tells it of the group only once all workers are up. Before that, a controller may be killed,
+or end with the process that holds the lanes, which owns it. Trials that want these devices would then wait for them as
 long as the study runs (seen with Ray 2.60).
 """
 
@@ -11,17 +11,17 @@ from ray.core.generated import gcs_pb2
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 _CONTROLLER = "TrainController"
-"""The class of a Train run's controller."""
+"""Class of a Train run's controller."""
 
 
 def remove_orphans() -> int:
     """Removes placement groups that dead controllers of this job left behind.
 
     Returns:
-        How many there were.
+        Their number.
     """
     job_id = ray.get_runtime_context().get_job_id()
-    # Not public; nothing public says who made a placement group.
+    # Not public: Ray has no public way to ask who made a placement group.
     state = ray._private.state.state
     num_removed = 0
     for entry in state._connect_and_get_accessor().get_placement_group_table():

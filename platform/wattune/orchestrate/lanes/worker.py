@@ -1,4 +1,4 @@
-"""What every worker of a lane runs: trial after trial, each in a process group of its own, memory checked after it."""
+"""The loop of a lane's worker: trial after trial, each in its own process group, with a memory check after it."""
 
 import contextlib
 import faulthandler
@@ -36,20 +36,20 @@ from wattune.workers.watchdog import WatchedEngine
 _log = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_S: Final = 180
-"""Longest a collective may wait for a rank; the default of half an hour is longer than most trials."""
+"""Longest a collective may wait for a rank. Torch's default of half an hour is longer than most trials."""
 
 PROBE_TIMEOUT_S: Final = 30
 """Longest ranks may take to find each other after a trial that failed."""
 
 WATCH_S: Final = 1.0
-"""How often a worker looks whether its trial still gets anywhere."""
+"""Seconds between two checks that a trial still makes progress."""
 
 
 def serve(config: dict[str, Any]) -> None:
-    """Runs trials until there are no more; what every Ray Train worker of a lane calls.
+    """Runs trials until the lane has none left. Every Ray Train worker of a lane calls it.
 
     Args:
-        config: `keeper` (the actor that holds the lane), `lane` (the lane's name there), `run` (the number of the run).
+        config: `keeper` (the actor that holds the lane), `lane` (its name there), `run` (the number of the run).
     """
     worker = _Worker(config["keeper"], config["lane"], config["run"])
     report: Report | None = None
@@ -58,49 +58,48 @@ def serve(config: dict[str, Any]) -> None:
 
 
 class _Worker:
-    """One seat of a group."""
+    """One worker of a group."""
 
     def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
         self._keeper, self._lane = keeper, lane
         self._store = take_store()
         context = get_context()
-        here = get_device()
-        self._device = "cpu" if here.type == "cpu" else f"cuda:{here.index or 0}"
+        own = get_device()
+        self._device = "cpu" if own.type == "cpu" else f"cuda:{own.index or 0}"
         self._node_id = ray.get_runtime_context().get_node_id()
-        seat = WorkerPlace(
+        self._here = WorkerPlace(
             number=context.get_world_rank(),
             node_id=self._node_id,
-            device_index=context.get_local_rank() if here.type == "cpu" else here.index or 0,
+            device_index=context.get_local_rank() if own.type == "cpu" else own.index or 0,
             device_uuid=device_uuid(self._device),
             pid=os.getpid(),
             actor=ray.get_runtime_context().current_actor,
         )
-        self._seat = seat
         clean_up(self._device)
         gc.freeze()
         self._before = leftovers(self._device, 0)
         self._has_run = False
-        self._group: int = ray.get(keeper.join.remote(lane, run, seat))
+        self._group: int = ray.get(keeper.join.remote(lane, run, self._here))
 
     def next_trial(self, report: Report | None) -> RankAssignment | None:
-        """Waits for the lane."""
+        """Waits for a trial of the lane; None tells this worker to end."""
         assigned: RankAssignment | None = ray.get(
-            self._keeper.next_trial.remote(self._lane, self._group, self._seat.number, report)
+            self._keeper.next_trial.remote(self._lane, self._group, self._here.number, report)
         )
         return assigned
 
     def probe(self, assigned: RankAssignment) -> Report:
-        """Whether the ranks still find each other."""
+        """Tests that the ranks still find each other."""
         try:
             self._join(assigned, PROBE_TIMEOUT_S)
             meet()
             leave_groups()
-        except Exception as error:  # any at all: the processes are then replaced
+        except Exception as error:  # of any class: the processes are then replaced
             return Report(problem=f"the ranks did not find each other again: {_first_line(error)}")
         return Report(problem=None)
 
     def run(self, assigned: RankAssignment) -> Report:
-        """One trial from its process group to its memory given back."""
+        """Runs one trial, from joining its process group until its memory is free again."""
         assert assigned.assignment is not None
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
@@ -135,7 +134,7 @@ class _Worker:
             )
         except Exception as error:
             outcome = watch.outcome(error)
-            traceback.clear_frames(error.__traceback__)  # they hold the engine, and with it memory and groups
+            traceback.clear_frames(error.__traceback__)  # its frames hold the engine, and with it memory and groups
             watch.close_engine()
         watch.close()
         return outcome, place
@@ -145,19 +144,19 @@ class _Worker:
         assert assignment is not None
         node = assignment.node_names[self._node_id]
         name = sensed_name(
-            assignment.spec, assigned.slot.device, self._seat.device_uuid, assignment.device_names.get(node, {})
+            assignment.spec, assigned.slot.device, self._here.device_uuid, assignment.device_names.get(node, {})
         )
         return Place(
             rank=assigned.rank,
             node=node,
             slot=assigned.slot.device,
             device=name,
-            device_uuid=self._seat.device_uuid,
+            device_uuid=self._here.device_uuid,
             pid=os.getpid(),
         )
 
     def _join(self, assigned: RankAssignment, timeout_s: float) -> None:
-        # Engines and their libraries look for their rank here too; Ray Train's own numbers are of the seats.
+        # Engines and their libraries read their rank here too. Ray Train has put its own numbers of workers there.
         os.environ |= {
             "RANK": str(assigned.rank),
             "LOCAL_RANK": str(assigned.local_rank),
@@ -174,7 +173,7 @@ class _Worker:
         )
 
     def _settle(self) -> Report:
-        """Cleans up and says whether memory came back."""
+        """Cleans up, and reports whether memory came back."""
         try:
             num_groups = leave_groups()
             clean_up(self._device)
@@ -183,15 +182,15 @@ class _Worker:
             return Report(problem=f"the worker cannot be cleaned up: {_first_line(error)}")
         problem = leak(self._before, after, is_first=not self._has_run)
         if not self._has_run:
-            # Its first trial loads libraries; from then on the process has no reason to grow. What they hold is not
-            # looked through again and again: a collection takes milliseconds then instead of a fifth of a second.
+            # The first trial loads libraries; after it the process has no reason to grow. Freezing keeps the objects of
+            # these libraries out of later collections, which then take milliseconds instead of a fifth of a second.
             gc.freeze()
             self._has_run, self._before = True, replace(after, tensor_bytes=0)
         return Report(problem=problem and f"pid {os.getpid()}: {problem}")
 
 
 class _Watch:
-    """The watchdog of one trial on one rank: a thread that is never held by what the trial is held by."""
+    """The watchdog of one trial on one rank: a thread that goes on when the trial hangs."""
 
     def __init__(self, keeper: ActorHandle, lane: str, group: int, assigned: RankAssignment, device: str) -> None:
         assert assigned.assignment is not None
@@ -202,7 +201,7 @@ class _Watch:
         self._part: tuple[str, int] = ("start", 0)
         self._part_began_at = 0
         self._begun_s = time.monotonic()
-        self._halted: str | None = None
+        self._stop_reason: str | None = None
         self._shows_spans = assigned.assignment.shows_spans
         self._place: Place | None = None
         self._anchor = ClockAnchor.now()
@@ -211,33 +210,32 @@ class _Watch:
         threading.Thread(target=self._look_after, daemon=True, name="watch").start()
 
     def over(self, engine: Any, place: Place) -> WatchedEngine:
-        """The engine with its watch; its spans are said to be of that place."""
+        """Wraps the engine in its watch; its spans carry the place."""
         self._place = place
         self._engine = WatchedEngine(engine, self._failing)
-        if self._halted is not None:
-            self._engine.stop(self._halted)
+        if self._stop_reason is not None:
+            self._engine.stop(self._stop_reason)
         return self._engine
 
     def progress(self, part: str, done: int, total: int) -> None:
-        """Takes note of what the measuring loop begins."""
+        """Notes the part that the measuring loop begins."""
         self._part, self._part_began_at = (part, total), (self._engine.num_steps if self._engine else 0) - done
 
     def outcome(self, error: BaseException) -> RankOutcome:
-        """What the lane is told of an error."""
-        if self._halted is not None:
-            status, reason = TrialStatus.ABORTED, f"rank {self._rank} was stopped: {self._halted}"
+        """Turns an error into the outcome that the lane gets."""
+        if self._stop_reason is not None:
+            status, reason = TrialStatus.ABORTED, f"rank {self._rank} was stopped: {self._stop_reason}"
             return RankOutcome(rank=self._rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
-        self._tell_failing(error)
+        self._report_failing(error)
         return failed(self._rank, error)
 
     def close_engine(self) -> None:
-        """Closes the engine after an error; the measuring loop does it otherwise."""
+        """Closes the engine after an error. Without one the measuring loop does it."""
         if self._engine is not None:
             try:
                 self._engine.close()
-            except (
-                Exception
-            ):  # the trial has failed already, and its groups may be gone; what is left is looked for next
+            except Exception:
+                # The trial has failed already, and its groups may be gone. The memory check finds what is left.
                 _log.warning("the engine of a trial that failed could not be closed", exc_info=True)
 
     def close(self) -> None:
@@ -247,13 +245,13 @@ class _Watch:
         self._engine = None
 
     def _failing(self, error: BaseException) -> None:
-        """Tells the lane before anything is closed: closing may wait for ranks that wait for this one."""
-        if self._halted is None:
-            self._tell_failing(error)
+        """Tells the lane of an error before anything is closed: closing may wait for ranks that wait for this one."""
+        if self._stop_reason is None:
+            self._report_failing(error)
         if self._engine is not None:
             self._engine.before_close = abort_groups
 
-    def _tell_failing(self, error: BaseException) -> None:
+    def _report_failing(self, error: BaseException) -> None:
         keeps_group = is_out_of_memory(error) or isinstance(error, WattuneError)
         outcome = failed(self._rank, error)
         if self._part[0] == "profile":  # what was measured before stands
@@ -261,11 +259,11 @@ class _Watch:
         ray.get(self._keeper.failing.remote(*self._key, outcome, keeps_group=keeps_group))
 
     def _look_after(self) -> None:
-        halt_ref = self._keeper.halt.remote(*self._key)
+        order = self._keeper.stop_order.remote(*self._key)
         while not self._closed.is_set():
-            ready, _ = ray.wait([halt_ref], timeout=WATCH_S)
+            ready, _ = ray.wait([order], timeout=WATCH_S)
             if ready:
-                self._obey(ray.get(halt_ref))
+                self._obey(ray.get(order))
                 return
             reason = self._hung()
             if reason is not None and not self._closed.is_set():
@@ -277,7 +275,7 @@ class _Watch:
             if self._rank == 0:
                 (part, total), engine = self._part, self._engine
                 done = max(engine.num_steps - self._part_began_at, 0) if engine is not None else 0
-                self._keeper.tell.remote(*self._key, part, done, total)
+                self._keeper.report.remote(*self._key, part, done, total)
             if self._shows_spans:
                 self._show_spans()
 
@@ -295,17 +293,17 @@ class _Watch:
         stall = engine.stall(self._measure.stall_s) if engine is not None else None
         return stall and f"rank {self._rank}: {stall}"
 
-    def _obey(self, halt: StopOrder | None) -> None:
-        if halt is None:
+    def _obey(self, order: StopOrder | None) -> None:
+        if order is None:
             return
-        if halt.kind == "dump":
-            self._keeper.told_stacks.remote(*self._key, self._rank, _stacks())
+        if order.kind == "dump":
+            self._keeper.report_stacks.remote(*self._key, self._rank, _stacks())
             return
-        with self._lock:  # groups of a later trial must not be aborted
+        with self._lock:  # the groups of a later trial must not be aborted
             if not self._closed.is_set():
-                self._halted = halt.reason
+                self._stop_reason = order.reason
                 if self._engine is not None:
-                    self._engine.stop(halt.reason)
+                    self._engine.stop(order.reason)
                 abort_groups()
 
 
@@ -317,7 +315,7 @@ def _stacks() -> str:
 
 
 def _leave_to_sampler(cpus: tuple[int, ...]) -> None:
-    """Keeps every thread of this process off processors a sampler is bound to."""
+    """Keeps every thread of this process off the processors that a sampler is bound to."""
     if not cpus:
         return
     rest = os.sched_getaffinity(0) - set(cpus)
@@ -343,26 +341,26 @@ def device_name(spec: TrialSpec, slot: int) -> str:
 
 
 def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:
-    """The name telemetry gives the device that a rank really drives, whatever `CUDA_VISIBLE_DEVICES` made of the slot.
+    """The name telemetry gives the device that a rank really drives, however `CUDA_VISIBLE_DEVICES` maps the slot.
 
     Args:
         spec: The trial's specification.
         slot: The device's number in the plan.
-        uuid: The identity of the device, as its worker sees it.
-        names: What telemetry calls the devices of the node, by uuid.
+        uuid: The device's uuid, as its worker sees it.
+        names: Telemetry's names of the node's devices, by uuid.
 
     Returns:
-        The name. Only NVIDIA's tools agree about identities (checked on H200); elsewhere it is the slot's.
+        The name. Only NVIDIA's tools agree about uuids (checked on H200); elsewhere it is the slot's.
 
     Raises:
-        EngineError: Telemetry does not see the device: its readings would be another one's.
+        EngineError: Telemetry does not see the device, so its readings would be those of another one.
     """
     if device(spec.cluster.device).vendor != "nvidia":
         return device_name(spec, slot)
     if uuid is None or uuid not in names:
         seen = ", ".join(f"{name} {known}" for known, name in sorted(names.items(), key=lambda item: item[1])) or "none"
         raise EngineError(
-            f"device {uuid}, which this rank drives, is none that telemetry sees ({seen}); let the sampler's container "
-            "see all devices of its node, and use no MIG slices"
+            f"telemetry does not see device {uuid}, which this rank drives; it sees {seen}; let the sampler's "
+            "container see all devices of its node, and turn MIG off"
         )
     return names[uuid]

@@ -1,4 +1,4 @@
-"""One group of a lane's workers, and the trial on its way through it: what is known of them, without Ray."""
+"""State of one group of a lane's workers, and of the trial it runs, without Ray."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -16,34 +16,36 @@ from wattune.orchestrate.lanes.messages import (
     WorkerPlace,
 )
 from wattune.plan.placement import place
+from wattune.trial import TrialStatus
 from wattune.workers.loop import RankOutcome
 
 
 class LaneError(EngineError):
-    """A lane that cannot run what it was given."""
+    """A lane that cannot run an assignment."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """One trial on its way through a group."""
+    """One trial that a group runs."""
 
     number: int
     assignment: Assignment | None
     ranks: dict[int, RankAssignment]
-    """By seat."""
+    """By number of the worker."""
     outcomes: dict[int, RankOutcome] = field(default_factory=dict)
+    """By rank, as are the next three."""
     places: dict[int, Place] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     spans: dict[int, pa.Table] = field(default_factory=dict)
-    """What each rank showed of its last seconds, by rank."""
+    """The last seconds of each rank."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
-    """Whether the workers can be used again after `cause`."""
+    """Workers can be used again after `cause`."""
     notified: bool = False
-    """Whether `cause` came from a rank that the others may be waiting for."""
-    halt: StopOrder | None = None
+    """`cause` came from a rank that the others may be waiting for."""
+    stop_order: StopOrder | None = None
     interrupted: bool = False
-    """Whether the study ended before every rank had brought its outcome."""
+    """The study ended before every rank had delivered its outcome."""
     part: str = "start"
     step: int = 0
     num_steps: int | None = None
@@ -51,43 +53,89 @@ class Trial:
 
     @property
     def answered(self) -> bool:
-        """Whether every rank brought its outcome."""
+        """True once every rank has delivered its outcome."""
         return len(self.outcomes) == len(self.ranks)
+
+    @property
+    def name(self) -> str | None:
+        """Name of the assignment; None where the ranks only test that they find each other."""
+        return None if self.assignment is None else self.assignment.name
+
+    def fail(self, outcome: RankOutcome, *, keeps_group: bool, notified: bool = False) -> None:
+        """Takes a failure as the trial's cause, unless there is an earlier one.
+
+        Args:
+            outcome: The failure.
+            keeps_group: Whether the workers can be used again after it.
+            notified: Whether the other ranks may be waiting for the rank that failed.
+        """
+        if self.cause is None:
+            self.cause, self.keeps_group, self.notified = outcome, keeps_group, notified
+
+    def deliver(self, outcome: RankOutcome, where: Place | None) -> None:
+        """Takes a rank's outcome; only the first one of a rank counts."""
+        self.outcomes.setdefault(outcome.rank, outcome)
+        if where is not None:
+            self.places[outcome.rank] = where
+        stands = self.cause is None or self.cause.status is TrialStatus.COMPLETED  # so far only a profile has failed
+        if outcome.status is not TrialStatus.COMPLETED and stands:
+            self.cause = outcome
+        elif self.cause is not None and (self.cause.rank, self.cause.status) == (outcome.rank, outcome.status):
+            self.cause = outcome  # the same failure, now with its full description
 
 
 @dataclass(slots=True)
 class Group:
-    """One set of worker processes, from their first word until one of them is lost."""
+    """One set of worker processes, from the first that joins until one of them is lost."""
 
     number: int
     key: GroupKey
-    seats: dict[int, WorkerPlace] = field(default_factory=dict)
+    workers: dict[int, WorkerPlace] = field(default_factory=dict)
+    """By number, as are the next two."""
     reports: dict[int, Report | None] = field(default_factory=dict)
-    """Of the seats that wait for a trial."""
+    """Of the workers that wait for a trial."""
     taken: dict[int, int] = field(default_factory=dict)
-    """The last trial each seat took."""
+    """The last trial each worker took."""
     trial: Trial | None = None
     num_trials: int = 0
     ready_s: float | None = None
-    """When all its workers waited for their first trial."""
+    """Time at which all workers first waited for a trial."""
     lost: str | None = None
-    """Why it can run nothing any more."""
+    """The reason it cannot run anything any more."""
 
     @property
     def complete(self) -> bool:
-        """Whether all its workers said that they are there."""
-        return len(self.seats) == self.key.world_size
+        """True once all its workers have joined."""
+        return len(self.workers) == self.key.world_size
 
     @property
     def idle(self) -> bool:
-        """Whether all its workers wait for a trial."""
+        """True while all its workers wait for a trial."""
         return self.complete and len(self.reports) == self.key.world_size
 
     @property
     def problem(self) -> str | None:
-        """Why one of the workers that wait must not run another trial."""
+        """The reason a waiting worker must not run another trial; None if all may."""
         found = (report.problem for report in self.reports.values() if report is not None)
         return next(filter(None, found), None)
+
+    def begin(self, assignment: Assignment, *, only_meet: bool = False) -> Trial:
+        """Begins a trial; its workers take their ranks from it.
+
+        Args:
+            assignment: The trial.
+            only_meet: Trains nothing: the ranks only test that they find each other.
+
+        Raises:
+            LaneError: The workers are not on the nodes the trial wants.
+        """
+        self.num_trials += 1
+        number = self.num_trials
+        ranks = assign_ranks(assignment, self.workers, number=number, meeting=f"trial-{number}")
+        if only_meet:
+            ranks = {worker: replace(rank, number=0, assignment=None) for worker, rank in ranks.items()}
+        self.trial = Trial(number=number, assignment=None if only_meet else assignment, ranks=ranks)
+        return self.trial
 
 
 @dataclass(slots=True)
@@ -99,37 +147,35 @@ class Run:
     task: asyncio.Task[None]
     ending: bool = False
     over: str | None = None
-    """Why there will be no more workers of it."""
-
-
-def without_work(rank: RankAssignment) -> RankAssignment:
-    """The same rank, only to find the others."""
-    return replace(rank, number=0, assignment=None)
+    """The reason it starts no more workers."""
 
 
 def assign_ranks(
-    assignment: Assignment, seats: dict[int, WorkerPlace], *, number: int, meeting: str
+    assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int, meeting: str
 ) -> dict[int, RankAssignment]:
-    """Which worker is which rank: the one that sits where the plan places the rank.
+    """Gives each rank to the worker on the device where the plan places it.
 
     Args:
-        assignment: The trial; the plan's rank order decides.
-        seats: The workers.
-        number: Of the trial in its group.
+        assignment: The trial, whose plan has the rank order.
+        workers: The workers by number.
+        number: Number of the trial in its group.
         meeting: Name under which the ranks meet.
 
+    Returns:
+        The ranks, by number of the worker.
+
     Raises:
-        LaneError: The workers do not sit on the nodes the trial wants.
+        LaneError: The workers are not on the nodes the trial wants.
     """
     spec, nodes = assignment.spec, list(assignment.node_names)
     at: dict[tuple[int, int], int] = {}
     for index, node_id in enumerate(nodes):
-        here = sorted((seat for seat in seats.values() if seat.node_id == node_id), key=lambda seat: seat.device_index)
-        at |= {(index, slot): seat.number for slot, seat in enumerate(here)}
+        here = sorted((one for one in workers.values() if one.node_id == node_id), key=lambda one: one.device_index)
+        at |= {(index, slot): worker.number for slot, worker in enumerate(here)}
     slots = place(spec.plan, spec.cluster)
     if {(slot.node, slot.device) for slot in slots} != set(at):
         have = ", ".join(
-            f"{name}: {sum(seat.node_id == node_id for seat in seats.values())}"
+            f"{name}: {sum(worker.node_id == node_id for worker in workers.values())}"
             for node_id, name in assignment.node_names.items()
         )
         raise LaneError(

@@ -1,4 +1,4 @@
-"""What one call may spend, and how long the next trial is expected to take."""
+"""The budget of one call, and the expected time of the next trial."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ _S_PER_HOUR: Final = 3600.0
 
 
 class Budget:
-    """What one call may spend: hours on the wall clock, and trials started, repeats and reference trials counted."""
+    """The budget of one call: hours on the wall clock, and trials started, with repeats and reference trials."""
 
     def __init__(
         self,
@@ -24,23 +24,29 @@ class Budget:
         max_trials: int | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to count now; None is without bound."""
+        """Begins to count now.
+
+        Args:
+            max_hours: Hours; None is unlimited.
+            max_trials: Trials; None is unlimited.
+            clock_s: The clock.
+        """
         self._end_s = math.inf if max_hours is None else clock_s() + max_hours * _S_PER_HOUR
         self._trials = math.inf if max_trials is None else max_trials
         self._clock_s = clock_s
 
     @property
     def num_left(self) -> float:
-        """Trials that may still start; infinite without a bound."""
+        """Trials that may still start; infinite without a limit."""
         return self._trials
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; infinite without a bound."""
+        """Seconds that are left; infinite without a limit."""
         return max(0.0, self._end_s - self._clock_s())
 
     def allows(self, expected_s: float) -> bool:
-        """Whether a trial that is expected to take so long may start."""
+        """Returns whether a trial with this expected time may start."""
         return self._trials > 0 and self._clock_s() + expected_s <= self._end_s
 
     def spend(self) -> None:
@@ -49,23 +55,30 @@ class Budget:
 
 
 class Pace:
-    """How long trials took so far, and so how long the next ones will."""
+    """Times of trials so far, which predict those of the next ones."""
 
     def __init__(self) -> None:
-        """Knows nothing."""
+        """Starts without any time."""
         self._took_s: dict[Hashable, list[float]] = defaultdict(list)
 
     def add(self, spec: TrialSpec, took_s: float) -> None:
-        """A trial of that kind took so long."""
+        """Adds the time of a trial."""
         insort(self._took_s[workers_of(spec)], took_s)
 
     @property
     def typical_s(self) -> float:
-        """The median of all; 0 where none was seen."""
+        """The median of all times; 0 before the first."""
         seen = [value for one in self._took_s.values() for value in one]
         return statistics.median(seen) if seen else 0.0
 
     def expected_s(self, spec: TrialSpec, least_s: float) -> float:
-        """The median of trials of that kind, else of all, else the least the settings allow; never less than that."""
+        """Predicts the time of a trial.
+
+        It is the median of trials for the same workers, else of all trials, and never less than `least_s`.
+
+        Args:
+            spec: The trial.
+            least_s: The least time its settings allow.
+        """
         seen = self._took_s.get(workers_of(spec))
         return max(least_s, statistics.median(seen) if seen else self.typical_s)

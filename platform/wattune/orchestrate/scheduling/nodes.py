@@ -1,4 +1,4 @@
-"""Free nodes: which of them a trial gets."""
+"""Free nodes, and the choice of nodes for a trial."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """Which nodes are free. Trials that share a power or thermal domain never overlap, so domains are what is taken."""
+    """Free and taken nodes. Trials that share a power or thermal domain never overlap, so domains are taken."""
 
     def __init__(self, cluster: "Cluster") -> None:
-        """Everything is free."""
+        """Starts with every node free."""
         self._cluster = cluster
         self._taken: dict[str, tuple[Node, ...]] = {}
         self._sets: dict[tuple[str, int, int], list[tuple[Node, ...]]] = defaultdict(list)
 
     def update(self, nodes: Sequence["Node"]) -> bool:
-        """Takes note of the nodes that are alive now; says whether that changed anything."""
+        """Notes the nodes that are alive now; returns whether they changed."""
         if {node.node_id for node in nodes} == {node.node_id for node in self._cluster.nodes}:
             return False
         self._cluster = replace(self._cluster, nodes=tuple(nodes))
@@ -35,9 +35,9 @@ class Slots:
         return self._cluster.nodes
 
     def take(self, spec: ClusterSpec) -> tuple["Node", ...] | None:
-        """Nodes for a trial, theirs until `release`; None where too few are free.
+        """Takes nodes for a trial until `release`; None if too few are free.
 
-        Sets that were used before come first: their workers may still be warm, and figures of one set compare.
+        Sets that were used before come first: their workers may still be warm, and results of one set compare best.
         """
         nodes = self._choose(spec, set(self._taken))
         if nodes is None:
@@ -51,20 +51,20 @@ class Slots:
         return nodes
 
     def release(self, nodes: tuple["Node", ...]) -> None:
-        """Frees what `take` gave."""
+        """Frees nodes that `take` returned."""
         for node in nodes:
             self._taken.pop(node.domain, None)
 
     def is_free(self, spec: ClusterSpec) -> bool:
-        """Whether `take` would give nodes now."""
+        """Returns whether `take` would find nodes now."""
         return self._choose(spec, set(self._taken)) is not None
 
     def exists(self, spec: ClusterSpec) -> bool:
-        """Whether `take` would give nodes if nothing ran."""
+        """Returns whether `take` would find nodes if nothing ran."""
         return self._choose(spec, set()) is not None
 
     def lanes(self, spec: ClusterSpec) -> list[tuple["Node", ...]]:
-        """The node sets on which trials of a kind can run side by side if nothing else runs."""
+        """The sets of nodes on which trials of a kind can run side by side if nothing else runs."""
         taken: set[str] = set()
         found = []
         while (nodes := self._choose(spec, taken)) is not None:
@@ -73,7 +73,7 @@ class Slots:
         return found
 
     def missing(self, spec: ClusterSpec) -> str:
-        """What a trial wants, and what there is."""
+        """Describes the nodes a trial wants and the nodes there are."""
         return self._cluster.missing(spec)
 
     def _choose(self, spec: ClusterSpec, taken: set[str]) -> tuple["Node", ...] | None:
@@ -87,7 +87,7 @@ class Slots:
         domains: dict[str, list[Node]] = defaultdict(list)
         for node in free:
             domains[node.domain].append(node)
-        # As few domains as possible, and of those that do, the smallest: what is left serves others.
+        # As few domains as possible, and the smallest that suffice: larger trials need the rest.
         enough = [nodes for nodes in domains.values() if len(nodes) >= spec.num_nodes]
         if enough:
             return tuple(min(enough, key=len)[: spec.num_nodes])
@@ -97,5 +97,5 @@ class Slots:
 
 
 def _kind(spec: ClusterSpec) -> tuple[str, int, int]:
-    """What of a cluster decides which nodes fit."""
+    """The part of a cluster that decides which nodes fit."""
     return spec.device, spec.num_nodes, spec.devices_per_node

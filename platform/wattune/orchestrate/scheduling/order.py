@@ -8,22 +8,24 @@ from wattune.search.strategy import draw
 from wattune.trial import TrialSpec
 
 BLOCK: Final = 10
-"""Most trials in a row for the same workers, where several kinds of workers take turns on a node: changing them costs
-seconds, and what is never mixed cannot be told from drift."""
+"""Most trials in a row for the same workers, if a node needs several kinds of workers.
+
+A change of workers costs seconds. Without any change, a difference between kinds could not be told from drift.
+"""
 
 
 def workers_of(spec: TrialSpec) -> Hashable:
-    """Equal for trials that the same group of workers can run one after another."""
+    """Returns a key that is equal for trials which the same workers can run one after another."""
     return spec.cluster, spec.engine
 
 
 def run_order(specs: Sequence[TrialSpec], *, seed: int, order: str) -> list[TrialSpec]:
-    """In which order trials run.
+    """Puts trials in the order in which they run.
 
     Args:
         specs: Trials as the strategy lists them.
-        seed: Draws the order; it is the same on every machine and for every number of trials that are done already.
-        order: `listed` leaves the list as it is. `shuffled` draws it by a hash of seed and trial id, in blocks of at
+        seed: Seed of the order, which is the same on every machine and however many trials are done already.
+        order: `listed` keeps the order of the list. `shuffled` sorts by a hash of seed and trial id, in blocks of at
             most `BLOCK` trials for the same workers.
     """
     if order == "listed":

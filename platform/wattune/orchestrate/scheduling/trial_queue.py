@@ -1,4 +1,4 @@
-"""What is to do in a study: which trial is next and where, its repeats, reference trials and finalists. No Ray here."""
+"""The trials that a study still has to run, with repeats, reference trials and finalists. No Ray here."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,37 +22,37 @@ LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
 
 _WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
-"""Statuses of a first run after which a repeat tells something."""
+"""Statuses of a first run after which a repeat is worth running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """How a study is run, apart from what it searches."""
+    """Settings of a study, apart from its search space."""
 
     measure: Measure
     num_trials: int
-    """Different specifications to try, those already done in the folder included."""
+    """Different specifications to try, including those already done in the folder."""
     seed: int
     limits: Mapping[str, float]
     tags: Mapping[str, str]
-    """Facts of the environment to keep with every result."""
+    """Facts of the environment, kept with every result."""
     finalists: Callable[[], Sequence[TrialSpec]]
-    """The best trials so far, best first; asked once, when all others have run."""
+    """Returns the best trials so far, best first; called once, when all others have run."""
     clusters: tuple[ClusterSpec, ...]
-    """What trials may run on."""
+    """Clusters that trials may run on."""
     isolation: str = "warm"
     order: str = "shuffled"
     """See `wattune.orchestrate.scheduling.order.run_order`."""
     reference: TrialSpec | None = None
-    """The trial that is measured again and again; None is, for each kind of workers, the first that completes."""
+    """The trial that is measured again and again; None takes the first that completes, for each kind of workers."""
     budget: Budget | None = None
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
-    """Predicts metrics of a trial; one that is estimated above a hard limit is rejected instead of run."""
+    """Predicts metrics of a trial. A trial that is estimated above a hard limit is rejected instead of run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedTrial:
-    """One repeat of one trial that is to run."""
+    """One repeat of one trial that waits to run."""
 
     spec: TrialSpec
     trial_id: str
@@ -63,9 +63,9 @@ class QueuedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTrial:
-    """A turn that runs, and where."""
+    """A trial that runs, and its nodes."""
 
-    turn: QueuedTrial
+    queued: QueuedTrial
     nodes: "tuple[Node, ...]"
     tags: Mapping[str, str]
     """Facts of the study's environment and of this attempt."""
@@ -77,7 +77,7 @@ class RunningTrial:
 
 
 def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
-    """Seconds of turns one after another, by the cluster they need."""
+    """Adds up seconds of trials by the cluster they need."""
     loads_s: dict[ClusterSpec, float] = defaultdict(float)
     for cluster, cost_s in costs:
         loads_s[cluster] += cost_s
@@ -85,15 +85,15 @@ def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, fl
 
 
 class TrialQueue:
-    """Turns that wait, in the order they run; fed by the strategy, and by what has been done."""
+    """Waiting trials in the order they run, filled by the strategy and by results."""
 
     def __init__(self, strategy: Strategy, run: StudyRun, results: Iterable[tuple[TrialSpec, TrialResult]]) -> None:
-        """Takes in what earlier calls of the study did, and puts in line what a strategy proposes that does not learn.
+        """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
 
         Args:
             strategy: Proposes specifications.
-            run: How they are run.
-            results: Of earlier calls; those that are not final run again.
+            run: Settings of the study.
+            results: Results of earlier calls; trials whose result is not final run again.
         """
         self._strategy, self._run = strategy, run
         self._queues: dict[str, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
@@ -129,20 +129,20 @@ class TrialQueue:
 
     @property
     def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """What is done already of what is asked for."""
+        """Trials the strategy asks for that are done already."""
         known = ((self._asked.get(trial_id), result) for (trial_id, _), result in self.done.items())
         return [(spec, result) for spec, result in known if spec is not None]
 
     @property
     def num_waiting(self) -> int:
-        """Turns in line whose nodes exist."""
+        """Queued trials whose nodes exist."""
         return sum(map(len, self._queues.values()))
 
     @property
     def num_left(self) -> int:
-        """Trials expected to run after those that run now; repeats, reference trials and finalists count.
+        """Trials expected to run after those that run now, with repeats, reference trials and finalists.
 
-        It costs the same however many they are: it is told with every trial.
+        Its cost does not depend on their number: every event carries it.
         """
         run, measure = self._run, self._run.measure
         counts = self._num_worthwhile.values()
@@ -157,16 +157,16 @@ class TrialQueue:
 
     @property
     def stranded(self) -> tuple[QueuedTrial, ...]:
-        """Turns whose nodes do not exist."""
+        """Trials whose nodes do not exist."""
         return tuple(self._stranded)
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
-        """Keeps a final result, and what follows from it for time and reference trials.
+        """Keeps a final result, and updates expected times and reference trials.
 
         Args:
-            spec: What ran.
-            result: What came of it.
-            nodes: Names of the nodes it ran on, in one text.
+            spec: The trial.
+            result: Its result.
+            nodes: Names of its nodes, joined by commas.
         """
         is_new = (result.trial_id, result.repeat) not in self.done
         self._num_soaked += is_new and result.repeat == self._run.measure.repeats
@@ -177,68 +177,68 @@ class TrialQueue:
             self._references.setdefault(workers_of(spec), spec)
         if result.repeat == 0 and result.status not in _WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
-                self._left_line(result.trial_id, repeat)
+                self._uncount(result.trial_id, repeat)
         key = workers_of(spec), nodes
         self._since_reference[key] = 0 if is_reference else self._since_reference[key] + 1
         self._running_references.discard((result.trial_id, result.repeat))
 
-    def again(self, turn: QueuedTrial) -> None:
-        """Puts a turn in front of all others of its kind of device."""
+    def again(self, queued: QueuedTrial) -> None:
+        """Queues a trial before all others of its kind of device."""
         self._num_queued += 1
-        self._queues[turn.spec.cluster.device].appendleft((-self._num_queued, turn))
-        self._in_line(turn)
+        self._queues[queued.spec.cluster.device].appendleft((-self._num_queued, queued))
+        self._count(queued)
 
     def reconsider(self) -> None:
-        """Puts back in line what was stranded: nodes have come or gone."""
-        for turn in reversed(self._stranded):
-            self.again(turn)
+        """Queues stranded trials again: nodes have come or gone."""
+        for queued in reversed(self._stranded):
+            self.again(queued)
         self._stranded.clear()
 
     def pop(
         self, slots: Slots, affords: Callable[[QueuedTrial], bool]
     ) -> "tuple[QueuedTrial, tuple[Node, ...]] | None":
-        """The first turn whose nodes are free, with the nodes; within a kind of device none overtakes another.
+        """Takes the first trial whose nodes are free; within a kind of device none overtakes another.
 
         Args:
-            slots: Gives the nodes.
-            affords: Asked for the turn; where it refuses, nothing is taken.
+            slots: Free and taken nodes.
+            affords: Returns whether the budget allows the trial; if it does not, nothing is taken.
 
         Returns:
-            What runs now, or None.
+            The trial that runs now and its nodes, or None.
         """
         heads = sorted((queue[0][0], device) for device, queue in self._queues.items() if queue)
         for _, device in heads:
             queue = self._queues[device]
-            turn = self._head(queue, slots)
-            if turn is None or not slots.is_free(turn.spec.cluster):
+            queued = self._head(queue, slots)
+            if queued is None or not slots.is_free(queued.spec.cluster):
                 continue
-            if not affords(turn):
+            if not affords(queued):
                 return None
-            nodes = slots.take(turn.spec.cluster)
+            nodes = slots.take(queued.spec.cluster)
             assert nodes is not None, "free a moment ago"
-            reference = self._due_reference(turn, ",".join(node.name for node in nodes))
+            reference = self._due_reference(queued, ",".join(node.name for node in nodes))
             if reference is None:
                 queue.popleft()
-                self._left_line(turn.trial_id, turn.repeat)
-            return reference or turn, nodes
+                self._uncount(queued.trial_id, queued.repeat)
+            return reference or queued, nodes
         return None
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
-        """Puts in line what a learning strategy proposes next, then repeats, then finalists.
+        """Queues the next proposal of a learning strategy, then repeats, then finalists.
 
         Args:
-            slots: Where nodes may stand idle.
+            slots: Free and taken nodes.
             idle: Whether nothing runs.
 
         Returns:
-            Whether anything new was looked for, so that it is worth asking again.
+            True if it looked for new trials, so that `pop` is worth another call.
         """
         run, measure = self._run, self._run.measure
         if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
             proposed = self._strategy.ask(1)
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
-                self._enqueue(self._turn(spec, 0, measure) for spec in proposed)
+                self._enqueue(self._trial(spec, 0, measure) for spec in proposed)
                 return True
         if not idle or self.num_waiting:
             return False
@@ -250,35 +250,19 @@ class TrialQueue:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
             finalists = run.finalists()[: measure.soak_finalists]
-            self._enqueue(self._turn(spec, measure.repeats, soak, "finalist") for spec in finalists)
+            self._enqueue(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
             return True
         return False
 
-    def expected_s(self, turn: QueuedTrial) -> float:
-        """How long a turn is expected to take."""
-        return self._pace.expected_s(turn.spec, turn.measure.min_seconds)
+    def expected_s(self, queued: QueuedTrial) -> float:
+        """Expected seconds of a trial."""
+        return self._pace.expected_s(queued.spec, queued.measure.min_seconds)
 
     def preview(self) -> Preview:
-        """What is left to do, as far as it is known before the first trial, and how much of it this call may do."""
+        """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
-        costs: list[tuple[ClusterSpec, float]] = []  # of every turn, in the order they run
-        counts: Counter[Hashable] = Counter()
-        expected_s: dict[Hashable, float] = {}
-        num_references = 0
-        for _, turn in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
-            if self._is_needless(turn):
-                continue
-            workers = workers_of(turn.spec)
-            if workers not in expected_s:  # equal for all of them, and not for nothing
-                expected_s[workers] = self.expected_s(turn)
-            # No reference trial follows the last trial.
-            reference_due = bool(
-                measure.reference_every and counts[workers] and not counts[workers] % measure.reference_every
-            )
-            num_references += reference_due
-            counts[workers] += 1
-            costs += [(turn.spec.cluster, expected_s[workers])] * (1 + reference_due)
-        first = self._run.clusters[0]  # on which cluster a strategy that learns asks for is its own choice
+        costs, num_references = self._queued_costs()
+        first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
         if self._strategy.learns:
             num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
             costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
@@ -286,7 +270,7 @@ class TrialQueue:
         costs += [(first, measure.soak_seconds)] * num_finalists
         num_now = int(min(len(costs), budget.num_left))
         return Preview(
-            num_turns=len(costs),
+            num_left=len(costs),
             num_now=num_now,
             num_references=num_references,
             num_finalists=num_finalists,
@@ -298,72 +282,92 @@ class TrialQueue:
             measured=self._pace.typical_s > 0,
         )
 
+    def _queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
+        """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""
+        every = self._run.measure.reference_every
+        costs: list[tuple[ClusterSpec, float]] = []
+        counts: Counter[Hashable] = Counter()
+        expected_s: dict[Hashable, float] = {}
+        num_references = 0
+        for _, queued in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
+            if self._is_needless(queued):
+                continue
+            workers = workers_of(queued.spec)
+            if workers not in expected_s:  # equal for all of them, and costly
+                expected_s[workers] = self.expected_s(queued)
+            # No reference trial follows the last trial.
+            reference_due = bool(every and counts[workers] and not counts[workers] % every)
+            num_references += reference_due
+            counts[workers] += 1
+            costs += [(queued.spec.cluster, expected_s[workers])] * (1 + reference_due)
+        return costs, num_references
+
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
-        """Every repeat: a round of all trials after another, so that they are far apart; together in a listed order."""
+        """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
         repeats = range(self._run.measure.repeats)
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.order == "listed":
             pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
-        return [self._turn(spec, repeat, self._run.measure) for spec, repeat in pairs]
+        return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
 
-    def _turn(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
+    def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
         return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
 
-    def _enqueue(self, turns: Iterable[QueuedTrial]) -> None:
-        for turn in turns:
-            if (turn.trial_id, turn.repeat) not in self.done:
-                self._queues[turn.spec.cluster.device].append((self._num_queued, turn))
+    def _enqueue(self, trials: Iterable[QueuedTrial]) -> None:
+        for queued in trials:
+            if (queued.trial_id, queued.repeat) not in self.done:
+                self._queues[queued.spec.cluster.device].append((self._num_queued, queued))
                 self._num_queued += 1
-                if not self._is_needless(turn):
-                    self._in_line(turn)
+                if not self._is_needless(queued):
+                    self._count(queued)
 
-    def _in_line(self, turn: QueuedTrial) -> None:
-        """Counts a turn that is going to run."""
-        key, workers = (turn.trial_id, turn.repeat), workers_of(turn.spec)
+    def _count(self, queued: QueuedTrial) -> None:
+        """Counts a trial that is going to run."""
+        key, workers = (queued.trial_id, queued.repeat), workers_of(queued.spec)
         if key not in self._worthwhile:
             self._worthwhile[key] = workers
             self._num_worthwhile[workers] += 1
 
-    def _left_line(self, trial_id: str, repeat: int) -> None:
-        """Counts a turn no longer: it runs now, or never will."""
+    def _uncount(self, trial_id: str, repeat: int) -> None:
+        """Stops counting a trial: it runs now, or never will."""
         workers = self._worthwhile.pop((trial_id, repeat), None)
         if workers is not None:
             self._num_worthwhile[workers] -= 1
 
     def _head(self, queue: deque[tuple[int, QueuedTrial]], slots: Slots) -> QueuedTrial | None:
-        """The first turn that is worth running and whose nodes exist; what is in front of it leaves the line."""
+        """Finds the first trial that is worth running and whose nodes exist; trials before it leave the queue."""
         while queue:
-            turn = queue[0][1]
-            if self._is_needless(turn):
+            queued = queue[0][1]
+            if self._is_needless(queued):
                 queue.popleft()
-            elif not slots.exists(turn.spec.cluster):
+            elif not slots.exists(queued.spec.cluster):
                 self._stranded.append(queue.popleft()[1])
-                self._left_line(turn.trial_id, turn.repeat)
+                self._uncount(queued.trial_id, queued.repeat)
             else:
-                return turn
+                return queued
         return None
 
-    def _is_needless(self, turn: QueuedTrial) -> bool:
-        """Whether a repeat would only confirm that its trial fails."""
-        first = self.done.get((turn.trial_id, 0)) if turn.repeat else None
+    def _is_needless(self, queued: QueuedTrial) -> bool:
+        """Returns whether a repeat would only confirm that its trial fails."""
+        first = self.done.get((queued.trial_id, 0)) if queued.repeat else None
         return first is not None and first.status not in _WORTH_REPEATING
 
-    def _due_reference(self, turn: QueuedTrial, nodes: str) -> QueuedTrial | None:
-        """The reference trial's next repeat, where it is time for it on these nodes."""
-        every, reference = self._run.measure.reference_every, self._references.get(workers_of(turn.spec))
-        key = workers_of(turn.spec), nodes
-        if not every or reference is None or turn.role != "trial" or self._since_reference[key] < every:
+    def _due_reference(self, queued: QueuedTrial, nodes: str) -> QueuedTrial | None:
+        """The next repeat of the reference trial, if it is due on these nodes; else None."""
+        every, reference = self._run.measure.reference_every, self._references.get(workers_of(queued.spec))
+        key = workers_of(queued.spec), nodes
+        if not every or reference is None or queued.role != "trial" or self._since_reference[key] < every:
             return None
         self._since_reference[key] = 0
         trial_id, repeat = reference.trial_id, FIRST_REFERENCE_REPEAT
         while (trial_id, repeat) in self.done or (trial_id, repeat) in self._running_references:
             repeat += 1
         self._running_references.add((trial_id, repeat))
-        return self._turn(reference, repeat, self._run.measure, "reference")
+        return self._trial(reference, repeat, self._run.measure, "reference")
 
     def _wants_more(self, slots: Slots) -> bool:
-        """Whether nodes stand idle that another proposal might use."""
+        """Returns whether nodes are idle that another proposal might use."""
         if self.num_waiting >= LOOK_AHEAD:
             return False
         return any(not self._queues[spec.device] and slots.is_free(spec) for spec in self._run.clusters)

@@ -25,7 +25,7 @@ TWO_DIES: Final = frozenset({0x7408, 0x740C})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """What has to be known of a device before it has a name."""
+    """Facts about a device that its name depends on."""
 
     handle: Any
     """AMD SMI's."""
@@ -34,11 +34,11 @@ class Gpu:
     device_id: int | None
     """The product, by its PCI device id."""
     powered: bool
-    """Whether it has an energy counter that is not 0: the second die of a package reads 0."""
+    """True where its energy counter is above 0: the second die of a package reads 0."""
 
 
 def power_owners(gpus: Sequence[Gpu]) -> list[int | None]:
-    """Where each device's power is read, as an index into `gpus`; None where at no device that is visible.
+    """Finds the device that reports each device's power, as an index into `gpus`; None where none that is visible does.
 
     The dies of a package with two follow each other in bus order, the one with power first. Devices that differ in the
     bus address's function alone are partitions of one package.
@@ -77,7 +77,7 @@ class AmdSmiBackend:
             package: The module `amdsmi`; imported where None.
             hip_bdfs: Gives the bus addresses of all devices in HIP's order, as hipDeviceGetPCIBusId does; where None
                 the library's own enumeration is asked, which heeds no `HIP_VISIBLE_DEVICES`.
-            clock_ns: The monotonic clock that tells how old metrics are.
+            clock_ns: The monotonic clock by which the age of metrics is known.
 
         Raises:
             TelemetryError: AMD SMI cannot be loaded or started, does not belong to its wrapper, shows no device, or
@@ -175,10 +175,10 @@ class AmdSmiBackend:
         return self._devices[device].capabilities
 
     def facts(self, device: str) -> Mapping[str, Any]:
-        """What the manifest says beside `DeviceInfo`, by names NVML's backend uses too where it has the like.
+        """Returns facts that `DeviceInfo` lacks, under the names NVML's backend uses where it has them.
 
-        `pci_bus_id`; `power_series`, which column the power is in, `none` where in none; `power_scope`, whether that is
-        a `package`'s or a `device`'s; `amdsmi` and `libamd_smi`, their versions; and the other processes on it.
+        `pci_bus_id`; `power_series`, the column that holds the power, or `none`; `power_scope`, which is `package` or
+        `device`; `amdsmi` and `libamd_smi`, their versions; and the other processes on the device.
         """
         domain = self._infos[device].power_domain
         shared = sum(info.power_domain == domain for info in self._infos.values()) > 1
@@ -213,7 +213,7 @@ class AmdSmiBackend:
 
 
 def _power_state(gpu: Gpu, owns: bool, read_at: str | None) -> str:
-    """What capabilities say of a device's power columns before they are probed."""
+    """Returns the capability of a device's power columns before they are probed."""
     if owns:
         return AVAILABLE
     if read_at is not None:

@@ -15,16 +15,16 @@ from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, Row
 from wattune.units import kib_to_bytes, ns_to_s, s_to_ns, uj_to_j
 
 TIERS: Final = ("fast", "counter", "slow")
-"""What AMD devices have; there is no power history in the driver, so no ring."""
+"""Tiers of AMD devices. The driver keeps no power history, so there is no `ring`."""
 
 ENERGY_UNIT_J: Final = 2**-16
 """One count of the energy accumulator, 15.259 uJ (kgd_pp_interface.h)."""
 
 REUSE_S: Final = 0.005
-"""How old metrics may be that another tier reads again, so that tiers due together cost one call."""
+"""Longest age of metrics that another tier may use again: tiers that are due together then cost one call."""
 
 _STAMP: Final = "system_clock_counter"
-"""When the driver took the metrics, nanoseconds since boot."""
+"""Time at which the driver took the metrics, in nanoseconds since boot."""
 
 _KEYS: Final = frozenset({"node", "device", "mono_ns", "wall_ns"})
 
@@ -57,7 +57,7 @@ def reasons(active: Mapping[str, bool]) -> int:
 
 
 def status_causes(status: int) -> dict[str, bool]:
-    """Which causes an `indep_throttle_status` names."""
+    """Returns the causes that an `indep_throttle_status` names."""
     return {cause: bool(status & bits) for cause, bits in _STATUS_BITS.items()}
 
 
@@ -95,7 +95,7 @@ class EnergyPower:
 
 
 class Residency:
-    """How long each cause held since the reading before."""
+    """Time each cause held since the reading before."""
 
     def __init__(self, metrics: Metrics) -> None:
         """Takes the first reading.
@@ -228,7 +228,7 @@ class AmdSmiDevice:
         Args:
             library: The open library.
             handle: The device's.
-            clock_ns: The monotonic clock that tells how old metrics are.
+            clock_ns: The monotonic clock by which the age of metrics is known.
             power: `AVAILABLE` where the package's power is this device's to report, else why it is not.
         """
         self._library, self._handle, self._clock_ns = library, handle, clock_ns

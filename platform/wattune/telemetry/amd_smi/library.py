@@ -1,4 +1,4 @@
-"""AMD SMI's Python package: loaded without a word, held against the library it found, called below its conversions.
+"""AMD SMI's Python package: loaded in silence, checked against the library it found, called below its conversions.
 
 The package's own `amdsmi_get_gpu_metrics_info` turns the throttle bits into true or false, and its conversions cost
 0.3 ms a call (7.0.2, measured against a stub). Metrics therefore come from the same C function through the package's
@@ -101,7 +101,7 @@ class Metrics:
         return numbers
 
     def has(self, name: str) -> bool:
-        """Whether a number is available."""
+        """Returns True where a number is available."""
         return getattr(self._struct, name, None) not in (None, self._unset.get(name))
 
 
@@ -184,7 +184,7 @@ class Library:
         return getattr(getattr(self._package, enumeration), member)
 
     def metrics(self, handle: Any) -> Metrics:
-        """What the firmware says of a device now, in one call.
+        """Reads the firmware's metrics of a device, in one call.
 
         Raises:
             TelemetryError: It failed; the message is AMD SMI's code.
@@ -196,6 +196,6 @@ class Library:
         return Metrics(struct, self._unset)
 
     def close(self) -> None:
-        """Shuts the library down; a library that is gone already is no matter."""
+        """Shuts the library down; does nothing where it is gone already."""
         with contextlib.suppress(TelemetryError):
             self.call("amdsmi_shut_down")

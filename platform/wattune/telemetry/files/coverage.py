@@ -1,7 +1,7 @@
-"""Facts that only the rows can tell: how often a sensor really moved, what is missing, and whether its energies agree.
+"""Facts that only the rows show: how often a sensor really moved, what is missing, and whether its energies agree.
 
-Like everything in a manifest they are stated, not judged, and they are of the whole recording, where `analysis` judges
-its measured window.
+Like everything in a manifest they are stated and not judged. They cover the whole recording; `analysis` judges the
+measured window.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ LEAST_COUNTER_SPAN_S: Final = 5.0
 """Shortest span over which an energy counter is held against an integral: it steps every 100 ms (measured on H200)."""
 
 _POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
-"""Where a device's power is, best first."""
+"""Tiers and columns of a device's power, best first."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
-    """What a node's tables say of its sensors.
+    """Computes facts about a node's sensors from its tables.
 
     Args:
         tables: Telemetry of one node by tier (`wattune.schema.TELEMETRY`).
@@ -65,7 +65,7 @@ def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _times_ns(tier: str, rows: pa.Table) -> Ints:
-    """When the values are of, on the monotonic clock; a ring sample was taken before its row was read."""
+    """Times of the values on the monotonic clock; a ring sample was taken before its row was read."""
     mono_ns: Ints = rows["mono_ns"].to_numpy()
     if tier != "ring":
         return mono_ns
@@ -95,7 +95,7 @@ def _tier_facts(tier: str, rows: pa.Table) -> dict[str, Any]:
 
 
 def _any_read(tier: str, rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows hold a value at all: where every read failed, there was no reading."""
+    """Marks the rows that hold a value: where every read failed, there was no reading."""
     read = np.zeros(rows.num_rows, bool)
     for name in _value_columns(tier, rows):
         read |= rows[name].is_valid().to_numpy()
@@ -138,7 +138,7 @@ def _energy_facts(tiers: Mapping[str, pa.Table]) -> dict[str, Any] | None:
         return None
     inside = (counter_ns >= power_ns[0]) & (counter_ns <= power_ns[-1])
     counter_ns, counter_j = counter_ns[inside], counter_j[inside]
-    # A counter that falls was set back, and nothing tells how far it had come.
+    # A counter that falls was reset, and its value before that is unknown.
     if len(counter_ns) < 2 or np.any(np.diff(counter_j) < 0) or counter_j[-1] <= counter_j[0]:
         return None
     # From the first reading on, so that floats hold the times.

@@ -1,16 +1,16 @@
-"""The manifest: what a sampler knows of itself and its recording.
+"""The manifest: facts a sampler knows of itself and its recording.
 
-It states facts; `analysis` judges them. Layout of `manifest.json`, what is not known left out:
+It states facts; `analysis` judges them. Layout of `manifest.json`, unknown facts left out:
 
 - `node`, `simulated`, `closed` (every stream has its end mark), `ended` (why, once it has),
 - `versions`: wattune, schema, python, pyarrow, kernel; `boot_id`: monotonic times compare within one boot,
-- `devices`: by name, `backend`, the fields of `DeviceInfo`, `capabilities` by tier and column, and what its backend is
-  a `FactsProvider` of: `at_start`, and `at_end` once it has ended,
+- `devices`: by name, `backend`, the fields of `DeviceInfo`, `capabilities` by tier and column, and the facts of a
+  backend that is a `FactsProvider`: `at_start`, and `at_end` once it has ended,
 - `tiers`: by name, see `TierRecord`, with `rows` and `segments` as `store` counted them,
 - `clock`: `start` and `end`, each `mono_ns` and `wall_ns` read together, and `steps`, see `ClockWatch`,
 - `sampler`: `pid`, `cpu_s`, `elapsed_s`, `cpu_frac`, `memory_peak_bytes`, `cpus`.
 
-Who brings a recording home adds what only its rows or other nodes can tell: `measured`, by device, see
+Whoever collects a recording adds facts that only its rows or other nodes show: `measured`, by device, see
 `wattune.telemetry.files.coverage`, and `clock_offset_ns` with `clock_offset_uncertainty_ns`; of a trial's devices also
 `own_processes`, the trial's workers, which are then not among the other processes.
 """
@@ -26,11 +26,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune import __version__
 from wattune.schema import SCHEMA_VERSION
 from wattune.telemetry.backend import ERROR_SUFFIX, Row
 from wattune.telemetry.files.pacing import Histogram, Schedule
 from wattune.units import kib_to_bytes, ns_to_s
+from wattune.version import __version__
 
 LEAST_CLOCK_STEP_NS: Final = 5_000_000
 """Change of the wall clock against the monotonic one that is a step. NTP's slewing, 500 ppm at most (adjtimex(2)),
@@ -55,7 +55,7 @@ def software() -> dict[str, Any]:
 
 
 class SamplerCost:
-    """What sampling costs this process from now on."""
+    """Cost of sampling to this process from now on."""
 
     def __init__(self) -> None:
         """Starts the account."""
@@ -88,7 +88,7 @@ class ClockWatch:
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._offset_ns: int | None = None
         self.steps: list[dict[str, int]] = []
-        """`mono_ns` when it was noticed, and `step_ns`, how far the wall clock jumped."""
+        """`mono_ns`, the time it was noticed, and `step_ns`, the jump of the wall clock."""
         self.look()
 
     def look(self) -> None:
@@ -105,7 +105,7 @@ class ClockWatch:
 
 
 class TierRecord:
-    """How one tier was kept: its pace, its calls, its failures."""
+    """Record of one tier: its pace, its calls, its failures."""
 
     def __init__(self, requested_hz: float, schedule: Schedule) -> None:
         """Starts with nothing read.

@@ -1,4 +1,4 @@
-"""Pacing: absolute deadlines, and how well they were kept. Pure arithmetic on a clock that others read."""
+"""Pacing: absolute deadlines, and how late they were served. Pure arithmetic on a clock that others read."""
 
 import math
 from collections import Counter
@@ -19,14 +19,13 @@ class Tick:
     index: int
     """Deadlines since the start, missed ones counted."""
     lateness_ns: int
-    """How long after its deadline it is served; always less than a period."""
+    """Time from its deadline to its service; always less than a period."""
 
 
 class Schedule:
-    """Deadlines at `start + index * period`, whatever happens: a tick that is missed is counted, never made up.
+    """Deadlines at `start + index * period`. A missed tick is counted and never made up.
 
-    A missed tick is one whose whole period passed unserved. Served ticks never drift: lateness of one is no delay of
-    the next.
+    A tick is missed when its whole period passes unserved. Ticks never drift: lateness of one does not delay the next.
     """
 
     def __init__(self, rate_hz: float, start_ns: int) -> None:
@@ -84,7 +83,7 @@ class Histogram:
         """A quantile in seconds, None before the first duration.
 
         Args:
-            fraction: Which, in (0, 1].
+            fraction: The quantile, in (0, 1].
 
         Returns:
             The upper edge of the bin it falls in, so at most 26 % too long; never more than the longest.

@@ -1,10 +1,10 @@
 """The store: one stream per tier and segment, written beside the sampling thread, read back after any end.
 
 Files are `<tier>-<number>.arrows`, numbered from 0, streams of `wattune.telemetry.files.stream`. Batches of ten seconds
-weigh half of what batches of a second do, and a kill may cost no more than a second: so rows go to
-`<tier>-<number>.tail` first, a stream that is written every second, and when it holds ten they go to the segment as one
-batch and a new tail begins. Only a segment's end mark proves that nothing is missing; the manifest's row counts say how
-much is.
+take half the space of batches of a second, and a kill may cost a second at most. So rows first go to
+`<tier>-<number>.tail`, a stream that is written every second. When it holds ten seconds they move to the segment as one
+batch, and a new tail begins. Only a segment's end mark proves that nothing is missing. The manifest's row counts say
+how much is.
 """
 
 import json
@@ -49,7 +49,7 @@ StoredRow = Mapping[str, int | float | str | None]
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest in one rename: a reader sees the old one or the new one, after a power cut too.
 
-    A folder that was moved or removed meanwhile is not made again: it is another recording's to be.
+    A folder that was moved or removed meanwhile is not made again: another recording may want its name.
     """
     partial = folder / f".{MANIFEST}.{os.getpid()}"
     with open(partial, "w") as file:
@@ -64,14 +64,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The last manifest a sampler wrote there.
 
     Raises:
-        TelemetryError: There is none, or it is no JSON object.
+        TelemetryError: There is none, or it is not a JSON object.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise TelemetryError(f"{folder} holds no recording that can be read: {error}") from error
     if not isinstance(manifest, dict):
-        raise TelemetryError(f"{folder / MANIFEST} is no JSON object; it was not written by a sampler")
+        raise TelemetryError(f"{folder / MANIFEST} is not a JSON object; it was not written by a sampler")
     return manifest
 
 
@@ -276,7 +276,7 @@ def _salvage(path: Path) -> tuple[pa.Table | None, str | None]:
 
 
 def _recorded_segments(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the manifest says of every segment, by file; empty where there is no manifest."""
+    """Returns the manifest's entry of every segment, by file; empty where there is no manifest."""
     if not (folder / MANIFEST).exists():
         return {}
     tiers = read_manifest(folder).get("tiers", {})
@@ -296,11 +296,11 @@ def read_tables(
 
     Returns:
         Tables by tier, each row once and in the order it was read on its device; and a note on every segment that
-        lacks its end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is no
-        failure: the last segments of a living or killed sampler have one each.
+        lacks its end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is not
+        a failure: the last segments of a living or killed sampler have one each.
 
     Raises:
-        TelemetryError: The manifest is there and is not one.
+        TelemetryError: The manifest exists and cannot be read.
     """
     recorded = _recorded_segments(folder)
     notes = [f"{name}: the file is gone" for name in sorted(recorded) if not (folder / name).exists()]
@@ -324,7 +324,7 @@ def read_tables(
 
 
 def _outside(segment: Mapping[str, Any], start_mono_ns: int | None, end_mono_ns: int | None) -> bool:
-    """Whether a finished segment holds no row of the window; one still written to may hold more than is known."""
+    """Returns True where a finished segment holds no row of the window; an open one may hold more than is known."""
     if not segment.get("closed") or "start_mono_ns" not in segment:
         return False
     return (start_mono_ns is not None and segment["end_mono_ns"] < start_mono_ns) or (

@@ -1,4 +1,4 @@
-"""Checked streams: Arrow IPC streams whose every batch can be proven to be as it was written.
+"""Checked streams: Arrow IPC streams in which every batch can be proven to be as it was written.
 
 A stream is a plain one that any Arrow reader opens. Beside it stands `<stream>.crc32`: eight bytes a batch, its length
 and CRC-32 as little-endian 32-bit numbers, written once the batch is. Arrow itself notices neither most flipped bits
@@ -25,7 +25,7 @@ _CHECKSUM: Final = struct.Struct("<II")
 
 
 def checksums_of(stream: Path) -> Path:
-    """The file beside a stream that holds its checksums."""
+    """Returns the file beside a stream that holds its checksums."""
     return stream.with_name(f"{stream.name}.crc32")
 
 
@@ -104,12 +104,12 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What was read back of a stream."""
+    """The part of a stream that was read back."""
 
     table: pa.Table | None
     """Every batch that is as it was written; None where not even the schema is."""
     why: str | None
-    """Why there may have been more; None where the end mark proves that there was not."""
+    """Reason there may have been more; None where the end mark proves that there was not."""
     unread_bytes: int
     """Length of what was not read, behind the last whole batch."""
 
@@ -129,7 +129,7 @@ def read_stream(path: Path) -> Salvaged:
 
 
 def _intact_bytes(data: bytes, checksums: bytes) -> tuple[int, str | None]:
-    """How many bytes from the start are as they were written, and why there may have been more."""
+    """Counts the bytes from the start that are as they were written; returns why there may have been more, too."""
     start = end = 0
     for length, checksum in _CHECKSUM.iter_unpack(checksums[: len(checksums) // _CHECKSUM.size * _CHECKSUM.size]):
         start, end = end, end + length

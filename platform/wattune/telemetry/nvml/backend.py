@@ -1,20 +1,21 @@
 """The NVML backend: NVIDIA devices through their driver's own library. Needs driver 535 or later; written on 580.
 
-What each call costs was measured on one H200 (benchmarks/results/nvml_check.md). Calls that block have no place here:
-PCIe throughput (20 ms inside the call) never, and process lists, violation status and maximum clocks only outside
-`read`. NVML ignores `CUDA_VISIBLE_DEVICES`: devices are all the driver shows, named `gpu0`, `gpu1`, ... in its order,
-which is that of bus addresses; what must not confuse them goes by `uuid`.
+What each call costs was measured on one H200 (benchmarks/results/nvml_check.md). `read` makes no call that blocks:
+PCIe throughput (20 ms inside the call) is never asked for, and process lists, violation status and maximum clocks only
+when the backend is opened or states its facts. NVML ignores `CUDA_VISIBLE_DEVICES`: the devices are all that the driver
+shows, named `gpu0`, `gpu1`, ... in its order, which is that of bus addresses. Code that must not confuse devices uses
+their `uuid`.
 
-Choices a reader of the tables should know:
+Decisions that readers of the tables should know:
 
 - `throttle_power_ns` is field 74, the software power cap; `throttle_thermal_ns` the sum of software and hardware
   thermal slowdown, so time in both counts twice; `throttle_hw_ns` is the external power brake.
 - `throttle_abi` in the manifest: `verified` where the numbering the driver's version asks for answers like counters and
   agrees with violation status, `assumed` where the latter cannot be asked or another numbering answers, `unavailable`.
-- PCIe bytes come from a 32-bit register, which at full speed wraps several times between two reads: how often is
-  taken from GPM's PCIe rate. Without GPM the count is right below 21 GB/s at 5 Hz, and too low above.
+- PCIe bytes come from a 32-bit register, which at full speed wraps several times between two reads. The
+  number of wraps comes from GPM's PCIe rate. Without GPM the count is right below 21 GB/s at 5 Hz, and too low above.
 - A device without a ring has power in `fast.power_instant_w` alone, a value every 100 ms; `power_series` says which.
-- On a device in MIG mode NVML answers for the whole device or not at all; what it refuses is said to be unavailable.
+- On a device in MIG mode NVML answers for the whole device or not at all; columns it refuses are `unavailable`.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ class NvmlBackend:
             gpu.probe()
 
     def devices(self) -> Sequence[DeviceInfo]:
-        """All devices the driver shows; one that is lost already is there without its facts."""
+        """Returns all devices the driver shows; one that is lost already is listed without its facts."""
         return [gpu.info for gpu in self._gpus.values()]
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
@@ -85,17 +86,17 @@ class NvmlBackend:
         return self._gpus[device].capabilities
 
     def facts(self, device: str) -> Mapping[str, Any]:
-        """What no column holds; see `wattune.telemetry.backend.FactsProvider`.
+        """Returns facts no column holds; see `wattune.telemetry.backend.FactsProvider`.
 
         Returns:
-            `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of what field and violation status said),
+            `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of nanoseconds by field and by violation status),
             `power_series`, `ring` (see `RingJoin.facts`; from the first drain on), `pci_bus_id`, `mig`, `nvml` (the
             library's version) and `other_processes`; what is unknown is left out.
         """
         return self._gpus[device].facts()
 
     def read(self, device: str, tier: str) -> Sequence[Row]:
-        """One row, or the ring's new samples. What fails is None with NVML's name of the error beside it."""
+        """Returns one row, or the ring's new samples. A value that fails is None, with NVML's error name beside it."""
         gpu = self._gpus[device]
         return gpu.read_ring() if tier == "ring" else [gpu.read_row(tier)]
 

@@ -15,9 +15,9 @@ from wattune.telemetry.nvml.ring import RingJoin, Sample
 from wattune.units import NS_PER_S, kib_to_bytes, mj_to_j, mw_to_w, ns_to_s, s_to_ns
 
 _COUNTER_BOUND: Final = 1.05
-"""How much faster than the monotonic clock a counter of time may run before its number is not believed."""
+"""Speed of a counter of time, relative to the monotonic clock, above which its readings are not believed."""
 _VIOLATION_SLACK_S: Final = 0.5
-"""How far a field and violation status, read one after the other, may differ: 0.18 s was seen on H200."""
+"""Largest difference allowed between a field and violation status read after it: 0.18 s was seen on H200."""
 _ERROR: Final = "NVML_ERROR_"
 _BYTES_PER_MIB: Final = 2**20
 
@@ -34,7 +34,7 @@ def _refusing(reason: str) -> Reader:
 
 
 class NvmlDevice:
-    """One device of a started NVML; see `wattune.telemetry.nvml.backend` for what its columns mean."""
+    """One device of a started NVML; see `wattune.telemetry.nvml.backend` for the meaning of its columns."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class NvmlDevice:
         clock_ns: Callable[[], int],
         wall_ns: Callable[[], int],
     ) -> None:
-        """Opens the device and finds its readers; `prime` and `probe` find what they give.
+        """Opens the device and makes its readers; `prime` and `probe` find out which of them work.
 
         Args:
             nvml: The module `pynvml`.
@@ -71,13 +71,13 @@ class NvmlDevice:
         self._readers = {"fast": self._fast(), "counter": self._counter(), "slow": self._slow(driver)}
 
     def _code(self, error: Exception) -> str:
-        """NVML's name of an error, without its prefix, or what our own decoding says."""
+        """Returns NVML's name of an error without its prefix, or the code of our own decoding."""
         if not isinstance(error, self._nvml.NVMLError):
             return str(error)
         return self._codes.get(error.value, f"NVML_{error.value}")
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """What NVML answers, None where it does not."""
+        """Returns NVML's answer, None where it gives an error."""
         try:
             return question(self._handle, *arguments)
         except self._nvml.NVMLError:
@@ -113,7 +113,7 @@ class NvmlDevice:
             self._gpm.advance()
 
     def probe(self) -> None:
-        """Reads everything once: what fails now is unavailable for good, and says why."""
+        """Reads everything once: a column that fails now stays `unavailable`, with the reason."""
         if not self._readers:
             return
         if self._gpm is not None:
@@ -138,7 +138,7 @@ class NvmlDevice:
 
     def facts(self) -> dict[str, Any]:
         """See `NvmlBackend.facts`."""
-        # Before the first drain there is nothing to say, and a sampler that is killed leaves what was said first.
+        # Before the first drain there are no counts, and a sampler that is killed leaves the facts of its start.
         drained = {"ring": ring} if (ring := self._ring.facts())["drains"] else {}
         others = self._other_processes()
         return {**self._facts, **drained, **({} if others is None else {OTHER_PROCESSES: others})}
@@ -154,7 +154,7 @@ class NvmlDevice:
         ]
 
     def read_row(self, tier: str) -> Row:
-        """One row of a tier; what fails is None with its code."""
+        """Returns one row of a tier; a value that fails is None with its code beside it."""
         if tier == "counter" and self._gpm is not None:
             self._gpm.advance()
         row: dict[str, int | float | str | None] = {}
@@ -167,7 +167,7 @@ class NvmlDevice:
         return row
 
     def read_ring(self) -> Sequence[Row]:
-        """The samples since the last time."""
+        """Returns the samples since the last drain."""
         if self._facts["power_series"] != "ring":
             return []
         try:
@@ -284,7 +284,7 @@ class NvmlDevice:
         return lambda: sum(count(at_most_per_s=_COUNTER_BOUND * NS_PER_S) for count in reads)
 
     def _check_throttle(self, driver: str) -> fields.ThrottleFields | None:
-        """Finds the numbering of the throttle counters, and holds it against violation status, once."""
+        """Finds the numbering of the throttle counters, and compares it with violation status, once."""
         types = {}
         for field in {*fields.OLD_THROTTLE_FIELDS, *fields.NEW_THROTTLE_FIELDS}:
             try:
@@ -312,7 +312,7 @@ class NvmlDevice:
         return found
 
     def _against_violation(self, counters: Sequence[int], policy: int) -> list[int] | None:
-        """What fields and violation status say of one cause; None where either does not answer."""
+        """Returns nanoseconds of one cause by fields and by violation status; None where either does not answer."""
         try:
             said_ns = sum(int(self._field(field)[0]) for field in counters)
         except (self._nvml.NVMLError, TelemetryError):

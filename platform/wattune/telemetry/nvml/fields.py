@@ -1,4 +1,4 @@
-"""NVML's field values: which number means what on which driver, how a value is decoded, and counts that only rise.
+"""NVML's field values: their numbers by driver, the decoding of a value, and counts that only rise.
 
 Pure data and arithmetic: nothing here calls a driver. Numbers are those of `nvml.h` (CUDA 13.1), where no other source
 is given; what was measured was measured on one H200 with driver 580.159.04.
@@ -93,20 +93,20 @@ class Counter:
         about_per_s: float | None = None,
         at_most_per_s: float | None = None,
     ) -> int:
-        """The count at a new reading of the register.
+        """Returns the count at a new reading of the register.
 
         Args:
             raw: The register.
             bits: Its width. One that runs backwards has wrapped at it; 64 bits never do, so those were reset.
             time_s: When it was read, on a monotonic clock.
-            about_per_s: What it counts a second, by another sensor: tells how often a narrow register wrapped since
-                the last reading. None where there is none, and then it wrapped at most once.
-            at_most_per_s: What it can count a second; None where there is no bound.
+            about_per_s: Its rate by another sensor, from which the number of wraps of a narrow register since the last
+                reading follows. None where there is none; it then wrapped at most once.
+            at_most_per_s: Highest rate it can have; None where there is no bound.
 
         Raises:
             TelemetryError: The register was reset, or rose by more than it can. The text is a code for the row; the
-                count then continues from the new reading. Or all 64 bits are set, which is what a bus gives for a
-                device that is gone, and no count: that reading is passed over.
+                count then continues from the new reading. Or all 64 bits are set, which a bus gives for a device
+                that is gone: that reading is passed over.
         """
         if bits == 64 and raw == 2**64 - 1:
             raise TelemetryError("ALL_BITS_SET")

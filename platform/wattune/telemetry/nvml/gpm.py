@@ -78,7 +78,7 @@ class Gpm:
 
         Raises:
             NVMLError: The sample or this metric failed.
-            TelemetryError: It is no number; the text is a code.
+            TelemetryError: It is not a finite number; the text is a code.
         """
         if self._error is not None:
             raise self._error

@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 from wattune.units import ns_to_s
 
 SAME_STAMP_US: Final = 3000
-"""How far a sample's stamp may move between two drains without the clock having been set: the driver stamps the whole
-ring anew, from a relation of its clocks that it renews about every 5 s (H200, driver 580.159.04: up to 160 µs, and
-samples are never closer than 7 ms)."""
+"""Largest move of a sample's stamp between two drains for which the clock need not have been set. The driver stamps the
+whole ring anew, from a relation of its clocks that it renews about every 5 s (H200, driver 580.159.04: up to 160 µs,
+and samples are never closer than 7 ms)."""
 SAME_SHIFT_US: Final = 1000
-"""How far the stamps of one drain may move against each other (36 µs a second were seen)."""
+"""Largest move of the stamps of one drain against each other (36 µs a second were seen)."""
 
 
 class Sample(NamedTuple):
@@ -24,10 +24,10 @@ class Sample(NamedTuple):
 class RingJoin:
     """Finds what is new in a ring that is read whole every time.
 
-    The samples seen last are looked for in the new reading: what comes after them is new, and nothing in between was
-    lost. Where they are not found the ring has turned over since, which is a gap. Stamps alone would not do: asking
-    for what is later than the last one gives that sample again whenever the driver has moved its stamps, and loses
-    samples whenever the wall clock is set back.
+    It looks for the samples of the last reading in the new one. Samples after them are new, and none in between was
+    lost. Where they are not found the ring has turned over since, which is a gap. Stamps alone are not enough: a filter
+    for later stamps gives the last sample again whenever the driver has moved its stamps, and loses samples whenever
+    the wall clock is set back.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class RingJoin:
         self._gap_s = 0.0
 
     def join(self, ring: Sequence[Sample], mono_ns: int) -> Sequence[Sample]:
-        """What a reading adds.
+        """Returns the samples that a reading adds.
 
         Args:
             ring: All the ring holds, oldest first.
             mono_ns: When it was read, on the monotonic clock.
 
         Returns:
-            The samples nobody has seen; of the first reading all, which is history from before it.
+            The new samples; of the first reading all, which are from before it.
         """
         self._drains += 1
         self._depth = max(self._depth, len(ring))
@@ -64,19 +64,19 @@ class RingJoin:
         return new
 
     def _known(self, ring: Sequence[Sample], elapsed_s: float) -> int:
-        """How many samples of a reading were seen before; 0 is a gap."""
+        """Counts the samples of a reading that were seen before; 0 is a gap."""
         newest_us = self._seen[-1].time_us
         near = [index for index, sample in enumerate(ring) if abs(sample.time_us - newest_us) <= SAME_STAMP_US]
         for index in near:
             if self._agree(ring, index):
                 return index + 1
-        # The clock was set: stamps all moved alike. Where nothing else tells places apart, time does.
+        # The clock was set, so all stamps moved alike. Of several places that agree, the one nearest in time counts.
         found = [index for index in range(len(ring)) if self._agree(ring, index)]
         age_s = [abs((ring[-1].time_us - ring[index].time_us) / 1e6 - elapsed_s) for index in found]
         return found[age_s.index(min(age_s))] + 1 if found else 0
 
     def _agree(self, ring: Sequence[Sample], index: int) -> bool:
-        """Whether a reading up to a place is the end of what was seen: the same powers, stamps moved alike."""
+        """Returns True where a reading up to `index` ends as the last one did: the same powers, stamps moved alike."""
         count = min(len(self._seen), index + 1)
         shift_us = ring[index].time_us - self._seen[-1].time_us
         return all(

@@ -1,7 +1,7 @@
-"""Leases and locks: how long a sampler lives, and that no two of them read one device.
+"""Leases, which limit a sampler's life, and locks, which keep two samplers off one device.
 
-Both are files, so they outlive whoever wrote them and need no server. Locks are flock(2)s: the kernel drops them with
-the process, however it ends.
+Both are files: they outlive their writer and need no server. Locks are flock(2)s: the kernel drops them with the
+process, however it ends.
 """
 
 import fcntl
@@ -23,14 +23,14 @@ RUNTIME_VARIABLE: Final = "WATTUNE_RUNTIME"
 """Another folder for device locks: for machines that play several nodes, and for tests."""
 
 LONGEST_LOOK_S: Final = 2.0
-"""What passes between two looks at a lease counts up to this: a process that did not look for longer was stopped, and
-then its owner may have been too. Samplers look every 0.8 s."""
+"""Longest time between two looks at a lease that counts: a process that did not look for longer was stopped, and its
+owner may have been stopped with it. Samplers look every 0.8 s."""
 
 _POLL_S: Final = 0.1
 
 
 class Lease:
-    """A file whose owner touches it, seen from who lives by it."""
+    """A file that an owner keeps touching, as seen by the process that lives by it."""
 
     def __init__(self, path: Path, lease_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Counts the lease as renewed now.
@@ -45,11 +45,11 @@ class Lease:
         self._age_ns, self._looked_ns = 0, clock_ns()
 
     def expired(self) -> bool:
-        """Whether its owner is gone: nobody touched it for so long, or it was deleted.
+        """Returns True where its owner is gone: the file was not touched for the lease's length, or was deleted.
 
         The age is the time since a change was seen, never wall clock minus file time: stepping the wall clock must not
-        end a recording. Nor must a node that stood still, a paused container or a job that was suspended: when it goes
-        on, its owner has most of the lease to renew it, see `LONGEST_LOOK_S`.
+        end a recording. A node that stood still, a paused container or a suspended job must not end one either: when it
+        goes on, its owner has most of the lease to renew it, see `LONGEST_LOOK_S`.
         """
         try:
             mtime_ns = self._path.stat().st_mtime_ns
@@ -166,7 +166,7 @@ class DeviceLocks:
             self._locks.append(lock)
 
     def release(self) -> None:
-        """Gives the devices free; may be called twice."""
+        """Releases the devices; may be called twice."""
         while self._locks:
             self._locks.pop().release()
 
@@ -175,5 +175,5 @@ class DeviceLocks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives the devices free."""
+        """Releases the devices."""
         self.release()

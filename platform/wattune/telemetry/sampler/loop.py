@@ -1,4 +1,4 @@
-"""The sampling loop: reads backends on absolute deadlines and hands what they gave to the store."""
+"""The sampling loop: reads backends on absolute deadlines and hands the rows to the store."""
 
 import contextlib
 import gc
@@ -42,8 +42,8 @@ class _TierReader:
 
     def due(self, tick: Tick) -> Sequence[str]:
         """The devices of a tick. Each tick begins with another one, so that no device is always read late."""
-        turn = tick.index % len(self.devices)
-        return self.devices[turn : turn + 1] if self._spread else self.devices[turn:] + self.devices[:turn]
+        first = tick.index % len(self.devices)
+        return self.devices[first : first + 1] if self._spread else self.devices[first:] + self.devices[:first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Inventory:
-    """What there is to read."""
+    """Devices and tiers there are to read."""
 
     devices: dict[str, dict[str, Any]]
     """The manifest's facts by device."""
@@ -88,7 +88,7 @@ class _Inventory:
 
 
 class Sampler:
-    """One recording from its first file to its last. All it knows of time comes from its clocks and its wait."""
+    """One recording from its first file to its last. It takes all time from its clocks and its wait."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Sampler:
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._ended: str | None = None
         self._inventory = _Inventory.of(backends)
-        self._witness("at_start")
+        self._add_facts("at_start")
         self._simulated = any(backend.simulated for backend in backends.values())
         served_by = {tier: name for tier, (name, _) in self._inventory.tiers.items()}
         self._rows: dict[str, list[StoredRow]] = {tier: [] for tier in served_by}
@@ -142,10 +142,10 @@ class Sampler:
         self._store.put({}, self._manifest())
 
     def run(self) -> str:
-        """Samples until told to stop; every file and backend is closed then, however it ends.
+        """Samples until `wait` or the lease ends it; then closes every file and backend, also after an error.
 
         Returns:
-            Why it ended: what `wait` said, or `lease expired`.
+            The reason it ended: that of `wait`, or `lease expired`.
 
         Raises:
             TelemetryError: The store cannot be written.
@@ -161,7 +161,7 @@ class Sampler:
                 if self._ended is None and now_ns >= task.schedule.next_ns:
                     task.action(task.schedule.take(now_ns))
             self._read_last()
-            self._witness("at_end")
+            self._add_facts("at_end")
         except BaseException as error:  # raised on: the manifest says why the files end, an interrupt too
             self._ended = f"failed: {error!r}"
             raise
@@ -204,8 +204,8 @@ class Sampler:
         if self._expired():
             self._ended = "lease expired"
 
-    def _witness(self, when: str) -> None:
-        """Asks backends what no column holds, before the first tick and after the last: they may take their time."""
+    def _add_facts(self, when: str) -> None:
+        """Asks backends for facts no column holds, before the first tick and after the last, when calls may block."""
         for device, facts in self._inventory.devices.items():
             backend = self._backends[facts["backend"]]
             if isinstance(backend, FactsProvider):

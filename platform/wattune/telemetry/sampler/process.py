@@ -1,8 +1,8 @@
-"""The sampler process, from both ends: the owner's `SamplerProcess`, and `main`, which that starts.
+"""The sampler process from both ends: the owner's `SamplerProcess`, and `main`, which it starts.
 
 A sampler is `python -m wattune.telemetry.sampler.process` in a session of its own. It imports neither ray nor torch, is
-nobody's child, and lives by a lease: without renewal for 10 s it closes its files and ends. Its folder is all there
-is between the two: `lease` (touched by the owner), `sampler.lock` (held by the sampler), `sampler.log`, and the
+nobody's child, and lives by a lease: without renewal for 10 s it closes its files and ends. Owner and sampler share
+only its folder: `lease` (touched by the owner), `sampler.lock` (held by the sampler), `sampler.log`, and the
 recording of `wattune.telemetry.files.segments`.
 """
 
@@ -36,7 +36,7 @@ _HIGHEST_RATE_HZ: Final = 1000.0
 _STUCK_S: Final = 60.0
 """A sampler that a driver call has held for so long ends itself: it could never see its lease expire."""
 _WATCH_S: Final = 1.0
-"""How often it looks whether one does."""
+"""Time between two looks for such a call."""
 _STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _DETACH: Final = '"$@" >&2 & echo $!'
@@ -77,8 +77,8 @@ class SamplerProcess:
             timeout_s: Longest the start may take altogether.
 
         Raises:
-            TelemetryError: The folder is taken, a rate is no rate, or the sampler ended or was too slow; its last
-                words are in the message.
+            TelemetryError: The folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
+                holds the end of its log.
         """
         sampler = cls(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class SamplerProcess:
             raise TelemetryError(f"{self.folder} has no sampler's lease; start a sampler there first") from None
 
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Returns True while its process runs."""
         return lock_holder(self.folder / _LOCK) is not None
 
     def manifest(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class SamplerProcess:
         return self.manifest()
 
     def end(self, timeout_s: float = 10.0) -> None:
-        """Does what `stop` does to one whose recording nobody wants, and which may not have begun."""
+        """Ends it as `stop` does, without its manifest: for a recording nobody wants, which may not have begun."""
         self._signal(signal.SIGTERM)
         if not self._ended_within(timeout_s):
             self._signal(signal.SIGKILL)
@@ -191,7 +191,7 @@ class SamplerProcess:
 
     def _last_words(self) -> str:
         lines = (self.folder / _LOG).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join(f"  {line}" for line in lines) or "  it said nothing"
+        return "\n".join(f"  {line}" for line in lines) or "  its log is empty"
 
     def _signal(self, number: signal.Signals) -> None:
         if pid := lock_holder(self.folder / _LOCK):
@@ -215,7 +215,7 @@ def parse_rate(text: str) -> tuple[str, float]:
     """
     tier, _, rate = text.partition("=")
     if tier not in TELEMETRY:
-        raise SensorChoiceError(f'"{tier}" in rate "{text}" is no tier; {closest(tier, TELEMETRY)}')
+        raise SensorChoiceError(f'"{tier}" in rate "{text}" is not a tier; {closest(tier, TELEMETRY)}')
     try:
         rate_hz = float(rate)
     except ValueError:
@@ -280,10 +280,10 @@ def sample(
     lease_s: float,
     lock_wait_s: float,
 ) -> str:
-    """Opens backends, locks their devices, and samples until told to stop or the lease in the folder expires.
+    """Opens backends, locks their devices, and samples until a stop signal comes or the lease in the folder expires.
 
     Returns:
-        Why it ended.
+        The reason it ended.
 
     Raises:
         TelemetryError: A backend cannot be opened, another sampler reads one of its devices, or the disk failed.

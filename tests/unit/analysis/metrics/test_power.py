@@ -1,16 +1,11 @@
 """Peaks, coincidence, ramps and swing of waves whose answers are known."""
 
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from wattune.analysis.metrics.power import power_metrics, powers_together
 from wattune.analysis.signals.align import align
-from wattune.analysis.signals.energy_grid import GRID_S, GridEnergy
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
@@ -152,15 +147,6 @@ def test_the_limit_is_the_lowest_read_in_the_window(bench):
     assert (
         metrics_of(bench, {"ring": bench.ring({GPU: square()}), "slow": slow}, [GPU])["device_power_limit_w"] == 650.0
     )
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1000), min_size=1, max_size=60), st.integers(201, 450))
-def test_peaks_decrease_with_their_window(cells_w, length):
-    grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(cells_w, length) * GRID_S)]), 0.001, ())
-    peaks = [grid.peak_w(window_s) for window_s in (0.02, 0.1, 0.5, 1.0)]
-    assert all(shorter >= longer - 1e-6 for shorter, longer in pairwise(peaks))
-    assert peaks[0] <= max(cells_w) + 1e-6
 
 
 def limits_manifest(tier, finest_window_s):

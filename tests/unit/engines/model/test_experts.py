@@ -75,7 +75,7 @@ def test_dropless_mixture_is_its_definition(activation: str, bias: bool) -> None
 @given(chosen=st.lists(st.integers(0, 3), min_size=1, max_size=40), factor=st.floats(0.25, 4))
 def test_capacity_keeps_the_first_tokens_of_each_expert(chosen: list[int], factor: float) -> None:
     layer = MixtureOfExperts(spec(capacity=factor), ExpertShard())
-    kept, counts = layer._assign(torch.tensor(chosen))
+    kept, counts = layer._assign(torch.tensor(chosen), torch.tensor(chosen).bincount(minlength=4))
     capacity = math.ceil(len(chosen) / 4 * factor)
     expected = []
     for expert in range(4):

@@ -1,4 +1,4 @@
-"""A lane without Ray: workers are coroutines that say what the test wants them to say."""
+"""A lane without Ray: its workers are coroutines that report what the test wants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,6 @@ from wattune.catalog.models import model
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
-from wattune.orchestrate.lanes.worker_group import LaneError, assign_ranks
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers.loop import RankOutcome
@@ -27,7 +26,7 @@ SPEC = TrialSpec(
 )
 CLEAN = Report(problem=None)
 HANGS_S = 1e6
-"""Beyond every patience of a lane. Time is virtual here: what waits costs nothing, and no wait ends too early."""
+"""Longer than a lane waits for anything. Time is virtual here: waiting is free, and no wait ends too early."""
 
 
 def assignment(name: str = "a-0", *, engine: str = "torch", fresh: bool = False, timeout_s: float = 60) -> Assignment:
@@ -45,7 +44,7 @@ def assignment(name: str = "a-0", *, engine: str = "torch", fresh: bool = False,
     )
 
 
-def seat(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
+def worker_place(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
     index = number if device_index is None else device_index
     return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
 
@@ -63,7 +62,7 @@ Act = Callable[["Worker", RankAssignment], Awaitable[Report]]
 
 @dataclass
 class Worker:
-    """One seat that does with every trial what it is told."""
+    """A worker that does with every trial what the test tells it."""
 
     workers: "Workers"
     run: int
@@ -73,7 +72,7 @@ class Worker:
 
     async def serve(self) -> None:
         lane = self.workers.lane
-        self.group = lane.join(self.run, seat(self.number))
+        self.group = lane.join(self.run, worker_place(self.number))
         report: Report | None = None
         while (assigned := await lane.next_trial(self.group, self.number, report)) is not None:
             if assigned.assignment is None:
@@ -94,7 +93,7 @@ async def obey(worker: Worker, assigned: RankAssignment) -> Report:
 
 @dataclass
 class Workers:
-    """What Ray Train does for a lane: starts workers, and others when one was killed."""
+    """The part of Ray Train: starts workers, and others when one was killed."""
 
     act: Act = obey
     launches: list[tuple[GroupKey, bool]] = field(default_factory=list)
@@ -102,11 +101,11 @@ class Workers:
     num_probes: int = 0
     lane: Lane = None  # type: ignore[assignment]
     fails: list[str] = field(default_factory=list)
-    """Why the next runs end before they begin."""
+    """Reasons for which the next runs end before they begin."""
 
     def __post_init__(self) -> None:
         self.lane = Lane(("id0",), self.launch, self.kill)
-        self._seated: dict[int, Worker] = {}
+        self._present: dict[int, Worker] = {}
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         assert nodes == ("id0",)
@@ -116,7 +115,7 @@ class Workers:
         while True:
             self.num_groups += 1
             group = [Worker(self, number, index) for index in range(key.world_size)]
-            self._seated = {worker.number: worker for worker in group}
+            self._present = {worker.number: worker for worker in group}
             for worker in group:
                 worker.task = asyncio.create_task(worker.serve())
             rest, killed = {worker.task for worker in group}, False
@@ -131,7 +130,7 @@ class Workers:
                 raise RuntimeError("a worker was killed")
 
     def kill(self, dead: WorkerPlace) -> None:
-        self._seated[dead.number].task.cancel()
+        self._present[dead.number].task.cancel()
 
 
 def run(scenario: Callable[[Workers], Awaitable[None]], act: Act = obey) -> Workers:
@@ -186,7 +185,7 @@ def test_a_worker_that_dies_costs_its_trial_and_nothing_more() -> None:
     async def scenario(workers: Workers) -> None:
         await workers.lane.run(assignment("good"))
         answer = await workers.lane.run(assignment("dies"))
-        assert not answer.outcomes and "without a word" in answer.failure
+        assert not answer.outcomes and "without reporting" in answer.failure
         after = await workers.lane.run(assignment("next"))
         assert statuses(after) == ["completed", "completed"] and after.restart_s is not None and after.number == 1
         last = await workers.lane.run(assignment("last"))
@@ -196,7 +195,7 @@ def test_a_worker_that_dies_costs_its_trial_and_nothing_more() -> None:
     assert workers.num_groups == 2 and len(workers.launches) == 1
 
 
-def test_train_says_first_why_a_worker_died() -> None:
+def test_the_reason_train_reports_first_is_the_answer() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         await asyncio.sleep(HANGS_S)
         return CLEAN
@@ -221,8 +220,8 @@ def test_out_of_memory_on_one_rank_frees_the_others_and_keeps_the_group() -> Non
             outcome = RankOutcome(rank=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
             worker.workers.lane.failing(worker.group, assigned.number, outcome, keeps_group=True)
             return await worker.deliver(assigned, outcome)
-        halt = await worker.workers.lane.halt(worker.group, assigned.number)
-        assert halt is not None and halt.kind == "free" and "out of memory" in halt.reason
+        order = await worker.workers.lane.stop_order(worker.group, assigned.number)
+        assert order is not None and order.kind == "free" and "out of memory" in order.reason
         return await worker.deliver(assigned, crashed(0, "rank 0 was stopped"))
 
     async def scenario(workers: Workers) -> None:
@@ -246,8 +245,8 @@ def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_co
             first = replace(completed(1), reason="rank 1: out of memory")
             lane.failing(worker.group, assigned.number, first, keeps_group=True)
             return await worker.deliver(assigned)
-        halt = await lane.halt(worker.group, assigned.number)
-        assert halt is not None and halt.kind == "free"
+        order = await lane.stop_order(worker.group, assigned.number)
+        assert order is not None and order.kind == "free"
         broken = assigned.assignment.name == "breaks"
         return await worker.deliver(assigned, crashed(0) if broken else completed(0))
 
@@ -302,7 +301,7 @@ def test_an_error_of_the_engine_replaces_the_group() -> None:
     assert run(scenario, act).num_groups == 2
 
 
-def test_a_hang_is_told_with_every_ranks_stacks() -> None:
+def test_a_hang_is_reported_with_the_stacks_of_every_rank() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
         if assigned.assignment.name != "hangs":
@@ -312,9 +311,9 @@ def test_a_hang_is_told_with_every_ranks_stacks() -> None:
             late = RankOutcome(rank=0, status=TrialStatus.TIMED_OUT, reason="rank 0: no step")
             lane.hung(worker.group, assigned.number, late, "in all_reduce")
         else:
-            halt = await lane.halt(worker.group, assigned.number)
-            assert halt is not None and halt.kind == "dump"
-            lane.told_stacks(worker.group, assigned.number, 1, "in sleep")
+            order = await lane.stop_order(worker.group, assigned.number)
+            assert order is not None and order.kind == "dump"
+            lane.report_stacks(worker.group, assigned.number, 1, "in sleep")
         await asyncio.sleep(HANGS_S)
         return CLEAN
 
@@ -328,7 +327,7 @@ def test_a_hang_is_told_with_every_ranks_stacks() -> None:
     assert run(scenario, act).num_groups == 2
 
 
-def test_a_trial_whose_watchdogs_are_dead_ends_too() -> None:
+def test_a_trial_whose_watchdogs_do_not_answer_ends_too() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
         if assigned.assignment.name == "dead":
@@ -363,8 +362,8 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         worker.workers.lane.show(worker.group, assigned.number, assigned.rank, f"spans of {assigned.rank}")  # type: ignore[arg-type]
         worker.workers.lane.show(worker.group, assigned.number + 1, assigned.rank, "another trial's")  # type: ignore[arg-type]
-        halt = await worker.workers.lane.halt(worker.group, assigned.number)
-        assert halt is not None and halt.kind == "free"
+        order = await worker.workers.lane.stop_order(worker.group, assigned.number)
+        assert order is not None and order.kind == "free"
         return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
 
     async def scenario(workers: Workers) -> None:
@@ -384,7 +383,7 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("interrupts", [False, True])
-def test_what_waits_is_answered_when_the_lane_ends(interrupts: bool) -> None:
+def test_waiting_trials_are_answered_when_the_lane_closes(interrupts: bool) -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         await asyncio.sleep(HANGS_S)
         return CLEAN
@@ -401,13 +400,13 @@ def test_what_waits_is_answered_when_the_lane_ends(interrupts: bool) -> None:
 
 
 def test_ranks_of_a_stopped_study_leave_their_trial_and_it_counts_as_interrupted() -> None:
-    """Nobody waits for the measured steps of minutes: workers end by themselves, at once, and none is killed."""
+    """The lane does not wait for minutes of measured steps: workers leave at once by themselves, and none is killed."""
     left: list[str] = []
 
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
-        halt = await worker.workers.lane.halt(worker.group, assigned.number)
-        assert halt is not None and halt.kind == "free"
-        left.append(halt.reason)
+        order = await worker.workers.lane.stop_order(worker.group, assigned.number)
+        assert order is not None and order.kind == "free"
+        left.append(order.reason)
         return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
 
     async def scenario(workers: Workers) -> None:
@@ -421,7 +420,7 @@ def test_ranks_of_a_stopped_study_leave_their_trial_and_it_counts_as_interrupted
     assert run(scenario, act).num_groups == 1
 
 
-def test_workers_that_never_come_fail_the_trial_and_the_next_one_tries_again() -> None:
+def test_workers_that_never_start_fail_the_trial_and_the_next_one_tries_again() -> None:
     async def scenario(workers: Workers) -> None:
         workers.fails = ["no resources"] * 2
         answer = await workers.lane.run(assignment("first"))
@@ -444,29 +443,3 @@ def test_trials_that_kill_their_workers_again_and_again_do_not_cost_a_good_one()
         assert statuses(await workers.lane.run(assignment("good"))) == ["completed", "completed"]
 
     assert len(run(scenario, act).launches) == 2  # and the workers' own driver was replaced once
-
-
-@pytest.mark.parametrize(("order", "seats_of_ranks"), [("topology", [0, 1]), ((1, 0), [1, 0])])
-def test_the_plans_order_says_which_worker_is_which_rank(order: Any, seats_of_ranks: list[int]) -> None:
-    ordered = replace(assignment(), spec=replace(SPEC, plan=Plan(rank_order=order)))
-    ranks = assign_ranks(ordered, {0: seat(0), 1: seat(1)}, number=1, meeting="m")
-    assert [number for rank in (0, 1) for number, one in ranks.items() if one.rank == rank] == seats_of_ranks
-    assert [ranks[number].slot.device for number in seats_of_ranks] == seats_of_ranks
-
-
-def test_ranks_are_counted_by_node() -> None:
-    spec = replace(SPEC, cluster=ClusterSpec(device="cpu", num_nodes=2, devices_per_node=2))
-    two = replace(assignment(), spec=spec, node_names={"id1": "n1", "id0": "n0"})
-    seats = {0: seat(0, "id0", 5), 1: seat(1, "id1", 0), 2: seat(2, "id0", 3), 3: seat(3, "id1", 1)}
-    ranks = assign_ranks(two, seats, number=1, meeting="m")
-    assert {number: (one.rank, one.local_rank, one.slot.node) for number, one in ranks.items()} == {
-        1: (0, 0, 0),
-        3: (1, 1, 0),
-        2: (2, 0, 1),
-        0: (3, 1, 1),
-    }
-
-
-def test_workers_on_other_nodes_are_refused() -> None:
-    with pytest.raises(LaneError, match=r"wants 2 worker\(s\) on each of 1 node\(s\), but they run on n0: 1"):
-        assign_ranks(assignment(), {0: seat(0), 1: seat(1, "id9")}, number=1, meeting="m")

@@ -1,7 +1,21 @@
-"""What a lane's worker does without Ray: it keeps off the sampler's processor with every thread it has."""
+"""A lane's worker without Ray: its processors, the name of its device, the outcome of an error."""
 
 import subprocess
 import sys
+import time
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.errors import EngineError
+from wattune.orchestrate.lanes.worker import device_name, failed, sensed_name
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, TrialStatus, Workload
+from wattune.workers.device import device_uuid
+
+FIRST, SECOND = "GPU-163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-00000000-0000-0000-0000-000000000001"
+NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
 
 CODE = """
 import os, threading
@@ -27,3 +41,52 @@ print("done")
 def test_every_thread_keeps_off_the_samplers_processor() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "done"
+
+
+def on(device: str) -> TrialSpec:
+    model = ModelSpec(
+        name="tiny",
+        num_layers=1,
+        hidden_size=8,
+        ffn_hidden_size=8,
+        num_heads=1,
+        num_kv_heads=1,
+        vocab_size=8,
+        source="made up",
+    )
+    return TrialSpec(
+        model=model,
+        cluster=ClusterSpec(device=device, devices_per_node=2),
+        engine="torch",
+        workload=Workload(seq_len=8, global_batch_size=2),
+        plan=Plan(),
+    )
+
+
+def test_a_reordered_device_keeps_its_own_name() -> None:
+    """With CUDA_VISIBLE_DEVICES=1,0 the device `cuda:0` is NVML's second."""
+    assert sensed_name(on("h200_sxm"), 0, SECOND, NAMES) == "gpu1"
+    assert sensed_name(on("h200_sxm"), 1, FIRST, NAMES) == "gpu0"
+
+
+@pytest.mark.parametrize("uuid", [None, "GPU-ffffffff-0000-0000-0000-000000000000"])
+def test_a_device_that_is_not_sampled_is_an_error(uuid: str | None) -> None:
+    with pytest.raises(EngineError, match=f"device {uuid}.*gpu0 {FIRST}, gpu1 {SECOND}"):
+        sensed_name(on("h200_sxm"), 0, uuid, NAMES)
+
+
+def test_a_processor_goes_by_its_number() -> None:
+    assert device_uuid("cpu") is None
+    assert sensed_name(on("cpu"), 1, None, {}) == "cpu1"
+
+
+def test_failures_are_classified_and_stamped() -> None:
+    before_ns = time.monotonic_ns()
+    memory = failed(3, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"))
+    assert memory.status is TrialStatus.OUT_OF_MEMORY and memory.end_mono_ns >= before_ns
+    assert failed(3, ValueError("x")).reason == "rank 3: ValueError: x"
+
+
+def test_a_device_is_named_by_its_kind_and_slot() -> None:
+    assert device_name(on("cpu"), 1) == "cpu1"
+    assert device_name(on("h200_sxm"), 1) == "gpu1"

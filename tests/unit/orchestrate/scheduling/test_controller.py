@@ -1,47 +1,30 @@
-"""The ledger of a study: what runs next, what is skipped, what becomes of what did not finish."""
+"""The controller of a study: starts, results, interrupts, dead nodes, budgets, limits, and its preview."""
 
+import math
 import statistics
 import time
-from dataclasses import replace
 
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Placement, Preview
+from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
-
-LISTED = {"order": "listed"}
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 
-def turns(tickets) -> list[tuple[int, int, float]]:
-    """Micro-batch size, repeat and least seconds of each turn."""
-    return [(one.turn.spec.plan.micro_batch_size, one.turn.repeat, one.turn.measure.min_seconds) for one in tickets]
-
-
-def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
-    ran = world.drain(world.ledger(specs, measure=Measure(repeats=2, min_seconds=5)))
-    assert turns(ran) == [(size, repeat, 5) for size in (1, 2, 4) for repeat in (0, 1)]
-    assert world.kinds == ["started", "finished"] * 6
-
-
-def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
-    specs = make_specs(6)
-    ran = turns(world.drain(world.ledger(specs, measure=Measure(repeats=2, reference_every=0), order="shuffled")))
-    assert [repeat for _, repeat, _ in ran] == [0] * 6 + [1] * 6
-    sizes = [size for size, _, _ in ran]
-    assert sorted(sizes[:6]) == [1, 2, 3, 4, 5, 6] == sorted(sizes[6:])
-    assert sizes[:6] != [1, 2, 3, 4, 5, 6]
+def sizes(trials) -> list[int]:
+    """Micro-batch size of each trial."""
+    return [one.queued.spec.plan.micro_batch_size for one in trials]
 
 
 def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
     world.write(specs[0])
-    ledger = world.ledger(specs, num_trials=2)
-    assert [size for size, _, _ in turns(world.drain(ledger))] == [2]
+    controller = world.controller(specs, num_trials=2)
+    assert sizes(world.drain(controller)) == [2]
     assert world.kinds == ["skipped", "started", "finished"]
-    assert ledger.ending == "finished"
+    assert controller.ending == "finished"
 
 
 @pytest.mark.parametrize(
@@ -50,8 +33,8 @@ def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
 )
 def test_only_an_interrupted_trial_runs_again(world, specs, status: TrialStatus, runs_again: bool) -> None:
     world.write(specs[0], status=status)
-    ran = world.drain(world.ledger(specs))
-    assert (1 in [size for size, _, _ in turns(ran)]) is runs_again
+    ran = world.drain(world.controller(specs))
+    assert (1 in sizes(ran)) is runs_again
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert preview.num_again == runs_again and preview.num_done == (not runs_again)
 
@@ -61,321 +44,275 @@ def test_a_stopped_attempt_is_kept_aside_and_the_next_begins_empty(world, specs)
     folder = world.study.trial(specs[0].trial_id, 0)
     (folder.path / "telemetry" / "n0").mkdir(parents=True)
     (folder.path / "telemetry" / "n0" / "manifest.json").write_text("{}")
-    ledger = world.ledger(specs)
-    ticket = ledger.next("t0")
-    assert ticket.tags["attempt"] == "2"
+    controller = world.controller(specs)
+    running = controller.next("t0")
+    assert running.tags["attempt"] == "2"
     assert folder.result() is None and not (folder.path / "telemetry").exists()
-    world.run(ledger, ticket, "t0")
+    world.run(controller, running, "t0")
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
     assert [one.status for one in folder.attempts()] == [TrialStatus.INTERRUPTED]
     assert (folder.path / "attempts" / "1" / "telemetry" / "n0" / "manifest.json").exists()
     assert [folder.path for folder in world.study.trials()] == [folder.path]
 
 
-def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
-    measure = Measure(min_seconds=5, soak_finalists=1, soak_seconds=60)
-    ran = world.drain(world.ledger(specs, measure=measure, finalists=[specs[1], specs[0]]))
-    assert turns(ran) == [(1, 0, 5), (2, 0, 5), (4, 0, 5), (2, 1, 60)]
-    assert ran[-1].tags["soak"] == "true" and "soak" not in ran[0].tags
-
-
-def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
-    ledger = world.ledger(specs[:1], measure=Measure(repeats=3))
-    world.run(ledger, ledger.next("t0"), "t0", TrialStatus.OUT_OF_MEMORY)
-    assert ledger.next("t1") is None and ledger.ending == "finished"
-
-
-def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
-    ledger = world.ledger(specs[:1], measure=Measure(repeats=2))
-    world.run(ledger, ledger.next("t0"), "t0", TrialStatus.INVALID)
-    assert ledger.next("t1").turn.repeat == 1
-
-
 def test_a_trial_that_left_no_result_is_crashed(world, specs) -> None:
-    ledger = world.ledger(specs[:1])
-    ledger.next("t0")
-    ledger.finish("t0", error=False)
+    controller = world.controller(specs[:1])
+    controller.next("t0")
+    controller.finish("t0", error=False)
     result = world.result(specs[0])
     assert result.status is TrialStatus.CRASHED and result.reason == "the trial left no result"
     assert result.tags["version.wattune"] == "x" and result.tags["nodes"] == "n0"
-    assert ledger.next("t1") is None
+    assert controller.next("t1") is None
 
 
 def test_a_trial_whose_driver_dies_runs_once_more_and_then_is_crashed(world, specs) -> None:
-    ledger = world.ledger(specs)
-    ledger.next("t0")
-    ledger.finish("t0", error=True)
+    controller = world.controller(specs)
+    controller.next("t0")
+    controller.finish("t0", error=True)
     first = world.result(specs[0])
     assert first.status is TrialStatus.INTERRUPTED and first.tags["died"] == "true" and "once more" in first.reason
-    again = ledger.next("t1")
-    assert again.turn.spec == specs[0] and again.tags["attempt"] == "2"
-    ledger.finish("t1", error=True)
+    again = controller.next("t1")
+    assert again.queued.spec == specs[0] and again.tags["attempt"] == "2"
+    controller.finish("t1", error=True)
     second = world.result(specs[0])
     assert second.status is TrialStatus.CRASHED and "died 2 times" in second.reason
-    assert ledger.next("t2").turn.spec == specs[1]
+    assert controller.next("t2").queued.spec == specs[1]
 
 
 def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, specs) -> None:
-    ledger = world.ledger(specs)
-    ticket = ledger.next("t0")
-    world.write(ticket.turn.spec)
-    ledger.finish("t0", error=True)
+    controller = world.controller(specs)
+    running = controller.next("t0")
+    world.write(running.queued.spec)
+    controller.finish("t0", error=True)
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
 
 
 def killed(world, spec: TrialSpec) -> None:
-    """What a SIGKILL in the middle of a trial leaves: a specification and no result."""
+    """Leaves what a SIGKILL in the middle of a trial leaves: a specification without a result."""
     folder = world.study.trial(spec.trial_id, 0)
     if folder.path.exists() and folder.result() is not None:
         folder.set_aside()
     folder.write_spec(spec)
 
 
-def test_a_killed_study_spans_what_ran_repeats_it_once_and_then_gives_up_on_it(world, specs) -> None:
+def test_a_killed_study_repeats_its_running_trial_once_and_then_gives_up_on_it(world, specs) -> None:
     killed(world, specs[0])
-    world.ledger(specs)
+    world.controller(specs)
     first = world.result(specs[0])
     assert first.status is TrialStatus.INTERRUPTED and "the study's process ended while it ran" in first.reason
     assert first.start_wall_ns <= first.end_wall_ns
 
     killed(world, specs[0])
-    ledger = world.ledger(specs)
+    controller = world.controller(specs)
     assert world.result(specs[0]).status is TrialStatus.CRASHED
-    assert [size for size, _, _ in turns(world.drain(ledger))] == [2, 4]
+    assert sizes(world.drain(controller)) == [2, 4]
     attempts = world.study.trial(specs[0].trial_id, 0).attempts()
     assert [one.status for one in attempts] == [TrialStatus.INTERRUPTED]
 
 
-def test_what_a_person_stopped_is_no_death(world, specs) -> None:
+def test_a_trial_that_a_person_stopped_has_not_died(world, specs) -> None:
     for _ in range(4):
-        ledger = world.ledger(specs)
-        ledger.next("t0")
-        ledger.interrupt()
+        controller = world.controller(specs)
+        controller.next("t0")
+        controller.interrupt()
         assert world.result(specs[0]).status is TrialStatus.INTERRUPTED
     killed(world, specs[0])
-    world.ledger(specs)
+    world.controller(specs)
     assert world.result(specs[0]).status is TrialStatus.INTERRUPTED
 
 
-def test_an_interrupt_marks_what_runs_and_keeps_what_arrived(world, specs, new_node) -> None:
+def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world, specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
-    ledger = world.ledger(specs)
-    first, second = ledger.next("t0"), ledger.next("t1")
-    world.write(first.turn.spec)
-    ledger.interrupt()
-    assert world.result(first.turn.spec).status is TrialStatus.COMPLETED
-    assert world.result(second.turn.spec).status is TrialStatus.INTERRUPTED
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), controller.next("t1")
+    world.write(first.queued.spec)
+    controller.interrupt()
+    assert world.result(first.queued.spec).status is TrialStatus.COMPLETED
+    assert world.result(second.queued.spec).status is TrialStatus.INTERRUPTED
     assert world.heard[-1].result.status is TrialStatus.INTERRUPTED
-    assert ledger.ending == "interrupted" and ledger.next("t2") is None
-    assert ledger.num_left == 2, "the one that was stopped, and the one that never began"
+    assert controller.ending == "interrupted" and controller.next("t2") is None
+    assert controller.num_left == 2, "the one that was stopped, and the one that never began"
 
 
 def test_a_trial_that_completes_while_it_is_marked_stays_completed(world, specs, monkeypatch) -> None:
-    ledger = world.ledger(specs)
-    ticket = ledger.next("t0")
+    controller = world.controller(specs)
+    running = controller.next("t0")
     write_spec = TrialFolder.write_spec
 
     def completes(folder: TrialFolder, spec: TrialSpec) -> None:
         monkeypatch.setattr(TrialFolder, "write_spec", write_spec)
-        world.write(ticket.turn.spec)
+        world.write(running.queued.spec)
 
     monkeypatch.setattr(TrialFolder, "write_spec", completes)
-    ledger.interrupt()
+    controller.interrupt()
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
     assert world.heard[-1].result.status is TrialStatus.COMPLETED
-    assert ledger.num_left == 2
+    assert controller.num_left == 2
 
 
-def test_an_interrupt_while_a_trial_ends_is_told_what_came_of_it(world, specs) -> None:
-    class Pondering(Learner):
+def test_an_interrupt_while_a_trial_ends_still_reports_its_result(world, specs, learner) -> None:
+    class Pondering(learner):
         def tell(self, spec: TrialSpec, result: TrialResult) -> None:
             super().tell(spec, result)
             if len(self.told) == 1:
                 raise KeyboardInterrupt
 
-    ledger = world.ledger(specs, strategy=Pondering(specs))
-    ticket = ledger.next("t0")
+    controller = world.controller(specs, strategy=Pondering(specs))
+    running = controller.next("t0")
     with pytest.raises(KeyboardInterrupt):
-        world.run(ledger, ticket, "t0")
-    ledger.interrupt()
+        world.run(controller, running, "t0")
+    controller.interrupt()
     assert world.heard[-1].kind == "finished" and world.heard[-1].result.status is TrialStatus.COMPLETED
 
 
-def test_an_interrupt_while_a_trial_begins_is_no_death(world, specs, monkeypatch) -> None:
-    ledger = world.ledger(specs)
+def test_an_interrupt_while_a_trial_begins_does_not_count_as_its_death(world, specs, monkeypatch) -> None:
+    controller = world.controller(specs)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TrialFolder, "write_spec", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ledger.next("t0")
+        controller.next("t0")
     monkeypatch.undo()
-    ledger.interrupt()
+    controller.interrupt()
     assert world.result(specs[0]).reason == STOPPED
-    assert len(world.drain(world.ledger(specs))) == 3
+    assert len(world.drain(world.controller(specs))) == 3
 
 
 def test_lanes_run_side_by_side_and_wait_for_each_other(world, specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
-    ledger = world.ledger(specs)
-    first, second = ledger.next("t0"), ledger.next("t1")
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), controller.next("t1")
     assert {first.tags["nodes"], second.tags["nodes"]} == {"n0", "n1"}
-    assert ledger.next("t2") is None and ledger.ending is None
-    world.run(ledger, first, "t0")
-    third = ledger.next("t2")
+    assert controller.next("t2") is None and controller.ending is None
+    world.run(controller, first, "t0")
+    third = controller.next("t2")
     assert third.nodes == first.nodes
-    world.run(ledger, second, "t1")
-    assert ledger.next("t3") is None and ledger.ending is None  # the third still runs
-    world.run(ledger, third, "t2")
-    assert ledger.next("t3") is None and ledger.ending == "finished"
+    world.run(controller, second, "t1")
+    assert controller.next("t3") is None and controller.ending is None  # the third still runs
+    world.run(controller, third, "t2")
+    assert controller.next("t3") is None and controller.ending == "finished"
     placement = next(event for event in world.heard if isinstance(event, Placement))
     assert placement.lanes == ("n0", "n1") and placement.num_at_once == 2
 
 
-def test_sets_of_nodes_that_overlap_take_turns(world, make_specs, new_node) -> None:
+def test_sets_of_nodes_that_overlap_run_one_after_another(world, make_specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
     large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    world.ledger([*make_specs(2), *large])
+    world.controller([*make_specs(2), *large])
     placement = next(event for event in world.heard if isinstance(event, Placement))
     assert placement.lanes == ("n0", "n1", "n0+n1") and placement.num_at_once == 2
     assert placement.wall_s == 2 * 15 / 2 + 15
 
 
-def test_a_pool_that_is_busy_holds_up_no_other(world, make_specs, new_node) -> None:
-    h200, h100 = (ClusterSpec(device=name, devices_per_node=8) for name in ("h200_sxm", "h100_sxm"))
-    world.nodes[:] = [
-        new_node("a", **{"wattune.io/device": "h200_sxm"}),
-        new_node("b", **{"wattune.io/device": "h100_sxm"}),
-    ]
-    ledger = world.ledger([*make_specs(2, h200), *make_specs(2, h100)])
-    placed = [ledger.next(f"t{index}") for index in range(3)]
-    assert [(one.turn.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
-        ("h200_sxm", "a"),
-        ("h100_sxm", "b"),
-    ]
-    assert placed[2] is None
-
-
-def test_a_large_trial_is_not_overtaken_for_ever_by_small_ones(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    small = make_specs(3)
-    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
-    ledger = world.ledger([small[0], *large, *small[1:]])
-    first = ledger.next("t0")
-    assert ledger.next("t1") is None  # the second needs both nodes, and the third waits behind it
-    world.run(ledger, first, "t0")
-    second = ledger.next("t1")
-    assert second.turn.spec == large[0] and second.tags["nodes"] == "n0,n1"
-
-
 def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     world.nodes.append(new_node("n1"))
-    ledger = world.ledger(specs)
-    first, second = ledger.next("t0"), ledger.next("t1")
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), controller.next("t1")
     world.nodes.pop()
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
-    world.run(ledger, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
-    marked = world.result(dying.turn.spec)
+    world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    marked = world.result(dying.queued.spec)
     assert marked.status is TrialStatus.INTERRUPTED
     assert marked.reason == "node n1 left the cluster; made up; it is run once more"
-    world.run(ledger, living, "t1" if dying is first else "t0")
-    again = ledger.next("t2")
-    assert again.turn.spec == dying.turn.spec and again.tags["nodes"] == "n0"
-    world.run(ledger, again, "t2")
-    assert world.result(dying.turn.spec).status is TrialStatus.COMPLETED
+    world.run(controller, living, "t1" if dying is first else "t0")
+    again = controller.next("t2")
+    assert again.queued.spec == dying.queued.spec and again.tags["nodes"] == "n0"
+    world.run(controller, again, "t2")
+    assert world.result(dying.queued.spec).status is TrialStatus.COMPLETED
 
 
 def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, specs, new_node) -> None:
     world.nodes.append(new_node("n1"))
-    ledger = world.ledger(specs)
-    first, second = ledger.next("t0"), ledger.next("t1")
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), controller.next("t1")
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
     world.unanswering += [node for node in world.nodes if node.name == "n1"]
-    world.run(ledger, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
-    world.run(ledger, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
-    assert world.result(dying.turn.spec).status is TrialStatus.INTERRUPTED
-    assert world.result(living.turn.spec).status is TrialStatus.CRASHED
+    world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    world.run(controller, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
+    assert world.result(dying.queued.spec).status is TrialStatus.INTERRUPTED
+    assert world.result(living.queued.spec).status is TrialStatus.CRASHED
 
 
-def test_a_study_says_what_it_misses_and_goes_on_with_what_it_has(world, make_specs, new_node, monkeypatch) -> None:
+def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     world.nodes.append(new_node("n1"))
     large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
     small = make_specs(2)
-    ledger = world.ledger([*small[:1], *large, *small[1:]])
-    ticket = ledger.next("t0")
+    controller = world.controller([*small[:1], *large, *small[1:]])
+    running = controller.next("t0")
     world.nodes.pop()
-    world.run(ledger, ticket, "t0")
-    ticket = ledger.next("t1")
-    assert ticket.turn.spec == small[1]
-    world.run(ledger, ticket, "t1")
-    assert ledger.next("t2") is None and ledger.ending == "nodes" and ledger.num_left == 1
-    assert ledger.missing == ["2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has n0: 2 CPU"]
+    world.run(controller, running, "t0")
+    running = controller.next("t1")
+    assert running.queued.spec == small[1]
+    world.run(controller, running, "t1")
+    assert controller.next("t2") is None and controller.ending == "nodes" and controller.num_left == 1
+    assert controller.missing == ["2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has n0: 2 CPU"]
 
     world.heard.clear()
-    assert world.ledger([*small[:1], *large, *small[1:]]).next("t0") is None
+    assert world.controller([*small[:1], *large, *small[1:]]).next("t0") is None
     placement = next(event for event in world.heard if isinstance(event, Placement))
-    assert placement.missing == tuple(ledger.missing)
+    assert placement.missing == tuple(controller.missing)
 
     world.nodes.append(new_node("n2"))
-    assert world.drain(world.ledger([*small[:1], *large, *small[1:]]))[0].turn.spec == large[0]
+    assert world.drain(world.controller([*small[:1], *large, *small[1:]]))[0].queued.spec == large[0]
 
 
-def test_a_node_that_comes_serves_what_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
+def test_a_node_that_joins_serves_trials_that_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.scheduling.controller.LOOK_EVERY_S", 0)
     large, small = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1)), make_specs(1)
-    ledger = world.ledger([*large, *small])
-    ticket = ledger.next("t0")
-    assert ticket.turn.spec == small[0]
+    controller = world.controller([*large, *small])
+    running = controller.next("t0")
+    assert running.queued.spec == small[0]
     world.nodes.append(new_node("n1"))
-    world.run(ledger, ticket, "t0")
-    assert ledger.next("t1").turn.spec == large[0]
+    world.run(controller, running, "t0")
+    assert controller.next("t1").queued.spec == large[0]
 
 
 def test_a_budget_of_trials_ends_cleanly_and_the_same_command_goes_on(world, specs) -> None:
-    ledger = world.ledger(specs, budget=Budget(max_trials=2))
-    assert len(world.drain(ledger)) == 2
-    assert ledger.ending == "budget" and ledger.num_left == 1
-    assert len(world.drain(world.ledger(specs, budget=Budget(max_trials=2)))) == 1
+    controller = world.controller(specs, budget=Budget(max_trials=2))
+    assert len(world.drain(controller)) == 2
+    assert controller.ending == "budget" and controller.num_left == 1
+    assert len(world.drain(world.controller(specs, budget=Budget(max_trials=2)))) == 1
 
 
-def test_what_a_budget_leaves_is_what_was_announced(world, make_specs) -> None:
+def test_trials_a_budget_leaves_are_those_announced(world, make_specs) -> None:
     measure = Measure(reference_every=5, soak_finalists=1)
-    ledger = world.ledger(make_specs(12), measure=measure, budget=Budget(max_trials=0))
-    assert ledger.next("t0") is None and ledger.ending == "budget"
+    controller = world.controller(make_specs(12), measure=measure, budget=Budget(max_trials=0))
+    assert controller.next("t0") is None and controller.ending == "budget"
     preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert ledger.num_left == preview.num_turns == 12 + 2 + 1
+    assert controller.num_left == preview.num_left == 12 + 2 + 1
 
 
 def test_a_finalist_that_was_soaked_is_not_left(world, specs) -> None:
     measure = Measure(soak_finalists=2, soak_seconds=60)
-    ledger = world.ledger(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=4))
-    world.drain(ledger)
-    assert ledger.num_left == 1
+    controller = world.controller(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=4))
+    world.drain(controller)
+    assert controller.num_left == 1
     world.heard.clear()
-    ledger = world.ledger(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=0))
+    controller = world.controller(specs, measure=measure, finalists=specs[:2], budget=Budget(max_trials=0))
     preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert ledger.num_left == preview.num_turns == 1
+    assert controller.num_left == preview.num_left == 1
 
 
 def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) -> None:
     world.write(specs[0], took_s=1000)  # so the next one is expected to take as long
-    ledger = world.ledger(specs, budget=Budget(max_hours=0.2))
-    assert ledger.next("t0") is None and ledger.ending == "budget" and ledger.num_left == 2
-    ledger = world.ledger(specs, budget=Budget(max_hours=0.3))
-    assert ledger.next("t0") is not None
+    controller = world.controller(specs, budget=Budget(max_hours=0.2))
+    assert controller.next("t0") is None and controller.ending == "budget" and controller.num_left == 2
+    controller = world.controller(specs, budget=Budget(max_hours=0.3))
+    assert controller.next("t0") is not None
 
 
-def test_what_is_estimated_above_a_hard_limit_never_starts(world, specs, caplog) -> None:
+def test_a_trial_estimated_above_a_hard_limit_never_starts(world, specs, caplog) -> None:
     def estimate(spec: TrialSpec) -> dict[str, float]:
         if spec == specs[2]:
             raise RuntimeError("no idea")
         return {"node_device_power_peak_1s_w": 1000.0 * spec.plan.micro_batch_size}
 
-    ledger = world.ledger(specs, estimate=estimate, limits={"node_device_power_w": 1500.0})
-    assert [size for size, _, _ in turns(world.drain(ledger))] == [1, 4]
+    controller = world.controller(specs, estimate=estimate, limits={"node_device_power_w": 1500.0})
+    assert sizes(world.drain(controller)) == [1, 4]
     rejected = world.result(specs[1])
     assert rejected.status is TrialStatus.REJECTED
     assert rejected.reason == (
@@ -390,106 +327,8 @@ def test_a_listener_that_fails_stops_nothing(world, specs, caplog) -> None:
     def broken(event) -> None:
         raise OSError("no terminal")
 
-    assert len(world.drain(world.ledger(specs, listener=broken))) == 3
+    assert len(world.drain(world.controller(specs, listener=broken))) == 3
     assert "a listener failed" in caplog.text
-
-
-def references(tickets) -> list[int]:
-    return [index for index, one in enumerate(tickets) if one.turn.role == "reference"]
-
-
-def test_an_anchor_is_measured_again_every_so_many_trials(world, make_specs) -> None:
-    specs = make_specs(12)
-    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=5)))
-    assert references(ran) == [5, 11]
-    assert {one.turn.spec for one in ran if one.turn.role == "reference"} == {specs[0]}
-    assert [ran[index].turn.repeat for index in references(ran)] == [FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1]
-    assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert (preview.num_references, preview.num_turns) == (2, 14)
-
-
-def test_a_small_study_has_no_anchor_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
-    assert references(world.drain(world.ledger(make_specs(10)))) == []
-    assert len(references(world.drain(world.ledger(make_specs(60))))) <= 6
-
-
-def test_no_anchor_where_none_is_wanted(world, make_specs) -> None:
-    assert references(world.drain(world.ledger(make_specs(30), measure=Measure(reference_every=0)))) == []
-
-
-def test_the_anchor_is_the_first_that_completes_or_the_one_that_is_named(world, make_specs) -> None:
-    specs = make_specs(8)
-    world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
-    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=4)))
-    assert [one.turn.spec for one in ran if one.turn.role == "reference"] == [specs[1]]
-
-
-def test_a_named_reference(world, make_specs) -> None:
-    specs = make_specs(8)
-    ran = world.drain(world.ledger(specs, measure=Measure(reference_every=4), reference=specs[6]))
-    assert [one.turn.spec for one in ran if one.turn.role == "reference"] == [specs[6]]
-
-
-def test_a_continued_study_keeps_its_anchor_and_its_count(world, make_specs) -> None:
-    specs = make_specs(12)
-    ledger = world.ledger(specs, measure=Measure(reference_every=5), budget=Budget(max_trials=8))
-    first = world.drain(ledger)
-    second = world.drain(world.ledger(specs, measure=Measure(reference_every=5)))
-    assert references([*first, *second]) == [5, 11]
-    assert [one.turn.repeat for one in second if one.turn.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
-
-
-def test_every_lane_has_its_own_anchor_count(world, make_specs, new_node) -> None:
-    world.nodes.append(new_node("n1"))
-    ledger = world.ledger(make_specs(12), measure=Measure(reference_every=3))
-    seen = []
-    while ledger.ending is None:
-        pair = [ticket for tune_id in ("a", "b") if (ticket := ledger.next(tune_id)) is not None]
-        seen += pair
-        for tune_id, ticket in zip(("a", "b"), pair, strict=False):
-            world.run(ledger, ticket, tune_id)
-    by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
-    assert all(references(tickets)[0] == 3 for tickets in by_node.values())
-    repeats = [one.turn.repeat for one in seen if one.turn.role == "reference"]
-    assert len(set(repeats)) == len(repeats)
-
-
-class Learner:
-    """Proposes in order, and only what it was not told of; remembers what it was told before each proposal."""
-
-    learns = True
-
-    def __init__(self, specs, *, seed: int = 0) -> None:
-        self.waiting, self.told, self.knew = list(specs), [], []
-
-    def ask(self, n: int) -> list[TrialSpec]:
-        known = {spec for spec, _ in self.told}
-        self.waiting = [spec for spec in self.waiting if spec not in known]
-        asked, self.waiting = self.waiting[:n], self.waiting[n:]
-        self.knew.append(len(self.told))
-        return asked
-
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
-        self.told.append((spec, result.status))
-
-
-def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs) -> None:
-    specs = make_specs(5)
-    world.write(specs[0])
-    learner = Learner(specs)
-    ran = world.drain(world.ledger(specs, strategy=learner, num_trials=4, measure=Measure(repeats=2)))
-    assert learner.knew[:3] == [1, 2, 3]
-    firsts = [one.turn.spec for one in ran if one.turn.repeat == 0]
-    assert firsts == specs[1:4]
-    assert sorted(one.turn.spec.plan.micro_batch_size for one in ran if one.turn.repeat == 1) == [1, 2, 3, 4]
-
-
-def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, make_specs) -> None:
-    learner = Learner(make_specs(5))
-    ledger = world.ledger(make_specs(5), strategy=learner)
-    ledger.next("t0")
-    assert ledger.next("t1") is None and len(learner.knew) == 1
 
 
 def test_a_study_of_another_process_is_read_once(world, make_specs, monkeypatch) -> None:
@@ -497,31 +336,78 @@ def test_a_study_of_another_process_is_read_once(world, make_specs, monkeypatch)
     specs = make_specs(8)
     for spec in specs[:4]:
         world.write(spec)
-    ledger = world.ledger(specs)
+    controller = world.controller(specs)
     monkeypatch.setattr(StudyFolder, "trials", lambda self: pytest.fail("the folder is walked through again"))
-    assert len(world.drain(ledger)) == 4
+    assert len(world.drain(controller)) == 4
 
 
 def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeypatch) -> None:
-    """The ledger at the end of a long study is as quick as at its beginning; other work and the disk's are left out."""
+    """The controller is as quick at the end of a long study as at its start; the disk is left out."""
     monkeypatch.setattr("os.fsync", lambda _file: None)
-    ledger = world.ledger(make_specs(1000), order="shuffled", measure=Measure(reference_every=0))
+    controller = world.controller(make_specs(1000), order="shuffled", measure=Measure(reference_every=0))
     took_s = []
     while True:
         begun_s = time.thread_time()
-        ticket = ledger.next("t")
+        running = controller.next("t")
         chosen_s = time.thread_time() - begun_s
-        if ticket is None:
+        if running is None:
             break
-        world.write(ticket.turn.spec, ticket.turn.repeat)
+        world.write(running.queued.spec, running.queued.repeat)
         begun_s = time.thread_time()
-        ledger.finish("t", error=False)
+        controller.finish("t", error=False)
         took_s.append(chosen_s + time.thread_time() - begun_s)
-    assert len(took_s) == 1000 and ledger.ending == "finished"
+    assert len(took_s) == 1000 and controller.ending == "finished"
     assert statistics.median(took_s[-200:]) < 3 * statistics.median(took_s[:200])
 
 
-def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
-    wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
-    ran = world.drain(world.ledger([*specs, wider], measure=Measure(reference_every=1)))
-    assert all(one.turn.spec.cluster == specs[0].cluster for one in ran if one.turn.role == "reference")
+def test_the_preview_counts_before_anything_starts(world, specs) -> None:
+    measure = Measure(min_seconds=10, repeats=2, soak_finalists=1, soak_seconds=100)
+    world.controller(specs, measure=measure)
+    preview, placement = world.heard
+    assert isinstance(preview, Preview) and isinstance(placement, Placement)
+    assert (preview.num_left, preview.num_finalists, preview.num_done) == (7, 1, 0)
+    assert not preview.measured and preview.device_s == 160 and placement.wall_s == 160
+
+
+def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> None:
+    spec = make_specs(4, ClusterSpec(device="cpu", devices_per_node=2))
+    world.write(spec[0], took_s=30)
+    world.write(spec[1], took_s=50, status=TrialStatus.OUT_OF_MEMORY)
+    world.controller(spec, measure=Measure(min_seconds=1))
+    preview = world.heard[0]
+    assert preview.measured and preview.device_s == 2 * 2 * 30
+    assert preview.done == {TrialStatus.COMPLETED: 1, TrialStatus.OUT_OF_MEMORY: 1}
+
+
+def test_the_preview_counts_what_a_budget_of_trials_lets_this_call_do(world, make_specs) -> None:
+    small, large = make_specs(6), make_specs(6, ClusterSpec(device="cpu", devices_per_node=2))
+    measure = Measure(min_seconds=10, reference_every=5)
+    controller = world.controller([*small, *large], measure=measure, budget=Budget(max_trials=8))
+    preview, placement = world.heard[:2]
+    assert (preview.num_left, preview.num_now, preview.num_references) == (14, 8, 2)
+    assert preview.device_s == 7 * 10 + 7 * 20, "all of it is still told"
+    assert preview.device_now_s == placement.device_s == 7 * 10 + 20, (
+        "the first eight in the queue, a reference trial among them"
+    )
+    assert placement.wall_s == 80 and not placement.cut_short
+    assert len(world.drain(controller)) == 8
+    left = [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
+    assert left == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert controller.num_left == 5, "without reference trials"
+
+
+def test_a_budget_of_hours_bounds_the_placement(world, make_specs, new_node) -> None:
+    world.nodes.append(new_node("n1"))
+    specs, measure = make_specs(12, ClusterSpec(device="cpu", devices_per_node=2)), Measure(min_seconds=10)
+    for hours, cut_short in ((0.01, True), (1, False)):
+        world.heard.clear()
+        world.controller(specs, measure=measure, budget=Budget(max_hours=hours))
+        preview, placement = world.heard
+        assert preview.most_s == pytest.approx(hours * 3600, abs=5) and preview.num_now == preview.num_left == 13
+        assert placement.cut_short is cut_short
+        wall_s, device_s = (36, 36 * 2 * 2) if cut_short else (13 * 10 / 2, 13 * 10 * 2)
+        assert placement.wall_s == pytest.approx(wall_s, abs=5)
+        assert placement.device_s == pytest.approx(device_s, abs=20)
+    world.heard.clear()
+    world.controller(specs, measure=measure)
+    assert world.heard[0].most_s == math.inf and world.heard[0].num_now == 13

@@ -1,22 +1,181 @@
-"""How many trials are still to come, as it is told with every event."""
+"""The queue of a study: order, repeats, finalists, reference trials, learning strategies, and the trials left."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from wattune.orchestrate.events import TrialEvent
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.events import Preview, TrialEvent
+from wattune.orchestrate.scheduling.budget import Budget
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 
 
+def runs(trials) -> list[tuple[int, int, float]]:
+    """Micro-batch size, repeat and least seconds of each trial."""
+    return [
+        (one.queued.spec.plan.micro_batch_size, one.queued.repeat, one.queued.measure.min_seconds) for one in trials
+    ]
+
+
+def references(trials) -> list[int]:
+    return [index for index, one in enumerate(trials) if one.queued.role == "reference"]
+
+
+def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
+    ran = world.drain(world.controller(specs, measure=Measure(repeats=2, min_seconds=5)))
+    assert runs(ran) == [(size, repeat, 5) for size in (1, 2, 4) for repeat in (0, 1)]
+    assert world.kinds == ["started", "finished"] * 6
+
+
+def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
+    specs = make_specs(6)
+    ran = runs(world.drain(world.controller(specs, measure=Measure(repeats=2, reference_every=0), order="shuffled")))
+    assert [repeat for _, repeat, _ in ran] == [0] * 6 + [1] * 6
+    sizes = [size for size, _, _ in ran]
+    assert sorted(sizes[:6]) == [1, 2, 3, 4, 5, 6] == sorted(sizes[6:])
+    assert sizes[:6] != [1, 2, 3, 4, 5, 6]
+
+
+def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
+    measure = Measure(min_seconds=5, soak_finalists=1, soak_seconds=60)
+    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1], specs[0]]))
+    assert runs(ran) == [(1, 0, 5), (2, 0, 5), (4, 0, 5), (2, 1, 60)]
+    assert ran[-1].tags["soak"] == "true" and "soak" not in ran[0].tags
+
+
+def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
+    controller = world.controller(specs[:1], measure=Measure(repeats=3))
+    world.run(controller, controller.next("t0"), "t0", TrialStatus.OUT_OF_MEMORY)
+    assert controller.next("t1") is None and controller.ending == "finished"
+
+
+def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
+    controller = world.controller(specs[:1], measure=Measure(repeats=2))
+    world.run(controller, controller.next("t0"), "t0", TrialStatus.INVALID)
+    assert controller.next("t1").queued.repeat == 1
+
+
+def test_a_busy_pool_does_not_hold_up_another(world, make_specs, new_node) -> None:
+    h200, h100 = (ClusterSpec(device=name, devices_per_node=8) for name in ("h200_sxm", "h100_sxm"))
+    world.nodes[:] = [
+        new_node("a", **{"wattune.io/device": "h200_sxm"}),
+        new_node("b", **{"wattune.io/device": "h100_sxm"}),
+    ]
+    controller = world.controller([*make_specs(2, h200), *make_specs(2, h100)])
+    placed = [controller.next(f"t{index}") for index in range(3)]
+    assert [(one.queued.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
+        ("h200_sxm", "a"),
+        ("h100_sxm", "b"),
+    ]
+    assert placed[2] is None
+
+
+def test_a_large_trial_is_not_overtaken_for_ever_by_small_ones(world, make_specs, new_node) -> None:
+    world.nodes.append(new_node("n1"))
+    small = make_specs(3)
+    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    controller = world.controller([small[0], *large, *small[1:]])
+    first = controller.next("t0")
+    assert controller.next("t1") is None  # the second needs both nodes, and the third waits behind it
+    world.run(controller, first, "t0")
+    second = controller.next("t1")
+    assert second.queued.spec == large[0] and second.tags["nodes"] == "n0,n1"
+
+
+def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_specs) -> None:
+    specs = make_specs(12)
+    ran = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
+    assert references(ran) == [5, 11]
+    assert {one.queued.spec for one in ran if one.queued.role == "reference"} == {specs[0]}
+    assert [ran[index].queued.repeat for index in references(ran)] == [
+        FIRST_REFERENCE_REPEAT,
+        FIRST_REFERENCE_REPEAT + 1,
+    ]
+    assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert (preview.num_references, preview.num_left) == (2, 14)
+
+
+def test_a_small_study_has_no_reference_trial_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
+    assert references(world.drain(world.controller(make_specs(10)))) == []
+    assert len(references(world.drain(world.controller(make_specs(60))))) <= 6
+
+
+def test_a_study_may_do_without_reference_trials(world, make_specs) -> None:
+    assert references(world.drain(world.controller(make_specs(30), measure=Measure(reference_every=0)))) == []
+
+
+def test_the_reference_trial_is_the_first_that_completes(world, make_specs) -> None:
+    specs = make_specs(8)
+    world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
+    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4)))
+    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[1]]
+
+
+def test_the_reference_trial_can_be_named(world, make_specs) -> None:
+    specs = make_specs(8)
+    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4), reference=specs[6]))
+    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[6]]
+
+
+def test_a_continued_study_keeps_its_reference_trial_and_its_count(world, make_specs) -> None:
+    specs = make_specs(12)
+    controller = world.controller(specs, measure=Measure(reference_every=5), budget=Budget(max_trials=8))
+    first = world.drain(controller)
+    second = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
+    assert references([*first, *second]) == [5, 11]
+    assert [one.queued.repeat for one in second if one.queued.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
+
+
+def test_every_lane_counts_to_its_own_reference_trial(world, make_specs, new_node) -> None:
+    world.nodes.append(new_node("n1"))
+    controller = world.controller(make_specs(12), measure=Measure(reference_every=3))
+    seen = []
+    while controller.ending is None:
+        pair = [running for tune_id in ("a", "b") if (running := controller.next(tune_id)) is not None]
+        seen += pair
+        for tune_id, running in zip(("a", "b"), pair, strict=False):
+            world.run(controller, running, tune_id)
+    by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
+    assert all(references(trials)[0] == 3 for trials in by_node.values())
+    repeats = [one.queued.repeat for one in seen if one.queued.role == "reference"]
+    assert len(set(repeats)) == len(repeats)
+
+
+def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs, learner) -> None:
+    specs = make_specs(5)
+    world.write(specs[0])
+    taught = learner(specs)
+    ran = world.drain(world.controller(specs, strategy=taught, num_trials=4, measure=Measure(repeats=2)))
+    assert taught.knew[:3] == [1, 2, 3]
+    firsts = [one.queued.spec for one in ran if one.queued.repeat == 0]
+    assert firsts == specs[1:4]
+    assert sorted(one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat == 1) == [1, 2, 3, 4]
+
+
+def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, make_specs, learner) -> None:
+    taught = learner(make_specs(5))
+    controller = world.controller(make_specs(5), strategy=taught)
+    controller.next("t0")
+    assert controller.next("t1") is None and len(taught.knew) == 1
+
+
+def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
+    wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
+    ran = world.drain(world.controller([*specs, wider], measure=Measure(reference_every=1)))
+    assert all(one.queued.spec.cluster == specs[0].cluster for one in ran if one.queued.role == "reference")
+
+
 def left_after_each(world: Any, specs: list[TrialSpec], *statuses: TrialStatus, **options: Any) -> list[int]:
-    """Runs all that is proposed, the first of them to the given ends; what was said to be left after each."""
-    ledger, ends, number = world.ledger(specs, **options), iter(statuses), 0
-    while (ticket := ledger.next(f"t{number}")) is not None:
-        world.run(ledger, ticket, f"t{number}", next(ends, COMPLETED))
+    """Runs all trials, the first of them to the given statuses; returns `num_left` after each."""
+    controller, ends, number = world.controller(specs, **options), iter(statuses), 0
+    while (running := controller.next(f"t{number}")) is not None:
+        world.run(controller, running, f"t{number}", next(ends, COMPLETED))
         number += 1
     return [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
 
@@ -25,21 +184,23 @@ def test_it_counts_down_to_nothing(world: Any, specs: list[TrialSpec]) -> None:
     assert left_after_each(world, specs, measure=Measure(reference_every=0)) == [2, 1, 0]
 
 
-def test_repeats_of_what_failed_are_not_to_come(world: Any, specs: list[TrialSpec]) -> None:
+def test_repeats_of_failed_trials_are_not_expected(world: Any, specs: list[TrialSpec]) -> None:
     measure = Measure(repeats=3, reference_every=0)
     # Of nine, two are not run.
     assert left_after_each(world, specs, OUT_OF_MEMORY, measure=measure) == [6, 5, 4, 3, 2, 1, 0]
     assert left_after_each(world, specs, measure=measure)[-1] == 0, "nor when the study is opened again"
 
 
-def test_anchors_and_finalists_are_expected(world: Any, make_specs: Callable[[int], list[TrialSpec]]) -> None:
+def test_reference_trials_and_finalists_are_expected(world: Any, make_specs: Callable[[int], list[TrialSpec]]) -> None:
     specs = make_specs(8)
-    told = left_after_each(world, specs, measure=Measure(reference_every=3, soak_finalists=1), finalists=specs[:1])
-    assert told[0] == 7 + 2 + 1 and told[-1] == 0
-    assert all(late <= early for early, late in pairwise(told))
+    left = left_after_each(world, specs, measure=Measure(reference_every=3, soak_finalists=1), finalists=specs[:1])
+    assert left[0] == 7 + 2 + 1 and left[-1] == 0
+    assert all(late <= early for early, late in pairwise(left))
 
 
 @pytest.mark.parametrize("count", [1, 200])
-def test_what_is_announced_is_what_comes(world: Any, make_specs: Callable[[int], list[TrialSpec]], count: int) -> None:
-    told = left_after_each(world, make_specs(count), measure=Measure(reference_every=0, repeats=2))
-    assert told == list(range(2 * count - 1, -1, -1))
+def test_as_many_trials_run_as_are_announced(
+    world: Any, make_specs: Callable[[int], list[TrialSpec]], count: int
+) -> None:
+    left = left_after_each(world, make_specs(count), measure=Measure(reference_every=0, repeats=2))
+    assert left == list(range(2 * count - 1, -1, -1))

@@ -123,7 +123,7 @@ def test_it_outlives_its_owner_by_the_lease(start: Callable[..., SamplerProcess]
 def test_what_the_sampler_says_last_is_in_the_error(start: Callable[..., SamplerProcess]) -> None:
     with pytest.raises(TelemetryError, match=r'ended while starting:\n.*"hosts" is not built; did you mean "host"'):
         start("a", backends=["hosts"])
-    with pytest.raises(TelemetryError, match=r'"hosts" in rate "hosts=5.0" is no tier; did you mean "host"'):
+    with pytest.raises(TelemetryError, match=r'"hosts" in rate "hosts=5.0" is not a tier; did you mean "host"'):
         start("b", rates_hz={"hosts": 5.0})
     with pytest.raises(TelemetryError, match=r"cannot run on processors \[99999\]; choose among \[\d"):
         start("c", cpus=[99999])

@@ -1,0 +1,29 @@
+"""Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
+
+from wattune.api.recordings import analyze, calibrate, record, send_recording
+from wattune.api.results import compare, figures, rank, report, sync
+from wattune.api.runs import StudyOutcome, preview, run_study
+from wattune.api.spaces import Space, StudyPlan, catalog, plan
+from wattune.api.studies import Study, Trial, load_study
+
+__all__ = [
+    "Space",
+    "Study",
+    "StudyOutcome",
+    "StudyPlan",
+    "Trial",
+    "analyze",
+    "calibrate",
+    "catalog",
+    "compare",
+    "figures",
+    "load_study",
+    "plan",
+    "preview",
+    "rank",
+    "record",
+    "report",
+    "run_study",
+    "send_recording",
+    "sync",
+]

@@ -1,0 +1,126 @@
+"""Measuring without a study: record a command, analyse a folder again, calibrate sensors."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wattune.calibration.run import Listener
+from wattune.calibration.run import calibrate as measure_sensors
+from wattune.inspection import Analysis, inspect
+from wattune.record.recorder import Output, Watcher
+from wattune.record.recorder import record as record_command
+from wattune.record.recording import Recording
+from wattune.storage.files import (
+    CALIBRATIONS,
+    find_storage,
+    named_path,
+    require_writable,
+    storage_path,
+    write_calibration,
+)
+from wattune.storage.remote import RemoteStorage
+
+
+def analyze(folder: str | Path) -> Analysis:
+    """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
+
+    Args:
+        folder: The folder, or its URL.
+
+    Raises:
+        PlanError: There is no such folder, or nothing measured in it.
+        TelemetryError: A table or manifest in it cannot be read.
+    """
+    if "://" in str(folder):
+        with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
+            RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
+            return analyze(scratch)
+    return inspect(named_path(folder))
+
+
+def record(
+    command: Sequence[str] = (),
+    *,
+    storage: str | None = None,
+    seconds: float | None = None,
+    name: str | None = None,
+    backends: Sequence[str] = (),
+    output: Output = "own",
+    watcher: Watcher | None = None,
+) -> Recording:
+    """Records a command, or this machine for some seconds, without Ray; see `wattune.record.recorder.record`.
+
+    Args:
+        command: The program and its arguments; empty records the machine.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
+        seconds: Longest to record.
+        name: The recording's name; None is made of the time and the program.
+        backends: Sensors to read; empty is every one this machine has.
+        output: The place the command writes to.
+        watcher: Looks on while it records.
+
+    Raises:
+        PlanError: There is nothing to record, the command cannot be run, the name is taken, or the storage cannot be
+            used.
+        TelemetryError: A backend cannot be used, or what was sampled cannot be written or read.
+    """
+    place = find_storage(storage)
+    if place.url:
+        RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
+    return Recording.read(
+        record_command(
+            command,
+            storage=place.folder,
+            seconds=seconds,
+            name=name,
+            backends=backends,
+            output=output,
+            watcher=watcher,
+        )
+    )
+
+
+def send_recording(recording: Recording, *, storage: str | None = None) -> bool:
+    """Sends a recording to the storage's URL.
+
+    Args:
+        recording: The recording.
+        storage: The place recordings are kept in; see `wattune.storage.files.find_storage`.
+
+    Returns:
+        True where the storage has a URL.
+
+    Raises:
+        TrackingError: The URL cannot be reached or refuses; the recording is safe in the local folder.
+    """
+    url = find_storage(storage).url
+    if url:
+        RemoteStorage(url).send_recording(recording.path)
+    return bool(url)
+
+
+def calibrate(
+    backend: str,
+    *,
+    storage: str | None = None,
+    listener: Listener | None = None,
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
+
+    Args:
+        backend: `nvml` or `simulated`; see `wattune.calibration.run.calibrate`.
+        storage: Folder it is kept in, under `calibration`; see `wattune.storage.files.find_storage`.
+        listener: Called with what is going on and the share of it all that is done.
+
+    Returns:
+        For each device the file that was written, and its content.
+
+    Raises:
+        PlanError: Nothing can be written in the storage.
+        TelemetryError: There are no such sensors or devices here, or the load or the sampler failed.
+    """
+    folder = storage_path(storage)
+    require_writable(folder / CALIBRATIONS)  # said now, not after minutes of load
+    found = measure_sensors(backend, listener=listener or (lambda _what, _done_frac: None))
+    return [(write_calibration(folder, one), one) for one in found]

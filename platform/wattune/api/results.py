@@ -1,0 +1,128 @@
+"""Decisions from results: rank, compare, report; and sending results on."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Unpack
+
+from wattune.api.studies import Study, find_study
+from wattune.ranking.comparison import Comparison
+from wattune.ranking.evidence import compare_trials
+from wattune.ranking.order import Ranking
+from wattune.ranking.sources import Question, Source, collector_paused, rank_sources
+from wattune.report.write import write_figures, write_report
+from wattune.storage.files import find_storage, named_path
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import StudyFolder
+from wattune.tracking.store import default_uri
+from wattune.tracking.tracker import Tracker
+from wattune.upload import send_all, to_storage, to_tracking
+
+AnyStudy = Study | StudyFolder | str | Path
+"""A study, its name, or its folder."""
+
+
+def rank(
+    study: AnyStudy | Sequence[AnyStudy],
+    *,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    **question: Unpack[Question],
+) -> Ranking:
+    """Ranks the trials of one study, or of several together.
+
+    Args:
+        study: A study, its name, or its folder; or several of them.
+        storage: The place studies are kept in.
+        tracking_uri: Read results from this MLflow store instead of study folders; studies are then names.
+        **question: `objective`, `constraints`, `where` and `least_quality`, where the study's own objective and
+            constraints are not what is asked; see `wattune.ranking.sources.Question`.
+
+    Raises:
+        PlanError: There is no such study.
+        SpaceError: An objective or constraint cannot be used as written.
+        TrackingError: The store cannot be reached or has no such study.
+    """
+    wanted = [study] if isinstance(study, AnyStudy) else study
+    with collector_paused():
+        sources = [
+            Source.of_store(tracking_uri, one)
+            if tracking_uri is not None and isinstance(one, str)
+            else Source.of_folder(folder_of(one, storage=storage))
+            for one in wanted
+        ]
+        return rank_sources(sources, **question)
+
+
+def folder_of(study: AnyStudy, *, storage: str | None = None) -> StudyFolder:
+    """Returns a study's folder, however the study is given."""
+    if isinstance(study, Study):
+        return study.folder
+    return study if isinstance(study, StudyFolder) else find_study(str(study), storage=storage)
+
+
+def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
+    """Compares two trials: what differs, and where time and energy of a step went.
+
+    Args:
+        a: The one, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
+        b: The other, of the same study or of another one.
+        storage: The place studies are kept in.
+
+    Raises:
+        PlanError: There is no such study or trial.
+        TelemetryError: A trial's telemetry cannot be read.
+    """
+    return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True))
+
+
+def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
+    """Writes the study's `report.html` and returns its path."""
+    return write_report(folder_of(study), ranking or rank(study))
+
+
+def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
+    """Writes every figure of the study's report as PNG and SVG, and returns their paths.
+
+    Raises:
+        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+    """
+    return write_figures(folder_of(study), rank(study), named_path(folder))
+
+
+def sync(
+    study: Study | StudyFolder,
+    *,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    on_trial: Callable[[bool], None] | None = None,
+) -> dict[str, int]:
+    """Sends every finished trial that the tracking store, and the storage's URL, do not have yet.
+
+    Args:
+        study: The study to send.
+        storage: The place studies are kept in; a URL is sent to as well.
+        tracking_uri: The tracking store; None is `mlflow.db` beside the study.
+        on_trial: Called after each trial with true where it was sent now.
+
+    Returns:
+        How many trials were sent now: `sent` to the tracking store and, with a URL, `stored` there.
+
+    Raises:
+        TrackingError: One of the two cannot be reached or refuses; what was sent stays sent, to the other one too.
+        PlanError: A trial cannot be read; all others were sent.
+    """
+    local = folder_of(study)
+    url = find_storage(storage).url
+    remote = RemoteStorage(url) if url else None
+    tracker = Tracker(tracking_uri or default_uri(local.path.parent), local.name, document=local.document())
+    ranking = rank(local).to_json()
+    report_path = local.report_path if local.report_path.exists() else None
+    senders = {
+        "sent": (
+            to_tracking(local, tracker),
+            lambda: tracker.log_study(local.document(), ranking, report_path, local.results()),
+        ),
+    }
+    if remote is not None:
+        senders["stored"] = (to_storage(local, remote), lambda: remote.send_study(local))
+    return send_all(local, senders, on_trial)

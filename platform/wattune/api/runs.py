@@ -1,0 +1,242 @@
+"""Running a study: on a Ray cluster, until it is finished, interrupted, or its budget is used."""
+
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from wattune.api.results import rank, report
+from wattune.api.spaces import Space, StudyPlan, plan
+from wattune.api.studies import Study
+from wattune.catalog.hardware import ClusterSpec
+from wattune.errors import PlanError
+from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
+from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.controller import Ending, StudyController, will_repeat
+from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
+from wattune.ranking.order import Ranking
+from wattune.ranking.table import to_table
+from wattune.search.prune import Candidates
+from wattune.storage.files import find_storage, require_writable
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import StudyFolder
+from wattune.tracking.store import default_uri
+from wattune.tracking.tracker import Tracker
+from wattune.upload import Delivery
+from wattune.version import __version__
+
+_VERSIONED: Final = ("torch", "megatron-core", "transformer-engine", "deepspeed", "ray", "mlflow", "pyarrow", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOutcome:
+    """The results of one call of `run_study`, and the reason it ended."""
+
+    study: Study
+    candidates: Candidates
+    ranking: Ranking
+    report_path: Path
+    tracking_uri: str
+    tracking_page: str
+    """The study's page there, after the address of MLflow's UI; empty where the store could not be reached."""
+    tracking_problem: str
+    """The reason results were not sent to the tracking store; empty when all were."""
+    storage_problem: str
+    """The reason results were not sent to the storage's URL; empty when all were, or there is none."""
+    ending: Ending
+    """`finished`, `interrupted` (Ctrl-C), `budget`, or `nodes` (missing for what is left)."""
+    num_left: int
+    """Trials, with repeats, that the same call would go on with, as far as it is known."""
+    missing: tuple[str, ...]
+    """The nodes that are needed and that the cluster lacks, in words."""
+
+    @property
+    def finished(self) -> bool:
+        """True where the study ran to its end."""
+        return self.ending == "finished"
+
+
+def run_study(
+    space: Space,
+    *,
+    storage: str | None = None,
+    address: str | None = None,
+    tracking_uri: str | None = None,
+    max_hours: float | None = None,
+    max_trials: int | None = None,
+    listener: Listener | None = None,
+) -> StudyOutcome:
+    """Runs a study to its end, or to Ctrl-C, and ranks what it found.
+
+    Called again for the same space it continues: finished trials are not run again.
+
+    Args:
+        space: The search space: its file, its content, or what `plan` returned.
+        storage: The place studies are kept in, a folder or a URL; see `wattune.storage.files.find_storage`.
+        address: Ray cluster to use; None is the environment's, else one of our own on this machine.
+        tracking_uri: MLflow store; None is `mlflow.db` in the storage folder.
+        max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later. 0 starts none
+            and only ranks what is there.
+        max_trials: Trials this call starts at most, repeats and references counted.
+        listener: Called with what is going to happen, and with every trial that starts or ends.
+
+    Raises:
+        SpaceError: The space is not valid, names a reference trial it does not have, or the study's folder holds
+            another space.
+        NothingToTryError: Every candidate is rejected; nothing was written.
+        PlanError: The study is being run already, or nothing can be written in the storage.
+        EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
+    """
+    planned, place = _runnable(space), find_storage(storage)
+    budget = _budget(max_hours, max_trials)
+    run = _study_run(planned, place.folder, budget)
+    remote = RemoteStorage(place.url) if place.url else None
+    study = StudyFolder.create(place.folder, planned.name, planned.spec.document)
+    uri = tracking_uri or default_uri(place.folder)
+    with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
+        study.write_candidates(planned.candidates.rows())
+        controller = StudyController(study, planned.strategy(), run, _passing_on(delivery, listener))
+        needed = controller.begin().load_s.keys()
+        if needed and budget.allows(0.0):  # a study that is done needs no cluster
+            try:
+                _run_on_cluster(study, controller, run, planned.candidates, needed, address)
+            except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
+                controller.interrupt()
+        ranking = _conclude(study)
+        delivery.conclude(ranking)
+    ending = controller.ending or ("budget" if needed else "finished")
+    return StudyOutcome(
+        study=Study(study),
+        candidates=planned.candidates,
+        ranking=ranking,
+        report_path=study.report_path,
+        tracking_uri=uri,
+        tracking_page=delivery.tracking_page(),
+        tracking_problem=delivery.tracking_problem,
+        storage_problem=delivery.storage_problem,
+        ending=ending,
+        num_left=0 if ending == "finished" else controller.num_left,
+        missing=tuple(controller.missing),
+    )
+
+
+def preview(
+    space: Space, *, storage: str | None = None, max_hours: float | None = None, max_trials: int | None = None
+) -> Preview:
+    """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
+
+    Trials that are finished in the local folder are left out; storage at a URL is not asked.
+
+    Raises:
+        SpaceError: The space is not valid, names a reference trial it does not have, or the study's folder holds
+            another space.
+        NothingToTryError: Every candidate is rejected.
+        PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
+    """
+    planned, place = _runnable(space), find_storage(storage)
+    run = _study_run(planned, place.folder, _budget(max_hours, max_trials))
+    study = StudyFolder(place.folder / planned.name)
+    require_writable(study.path)
+    if (study.path / "study.yaml").exists():
+        study.require_space(planned.spec.document)
+    return TrialQueue(planned.strategy(), run, study.results()).preview()
+
+
+def _runnable(space: Space) -> StudyPlan:
+    planned = plan(space)
+    planned.candidates.require_kept()
+    return planned
+
+
+def _budget(max_hours: float | None, max_trials: int | None) -> Budget:
+    if max_trials is not None and max_trials < 1:
+        raise PlanError(f"--max-trials: got {max_trials}, allowed: 1 or more; --dry-run says what would run")
+    if max_hours is not None and not max_hours >= 0:
+        raise PlanError(f"--max-hours: got {max_hours}, allowed: 0 or more")
+    return Budget(max_hours=max_hours, max_trials=max_trials)
+
+
+def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
+    spec, study = planned.spec, StudyFolder(folder / planned.name)
+    return StudyRun(
+        measure=spec.measure,
+        num_trials=planned.num_trials,
+        seed=spec.search.seed,
+        limits=spec.limits,
+        tags=environment_tags(),
+        finalists=lambda: [row.spec for row in rank(study).feasible],
+        clusters=spec.clusters,
+        isolation=spec.isolation,
+        order=spec.search.order,
+        reference=planned.reference,
+        budget=budget,
+    )
+
+
+def _passing_on(delivery: Delivery, listener: Listener | None) -> Listener:
+    """Returns a listener that sends results where they are kept, then calls the caller's own."""
+
+    def heard(event: Event) -> None:
+        if isinstance(event, TrialEvent) and event.result is not None and not will_repeat(event.result):
+            send = delivery.send_again if event.kind == "skipped" else delivery.send
+            send(event.spec, event.result)
+        if listener is not None:
+            listener(event)
+
+    return heard
+
+
+def _run_on_cluster(
+    study: StudyFolder,
+    controller: StudyController,
+    run: StudyRun,
+    candidates: Candidates,
+    needed: Collection[ClusterSpec],
+    address: str | None,
+) -> None:
+    """Connects to Ray and runs what the controller has to do on the clusters it needs.
+
+    Raises:
+        EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
+    """
+    # Ray takes seconds to import; calls that only read do without it.
+    from wattune.orchestrate.cluster import connect
+    from wattune.orchestrate.run_study import require_libraries
+    from wattune.orchestrate.run_study import run_study as run_on_ray
+
+    with connect(address) as cluster:
+        lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
+        if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
+            cluster.resources_per_rank(lacking[0])
+        require_libraries(candidates.specs, cluster)
+        run_on_ray(study, controller, run, cluster)
+
+
+def _conclude(study: StudyFolder) -> Ranking:
+    """Ranks a study and writes its ranking and report."""
+    ranking = rank(study)
+    study.write_ranking(to_table(ranking))
+    report(study, ranking)
+    return ranking
+
+
+def environment_tags() -> dict[str, str]:
+    """Returns versions of what a trial's figures depend on, and the commit of the code where it is a checkout."""
+    tags = {"version.wattune": __version__}
+    for name in _VERSIONED:
+        try:
+            tags[f"version.{name}"] = version(name)
+        except PackageNotFoundError:
+            continue
+    commit = subprocess.run(
+        ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
+    if commit.returncode == 0:
+        tags["git_commit"] = commit.stdout.strip()
+    return tags

@@ -1,0 +1,100 @@
+"""A search space, checked and sorted into what can run and what cannot."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wattune.catalog.hardware import DEVICES
+from wattune.catalog.models import MODELS
+from wattune.errors import SpaceError
+from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
+from wattune.search.space import StudySpec, load_space, parse_space
+from wattune.search.strategy import Strategy, make_strategy
+from wattune.trial import TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """A search space and every combination in it."""
+
+    spec: StudySpec
+    """The space, checked, with every default filled in."""
+    candidates: Candidates
+    """Every combination, in one of three lists."""
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.spec.name
+
+    @property
+    def kept(self) -> tuple[Candidate, ...]:
+        """The combinations that are trials."""
+        return self.candidates.kept
+
+    @property
+    def rejected(self) -> tuple[Rejected, ...]:
+        """The combinations that cannot run, each with its rule and reason."""
+        return self.candidates.rejected
+
+    @property
+    def equivalent(self) -> tuple[Equivalent, ...]:
+        """The combinations that do the same work as one that is kept."""
+        return self.candidates.equivalent
+
+    @property
+    def num_trials(self) -> int:
+        """Different trials the study tries: all that are kept, or as many as `search.num_trials` allows."""
+        return min(self.spec.search.num_trials or len(self.kept), len(self.kept))
+
+    @property
+    def reference(self) -> TrialSpec | None:
+        """The trial that `search.reference` names; None where it names none.
+
+        Raises:
+            SpaceError: It is not a trial of this space.
+        """
+        wanted = self.spec.search.reference
+        if wanted is None:
+            return None
+        for kept in self.kept:
+            if kept.trial_id == wanted:
+                return kept.spec
+        count = len(self.kept)
+        raise SpaceError(
+            f"search.reference: {wanted} is none of the {count} trials of the space; `wattune plan` lists them"
+        )
+
+    def strategy(self) -> Strategy:
+        """The strategy that proposes trials, new each time."""
+        search = self.spec.search
+        return make_strategy(search.strategy, self.candidates.specs, seed=search.seed)
+
+
+Space = str | Path | Mapping[str, Any] | StudyPlan
+"""A search space: its file, its content, or what `plan` made of it."""
+
+
+def plan(space: Space) -> StudyPlan:
+    """Reads a search space and sorts every combination of it. Starts nothing.
+
+    Args:
+        space: The path of a YAML file, or its content as a mapping.
+
+    Raises:
+        SpaceError: It is not a valid space; every problem is in the message.
+    """
+    if isinstance(space, StudyPlan):
+        return space
+    spec = parse_space(dict(space)) if isinstance(space, Mapping) else load_space(space)
+    return StudyPlan(spec=spec, candidates=prune(spec))
+
+
+def catalog() -> dict[str, Any]:
+    """Lists the devices and models that spaces can name, as plain data, with parameter counts."""
+    models = [
+        {**asdict(model), "num_parameters": model.num_parameters, "num_active_parameters": model.num_active_parameters}
+        for model in MODELS.values()
+    ]
+    return {"devices": [asdict(device) for device in DEVICES.values()], "models": models}

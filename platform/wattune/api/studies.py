@@ -1,0 +1,196 @@
+"""A study that was run, read back: its trials, their metrics and their telemetry as Arrow tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.errors import TelemetryError, closest
+from wattune.ranking.assessment import finite, is_simulated
+from wattune.ranking.table import PLAN_COLUMNS, plan_values
+from wattune.schema import METRICS
+from wattune.storage.files import Storage, find_storage, named_path
+from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import StudyFolder, check_study_name
+from wattune.trial import TrialResult, TrialSpec
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+_METRICS_TABLE: Final = pa.schema(
+    [
+        pa.field("trial_id", pa.string()),
+        pa.field("repeat", pa.int32()),
+        pa.field("status", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("quality", pa.string()),
+        pa.field("simulated", pa.bool_()),
+        pa.field("label", pa.string()),
+        pa.field("model", pa.string()),
+        pa.field("cluster", pa.string()),
+        pa.field("engine", pa.string()),
+        pa.field("dp", pa.int32()),
+        *(pa.field(name, kind) for name, kind in PLAN_COLUMNS.items()),
+        *(
+            pa.field(name, pa.float64(), metadata={"unit": metric.unit or "", "better": metric.better})
+            for name, metric in METRICS.items()
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One finished repeat of one trial."""
+
+    spec: TrialSpec
+    """The configuration that ran."""
+    result: TrialResult
+    """Its status, metrics and quality."""
+    path: Path
+    """Its folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A study's results. Reading them starts nothing and changes nothing."""
+
+    folder: StudyFolder
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        """The study's folder."""
+        return self.folder.path
+
+    @property
+    def space(self) -> dict[str, Any]:
+        """The search space it was begun with, every default filled in; `wattune.plan` takes it.
+
+        Raises:
+            PlanError: The file cannot be read.
+        """
+        return self.folder.document()
+
+    def trials(self) -> list[Trial]:
+        """Returns every finished repeat that can be read, failed ones included.
+
+        Raises:
+            PlanError: There are finished trials, and not one of them can be read.
+        """
+        return [
+            Trial(spec=spec, result=result, path=self.folder.trial(result.trial_id, result.repeat).path)
+            for spec, result in self.folder.results()
+        ]
+
+    def metrics(self) -> pa.Table:
+        """Returns one row for each finished repeat: status, quality, plan, and a column for every metric.
+
+        A metric that was not measured is null. The unit of a metric is in its field's metadata. The table's metadata
+        names the repeats that cannot be read, a line each (`wattune.unreadable`).
+
+        Raises:
+            PlanError: There are finished trials, and not one of them can be read.
+        """
+        finished = self.folder.finished()
+        unreadable = "\n".join(one.reason for one in finished.unreadable)
+        schema = _METRICS_TABLE.with_metadata({"wattune.study": self.name, "wattune.unreadable": unreadable})
+        return pa.Table.from_pylist([_row(spec, finite(result)) for spec, result in finished.results], schema)
+
+    def dataset(self, tier: str) -> "ds.Dataset":
+        """Opens one telemetry table of all trials without reading it, for queries on more than fits in memory.
+
+        Args:
+            tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
+
+        Raises:
+            TelemetryError: There is no such table, no trial has it, or a file of it cannot be read.
+        """
+        try:
+            return self.folder.dataset(tier)
+        except (pa.ArrowException, OSError) as error:
+            raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+
+    def telemetry(self, tier: str, *, trial_id: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Reads one telemetry table of all trials, or of one.
+
+        Args:
+            tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
+            trial_id: Only this trial: its id, or the first digits of it.
+            columns: Only these columns.
+
+        Returns:
+            The rows of every trial and node, with two columns in front: `trial`, the name of the trial's folder, and
+            `simulated`, true where the values were computed instead of measured.
+
+        Raises:
+            TelemetryError: There is no such table or column, no trial has it, or a file of it cannot be read.
+        """
+        dataset = self.dataset(tier)
+        for name in columns or ():
+            if name not in dataset.schema.names:
+                raise TelemetryError(f'"{name}" is not a column of {tier}; {closest(name, dataset.schema.names)}')
+        chosen = None if trial_id is None else pc.starts_with(pc.field("trial"), trial_id)
+        try:
+            return dataset.to_table(columns=None if columns is None else list(columns), filter=chosen)
+        except (pa.ArrowException, OSError) as error:
+            raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+
+
+def _row(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
+    return {
+        "trial_id": result.trial_id,
+        "repeat": result.repeat,
+        "status": str(result.status),
+        "reason": result.reason,
+        "quality": result.quality,
+        "simulated": is_simulated(result),
+        "label": spec.label,
+        "model": spec.model.name,
+        "cluster": spec.cluster.label,
+        "engine": spec.engine,
+        "dp": spec.plan.dp(spec.cluster.world_size),
+        **plan_values(spec.plan),
+        **result.metrics,
+    }
+
+
+def load_study(name_or_path: str | Path, *, storage: str | None = None, whole: bool = False) -> Study:
+    """Finds a study by its name in the storage, by its folder, or by its URL.
+
+    Args:
+        name_or_path: Its name, its folder, or its URL: then the storage is the place the URL lies in.
+        storage: The place studies are kept in; see `wattune.storage.files.find_storage`. From a URL the local folder
+            gets what it lacks, unless the study is being run from there at this moment.
+        whole: Fetch spans and telemetry from a URL too, not only results.
+
+    Raises:
+        PlanError: There is no study there.
+        SpaceError: The local folder holds another study of this name.
+        TrackingError: The storage's URL cannot be reached.
+    """
+    return Study(find_study(str(name_or_path), storage=storage, whole=whole))
+
+
+def find_study(name: str, *, storage: str | None, whole: bool = False) -> StudyFolder:
+    """Finds a study's folder, and fetches what it lacks where the storage is a URL; see `load_study`."""
+    if "://" in name:
+        url, _, name = name.rstrip("/").rpartition("/")
+        place = Storage(find_storage(storage).folder, url)
+    else:
+        place = find_storage(storage)
+    if not place.url or (named_path(name) / "study.yaml").is_file():
+        return StudyFolder.open(name, place.folder)
+    remote = RemoteStorage(place.url)
+    local = StudyFolder(place.folder / check_study_name(name))
+    if not local.path.is_dir():
+        return remote.fetch_study(name, place.folder, whole=whole)
+    with local.if_idle() as idle:
+        return remote.fetch_study(name, place.folder, whole=whole) if idle else local

@@ -1,0 +1,121 @@
+"""`doctor`, `catalog`, `record` and `calibrate`: this machine, its sensors, and any command on it."""
+
+from contextlib import nullcontext
+from typing import Annotated, Final
+
+import typer
+
+from wattune import api
+from wattune.cli.shell import (
+    JsonOption,
+    StorageOption,
+    app,
+    end_in_order,
+    err,
+    out,
+    print_error,
+    print_json,
+    print_line,
+)
+from wattune.doctor import examine
+from wattune.errors import TrackingError
+from wattune.record.recorder import Output
+from wattune.terminal.recording import LiveView, print_recording
+from wattune.terminal.tables import print_calibration, print_catalog, print_findings
+
+_PANEL: Final = "Look at this machine"
+
+
+@app.command(rich_help_panel=_PANEL)
+def doctor(as_json: JsonOption = False) -> None:
+    """Says what this machine has, what it lacks, and what follows."""
+    findings = examine()
+    if as_json:
+        print_json({"findings": [finding.to_json() for finding in findings]})
+    else:
+        print_findings(out, findings)
+
+
+@app.command(rich_help_panel=_PANEL)
+def catalog(as_json: JsonOption = False) -> None:
+    """Lists the devices and models search spaces can name, with sources."""
+    if as_json:
+        print_json(api.catalog())
+    else:
+        print_catalog(out)
+
+
+@app.command(rich_help_panel=_PANEL, context_settings={"allow_interspersed_args": False})
+def record(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The command to record, after --.", show_default=False)
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. Else all that is here.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=1e9,  # thirty years, which nanoseconds in 64 bits still count
+            help="Longest to record; the command is sent SIGTERM then. Without a command: the machine.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The recording's name; else time and program.", show_default=False)
+    ] = None,
+    storage: StorageOption = None,
+    live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code."""
+    # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
+    console = err if command else out
+    view = LiveView(err) if live else None
+    output: Output = "log" if live and err.is_terminal else "stderr" if as_json else "own"
+    with view or nullcontext():
+        recording = api.record(
+            command or (),
+            storage=storage,
+            seconds=seconds,
+            name=name,
+            backends=backend or (),
+            output=output,
+            watcher=view,
+        )
+    if as_json:
+        print_json(recording.to_json())
+    else:
+        print_recording(console, recording)
+    try:
+        api.send_recording(recording, storage=storage)
+    except TrackingError as error:  # the exit code is the command's
+        print_error(str(error))
+    raise typer.Exit(recording.exit_code or 0)
+
+
+@app.command(rich_help_panel=_PANEL)
+def calibrate(
+    backend: Annotated[str, typer.Option(help="Sensors to calibrate: nvml, or simulated on any machine.")] = "nvml",
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures what this machine's power sensors can resolve and what reading them costs; two minutes a GPU."""
+    end_in_order()
+    with err.status("starting") as status:
+        found = api.calibrate(
+            backend,
+            storage=storage,
+            listener=lambda what, done_frac: status.update(f"{what}, {done_frac:.0%} done"),
+        )
+    if as_json:
+        print_json({"calibrations": [{**one, "path": str(path)} for path, one in found]})
+        return
+    for path, one in found:
+        print_calibration(out, one)
+        print_line(f"kept in {path}; studies in this storage use it")

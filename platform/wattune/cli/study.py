@@ -1,0 +1,170 @@
+"""`plan` and `run`: from a search space to a study."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from wattune import api
+from wattune.cli.shell import (
+    JsonOption,
+    SpaceArgument,
+    StorageOption,
+    TrackingOption,
+    app,
+    end_in_order,
+    err,
+    feasible_code,
+    out,
+    print_json,
+    print_line,
+)
+from wattune.errors import TrackingError
+from wattune.orchestrate.events import Preview
+from wattune.terminal.progress import StudyProgress
+from wattune.terminal.ranking import print_ranking
+from wattune.terminal.tables import print_candidates, print_rejections
+from wattune.tracking.store import ui_command, ui_url
+
+_PANEL: Final = "Run a study"
+
+_STOPPED: Final = "stopped before the end; the same command continues"
+"""The last line of `run` after a Ctrl-C, whenever it came."""
+
+
+@app.command(rich_help_panel=_PANEL)
+def plan(space: SpaceArgument, as_json: JsonOption = False) -> None:
+    """Lists what a search space would try, what a rule rejects, and which combinations are equivalent."""
+    candidates = api.plan(space).candidates
+    if as_json:
+        print_json(candidates.to_json())
+    else:
+        print_candidates(out, candidates)
+    candidates.require_kept()
+
+
+@app.command(rich_help_panel=_PANEL)
+def run(
+    space: SpaceArgument,
+    storage: StorageOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster; else $RAY_ADDRESS, else one on this machine.", show_default=False),
+    ] = None,
+    tracking_uri: TrackingOption = None,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Hours on the clock for this call; no trial starts that is expected to end later.",
+            show_default=False,
+        ),
+    ] = None,
+    max_trials: Annotated[
+        int | None, typer.Option(help="Trials this call starts at most, repeats counted.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
+    # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
+    stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with in_order():
+        planned = api.plan(space)
+        view = view_of(planned, err if as_json else out)
+        if dry_run:
+            view(found := api.preview(planned, storage=storage, max_hours=max_hours, max_trials=max_trials))
+            (err if as_json else out).print("dry run: nothing was started, nothing was written")
+            if as_json:
+                print_json({"dry_run": True, "study": planned.name, **_as_json(found)})
+            return
+        with stray, view:
+            outcome = api.run_study(
+                planned,
+                storage=storage,
+                address=address,
+                tracking_uri=tracking_uri,
+                max_hours=max_hours,
+                max_trials=max_trials,
+                listener=view,
+            )
+    raise typer.Exit(show(outcome, as_json=as_json))
+
+
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Ends the process on Ctrl-C, a job's stop or a closed terminal with one line instead of a traceback."""
+    end_in_order()
+    try:
+        yield
+    except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
+        err.print(_STOPPED)
+        sys.exit(1)
+
+
+def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
+    """Returns a view of a study for `wattune.run_study` to report to; enter it to see it live."""
+    return StudyProgress(console, planned.spec.objective, planned.spec.constraints)
+
+
+def _as_json(preview: Preview) -> dict[str, Any]:
+    return {
+        "num_trials": preview.num_left,
+        "num_now": preview.num_now,
+        "num_references": preview.num_references,
+        "num_finalists": preview.num_finalists,
+        "num_again": preview.num_again,
+        "done": {str(status): count for status, count in preview.done.items()},
+        "device_s": preview.device_s,
+        "device_now_s": preview.device_now_s,
+        "measured": preview.measured,
+    }
+
+
+def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
+    """Prints the ranking, the places of report and tracking store, and how the study ended.
+
+    Returns:
+        The exit code: 0, 1 where the study did not end by itself, or 3 where nothing is feasible.
+
+    Raises:
+        TrackingError: Results could not be sent to the tracking store or the storage's URL.
+    """
+    ranking, uri = outcome.ranking, outcome.tracking_uri
+    ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
+    if as_json:
+        ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
+        ended |= {"missing": list(outcome.missing), "mlflow": ui}
+        print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
+    else:
+        print_ranking(out, ranking)
+        rejected = outcome.candidates.rejected
+        if rejected:
+            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in rejected])
+        print_line(f"Report    {outcome.report_path}")
+        for line in filter(None, (ui["command"], ui["url"])):
+            print_line(f"MLflow UI {line}")
+    _say_why(outcome)
+    problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
+    if problems:
+        raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
+    if outcome.ending in ("nodes", "interrupted"):
+        return 1
+    return feasible_code(ranking) if outcome.finished or ranking.trials else 0
+
+
+def _say_why(outcome: api.StudyOutcome) -> None:
+    """Prints why a study ended before its end, if it did."""
+    if outcome.ending == "budget":
+        err.print(f"the budget is used; {outcome.num_left} trial(s) are left, the same command goes on with them")
+    elif outcome.ending == "nodes":
+        for missing in outcome.missing:
+            err.print(f"not run: {missing}", highlight=False, soft_wrap=True)
+        err.print(f"{outcome.num_left} trial(s) wait for nodes; start them, the same command continues")
+    elif not outcome.finished:
+        err.print(_STOPPED)

@@ -1,0 +1,187 @@
+"""The chart of the objective over power: feasible and infeasible trials, the bounds, and the Pareto front."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from wattune.intervals import Interval
+from wattune.objective import Constraint
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.order import Ranking, pareto_front
+from wattune.report.figure import DASHED, Chart, axis_title, plain
+from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.schema import METRICS
+
+LABELLED: Final = 10
+"""Most trials that a scatter labels; of more trials only the best and the front have labels."""
+
+_FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
+
+
+def trade_off(ranking: Ranking) -> Chart | None:
+    """Draws the objective over power: feasible and infeasible trials, the bounds, and the Pareto front.
+
+    Returns:
+        None without a trial that measured both.
+    """
+    metric, across = ranking.objective.metric, _across(ranking)
+    if across is None:
+        return None
+    figure = go.Figure()
+    front = _front(ranking, metric, across)
+    if len(front) > 1:
+        _draw_front(figure, front, metric, across)
+    labelled = _labelled(ranking, front)
+    for rows, color, symbol in (
+        (ranking.infeasible, INFEASIBLE_COLOR, "x"),
+        (ranking.feasible, FEASIBLE_COLOR, "circle"),
+    ):
+        points = [(row, x, row.objective) for row in rows if row.objective and (x := row.interval(across))]
+        if points:
+            texts = [_point_text(row, labelled, best=row is ranking.best) for row, _, _ in points]
+            sizes = [17 if row is ranking.best else 11 for row, _, _ in points]
+            hovers = [_hover(row, metric, across) for row, _, _ in points]
+            _draw_trials(figure, points, texts, sizes, hovers, color=color, symbol=symbol)
+    for bound in ranking.constraints:
+        _draw_bound(figure, ranking, bound, metric, across)
+    figure.update_layout(margin_t=44)
+    figure.update_xaxes(title=axis_title(across), automargin=True)
+    figure.update_yaxes(title=axis_title(metric))
+    _leave_room(figure)
+    caption = (
+        "Every trial that measured both. A circle keeps every bound, a cross breaks at least one. Bars are 95 % "
+        "intervals where scatter is known. The dotted line joins the trials that no other beats in both. Click a point "
+        "to find its row."
+    )
+    return Chart(
+        title=f"{'Throughput' if metric.startswith('tokens_per_s') else metric} against "
+        f"{'power' if METRICS[across].group == 'power' else across}",
+        caption=caption,
+        figure=figure,
+        simulated=ranking.simulated,
+        height=500,
+    )
+
+
+def _across(ranking: Ranking) -> str | None:
+    """Returns the metric of the x axis: a bounded power, else the first bounded metric, else a power."""
+    bounded = [bound.metric for bound in ranking.constraints if bound.metric != ranking.objective.metric]
+    powers = [name for name in bounded if METRICS[name].group == "power"]
+    wanted = [*powers, *bounded, *_FALLBACK_AXES]
+    rows = (*ranking.feasible, *ranking.infeasible)
+    return next((name for name in wanted if any(row.objective and row.interval(name) for row in rows)), None)
+
+
+def _front(ranking: Ranking, metric: str, across: str) -> list[RankedTrial]:
+    if "none" in (METRICS[metric].better, METRICS[across].better):
+        return []
+    return pareto_front((*ranking.feasible, *ranking.infeasible), metric, across)
+
+
+def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:
+    """Returns ids of the trials that get a label: all if they are few, else the front and the best by verdict."""
+    shown = (*ranking.feasible, *ranking.infeasible)
+    if len(shown) > LABELLED:
+        shown = (*front, *ranking.feasible[:1], *ranking.infeasible[:1])
+    return {row.trial_id for row in shown}
+
+
+def _point_text(row: RankedTrial, labelled: set[str], *, best: bool) -> str:
+    if best:
+        return f"<b>{plain(row.label)}</b>"
+    return plain(row.label) if row.trial_id in labelled else ""
+
+
+def _draw_trials(
+    figure: go.Figure,
+    points: Sequence[tuple[RankedTrial, Interval, Interval]],
+    texts: Sequence[str],
+    sizes: Sequence[int],
+    hovers: Sequence[str],
+    *,
+    color: str,
+    symbol: str,
+) -> None:
+    """Draws trials of one verdict: each with its x and y, its text, the size of its marker and its hover text."""
+    across, up = [x for _, x, _ in points], [y for _, _, y in points]
+    figure.add_scatter(
+        x=[x.value for x in across],
+        y=[y.value for y in up],
+        error_x=_bars(across, color),
+        error_y=_bars(up, color),
+        mode="markers+text",
+        name=str(points[0][0].verdict),
+        marker={
+            "color": color,
+            "symbol": symbol,
+            "size": sizes,
+            "opacity": 1,
+            "line": {"color": "#ffffff", "width": 1},
+        },
+        text=texts,
+        textfont={"color": color, "size": 12},
+        textposition="top center",
+        cliponaxis=False,
+        customdata=[row.trial_id for row, _, _ in points],
+        hovertext=hovers,
+        hoverinfo="text",
+    )
+
+
+def _draw_front(figure: go.Figure, front: Sequence[RankedTrial], metric: str, across: str) -> None:
+    points = [(x.value, y.value) for row in front if (x := row.interval(across)) and (y := row.interval(metric))]
+    points.sort()
+    figure.add_scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="lines",
+        name="Pareto front",
+        line={"color": "#566172", "dash": "dot", "width": 1.5, "shape": "hv"},
+        hoverinfo="skip",
+    )
+
+
+def _draw_bound(figure: go.Figure, ranking: Ranking, bound: Constraint, metric: str, across: str) -> None:
+    """Draws a line for a bound that is the same for all trials; a share of another metric may differ by trial."""
+    at = {margin.bound for row in ranking.trials for margin in row.margins if margin.constraint == str(bound)}
+    if len(at) != 1 or bound.metric not in (metric, across):
+        return
+    (value,) = at
+    text = plain(str(bound))
+    if bound.metric == across:
+        figure.add_vline(x=value, line=DASHED)
+        label = {"bgcolor": "rgba(255,255,255,0.85)", "font": {"size": 12}}
+        figure.add_annotation(x=value, y=0.02, yref="paper", yanchor="bottom", showarrow=False, text=text, **label)
+    else:
+        figure.add_hline(y=value, line=DASHED, annotation={"text": text}, annotation_position="top left")
+
+
+def _leave_room(figure: go.Figure) -> None:
+    """Widens the axes, so that labels of points are not cut off."""
+    for axis, values in (
+        ("xaxis", [x for trace in figure.data for x in trace.x]),
+        ("yaxis", [y for trace in figure.data for y in trace.y]),
+    ):
+        lines = [line[f"{axis[0]}0"] for line in figure.layout.shapes if line[f"{axis[0]}0"] == line[f"{axis[0]}1"]]
+        low, high = min([*values, *lines]), max([*values, *lines])
+        room = 0.14 * ((high - low) or abs(high) or 1.0)
+        figure.layout[axis].range = [low - room, high + room]
+
+
+def _hover(row: RankedTrial, metric: str, across: str) -> str:
+    parts = [f"<b>{plain(row.label)}</b> {row.trial_id}"]
+    parts += [plain(text) for text in (row.study, row.spec.model.name, row.spec.cluster.label) if text]
+    for name in (metric, across):
+        if found := row.interval(name):
+            parts.append(f"{name}: {found.shown(name)}")
+    parts.append(f"{row.quality or 'not assessed'}{', simulated' if row.simulated else ''}")
+    parts.append(plain(row.reason) if row.reason else "keeps every bound")
+    return "<br>".join(parts)
+
+
+def _bars(intervals: Sequence[Interval], color: str) -> dict[str, Any]:
+    """Returns error bars over each interval, without length where the scatter is unknown."""
+    above = [found.high - found.value for found in intervals]
+    below = [found.value - found.low for found in intervals]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1}

@@ -1,0 +1,114 @@
+"""What wattune takes from Megatron-Core that it does not promise; a row of docs/dependencies.md each."""
+
+import pytest
+from installed import get, load, parameters, source
+
+
+@pytest.mark.private_api("megatron.core.ModelParallelConfig.timers")
+def test_timers() -> None:
+    text = source("megatron.core.pipeline_parallel.schedules")
+    for name in ("forward-compute", "backward-compute"):
+        assert f"config.timers('{name}', log_level=2).start()" in text and f"config.timers('{name}').stop()" in text
+    assert get("megatron.core.ModelParallelConfig")().timers is None
+
+
+@pytest.mark.private_api("megatron.core.pipeline_parallel.schedules.get_schedule_table")
+def test_get_schedule_table() -> None:
+    table = get("megatron.core.pipeline_parallel.schedules.get_schedule_table")
+    assert table(4, 2, 2) == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+
+
+@pytest.mark.private_api("megatron.core.models.gpt.gpt_layer_specs.get_gpt_layer_local_spec")
+def test_get_gpt_layer_local_spec() -> None:
+    import functools
+
+    specs = load("megatron.core.models.gpt.gpt_layer_specs")
+    assert isinstance(specs.HAVE_TE, bool) and (not specs.HAVE_TE or specs.TENorm)
+    layer = specs.get_gpt_layer_local_spec(num_experts=2, moe_grouped_gemm=False, normalization="RMSNorm")
+    parts = layer.submodules
+    assert {"input_layernorm", "pre_mlp_layernorm", "self_attention", "mlp"} <= vars(parts).keys()
+    assert "core_attention" in vars(parts.self_attention.submodules)
+    mlp = parts.mlp
+    inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+    assert "experts" in vars(inside)
+    block = load("megatron.core.transformer.transformer_block")
+    assert {"layer_specs", "layer_norm"} <= set(parameters(block.TransformerBlockSubmodules))
+    assert parameters(block.get_num_layers_to_build)[:2] == ["config", "vp_stage"]
+
+
+@pytest.mark.private_api("megatron.core.transformer.moe.moe_utils.te_general_gemm")
+def test_te_general_gemm() -> None:
+    text = source("megatron.core.transformer.moe.moe_utils")
+    assert "if te_general_gemm is not None" in text
+
+
+@pytest.mark.private_api("megatron.core.transformer.moe.moe_utils.MoEAuxLossAutoScaler")
+def test_main_loss_backward_scale() -> None:
+    scaler = get("megatron.core.transformer.moe.moe_utils.MoEAuxLossAutoScaler")
+    assert "main_loss_backward_scale" in vars(scaler)
+
+
+@pytest.mark.private_api("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
+def test_weighted_bias_swiglu_impl() -> None:
+    fused = get("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
+    assert parameters(fused)[:3] == ["input", "bias", "weights"]
+
+
+@pytest.mark.private_api("megatron.core.parallel_state.destroy_global_memory_buffer")
+def test_destroy_global_memory_buffer() -> None:
+    from wattune.engines.megatron import config
+    from wattune.plan.axes import Plan
+
+    state = load("megatron.core.parallel_state")
+    assert parameters(state.destroy_global_memory_buffer) == []
+    for end in (state.is_pipeline_first_stage, state.is_pipeline_last_stage):
+        assert parameters(end) == ["ignore_virtual", "vp_stage"]
+    asked = {*config._degrees(Plan()), "create_gloo_process_groups"}
+    assert asked <= set(parameters(state.initialize_model_parallel))
+
+
+@pytest.mark.private_api("megatron.core.distributed.DistributedDataParallel.bucket_groups")
+def test_bucket_groups() -> None:
+    text = source("megatron.core.distributed.DistributedDataParallel")
+    assert "self.bucket_groups" in text and "self.expert_parallel_bucket_groups" in text
+    assert "self.param_gather_handle" in source("megatron.core.distributed.param_and_grad_buffer")
+    assert "disable_bucketing" in parameters(get("megatron.core.distributed.DistributedDataParallel"))
+
+
+@pytest.mark.private_api("megatron.core.transformer.moe.moe_layer.MoELayer.token_dispatcher")
+def test_token_dispatcher() -> None:
+    assert "self.token_dispatcher" in source("megatron.core.transformer.moe.moe_layer.MoELayer")
+
+
+@pytest.mark.private_api("megatron.core.optimizer.get_megatron_optimizer")
+def test_get_megatron_optimizer() -> None:
+    assert {"config_overrides", "use_gloo_process_groups"} <= set(
+        parameters(get("megatron.core.optimizer.get_megatron_optimizer"))
+    )
+    assert parameters(get("megatron.core.optimizer.ChainedOptimizer"))[0] == "chained_optimizers"
+    assert "optimizer" in parameters(get("megatron.core.optimizer.optimizer.MixedPrecisionOptimizer"))
+
+
+@pytest.mark.private_api("megatron.core.transformer linear_qkv")
+def test_linear_qkv() -> None:
+    attention, mlp = source("megatron.core.transformer.attention"), source("megatron.core.transformer.mlp")
+    assert "self.linear_qkv" in attention and "self.linear_proj" in attention
+    assert "self.linear_fc1" in mlp and "self.linear_fc2" in mlp
+    gpt = source("megatron.core.models.gpt.gpt_model")
+    assert "self.embedding" in gpt and "self.decoder" in gpt and "self.output_layer" in gpt
+
+
+@pytest.mark.private_api("megatron.core sequence_parallel")
+def test_sequence_parallel() -> None:
+    assert '"sequence_parallel", False' in source("megatron.core.distributed.finalize_model_grads")
+    assert "getattr(param, 'allreduce', True)" in source("megatron.core.distributed.distributed_data_parallel")
+    assert "tensor_model_parallel" in source(
+        "megatron.core.tensor_parallel.layers.param_is_not_tensor_parallel_duplicate"
+    )
+
+
+@pytest.mark.private_api("transformer_engine.pytorch.module.base.initialize_ub")
+def test_initialize_ub() -> None:
+    base = load("transformer_engine.pytorch.module.base")
+    assert {"shape", "tp_size", "use_fp8", "bootstrap_backend"} <= set(parameters(base.initialize_ub))
+    assert parameters(base.destroy_ub) == []

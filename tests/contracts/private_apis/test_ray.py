@@ -1,0 +1,126 @@
+"""What wattune takes from Ray that Ray does not promise; a row of docs/dependencies.md each."""
+
+from pathlib import Path
+
+import pytest
+from installed import get, load, parameters, source
+
+
+@pytest.mark.private_api("ray._private.services.get_node")
+def test_get_node() -> None:
+    assert parameters(get("ray._private.services.get_node")) == ["gcs_address", "node_id"]
+    text = source("ray._private.node.Node.__init__")
+    # Looked up in the module at every turn, and RuntimeError is what says "not yet".
+    assert "ray._private.services.get_node(" in text and "except RuntimeError" in text
+    assert "raylet_start_wait_time_s = 30" in text
+
+
+@pytest.mark.private_api("ray._private.utils.set_sigterm_handler")
+def test_set_sigterm_handler() -> None:
+    assert len(parameters(get("ray._private.utils.set_sigterm_handler"))) == 1
+    assert "ray._private.utils.set_sigterm_handler(" in source("ray._private.worker")
+
+
+@pytest.mark.private_api("ray._private.ray_constants.ENABLE_RAY_CLUSTER")
+def test_enable_ray_cluster() -> None:
+    constants = load("ray._private.ray_constants")
+    assert constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert isinstance(constants.ENABLE_RAY_CLUSTER, bool)
+    assert "if not ray_constants.ENABLE_RAY_CLUSTER:" in source("ray._private.services")
+
+
+@pytest.mark.private_api("ray._raylet.Config")
+def test_config() -> None:
+    raylet = load("ray._raylet")
+    assert callable(raylet.Config.initialize)
+    assert callable(raylet.AuthenticationTokenLoader.instance().reset_cache)
+
+
+@pytest.mark.private_api("ray._raylet.get_authentication_mode")
+def test_get_authentication_mode() -> None:
+    mode_name = get("ray._private.authentication.authentication_utils.get_authentication_mode_name")
+    assert mode_name(get("ray._raylet.get_authentication_mode")()) in ("disabled", "token")
+    assert mode_name(get("ray._raylet.AuthenticationMode").TOKEN) == "token"
+
+
+@pytest.mark.private_api("ray._common.usage.usage_lib.usage_stats_enabled")
+def test_usage_stats_enabled() -> None:
+    assert get("ray._common.usage.usage_lib.usage_stats_enabled")() in (True, False)
+
+
+@pytest.mark.private_api("ray._private.worker.global_worker.node")
+def test_node() -> None:
+    assert "node" in vars(get("ray._private.worker.global_worker"))
+    assert isinstance(get("ray._private.node.Node.webui_url"), property)
+
+
+@pytest.mark.private_api("ray._private.worker.print_to_stdstream")
+def test_print_to_stdstream() -> None:
+    assert parameters(get("ray._private.worker.print_to_stdstream"))[0] == "data"
+    listens = source("ray._private.worker.listen_error_messages") + source("ray._private.worker.connect")
+    assert "print_to_stdstream" in listens  # by the module's name, at the time of the call
+
+
+@pytest.mark.private_api("ray._private.state.state._connect_and_get_accessor")
+def test_connect_and_get_accessor() -> None:
+    state = load("ray._private.state").state
+    assert "get_placement_group_table" in dir(get("ray._raylet.GlobalStateAccessor"))
+    assert parameters(state._connect_and_get_accessor) == [] and parameters(state.actor_table)[0] == "actor_id"
+    assert '"ActorClassName"' in source("ray._private.state") and '"State"' in source("ray._private.state")
+
+
+@pytest.mark.private_api("ray.core.generated.gcs_pb2.PlacementGroupTableData")
+def test_placementgrouptabledata() -> None:
+    table = get("ray.core.generated.gcs_pb2.PlacementGroupTableData")
+    fields = table.DESCRIPTOR.fields_by_name
+    assert {"state", "creator_job_id", "creator_actor_id", "placement_group_id"} <= set(fields.keys())
+    assert isinstance(table.REMOVED, int)
+    assert get("ray.ActorID").nil().is_nil() and callable(get("ray.PlacementGroupID"))
+    assert parameters(get("ray.util.placement_group.PlacementGroup"))[0] == "id"
+
+
+@pytest.mark.private_api("ray.train TrainController")
+def test_traincontroller() -> None:
+    assert get("ray.train.v2._internal.execution.controller.controller.TrainController").__name__ == "TrainController"
+
+
+@pytest.mark.private_api("ray REPORTER_UPDATE_INTERVAL_MS")
+def test_reporter_update_interval_ms() -> None:
+    from wattune.orchestrate.ray_settings import RAYS_POLL_INTERVAL_MS
+
+    assert f'"REPORTER_UPDATE_INTERVAL_MS", {RAYS_POLL_INTERVAL_MS}' in source(
+        "ray.dashboard.modules.reporter.reporter_consts"
+    )
+
+
+@pytest.mark.private_api("ray RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S")
+def test_ray_train_worker_group_start_timeout_s() -> None:
+    readers = {
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "ray.train.v2._internal.constants",
+        "TUNE_FORCE_TRIAL_CLEANUP_S": "ray.tune.execution.tune_controller",
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "ray.tune.utils.callback",
+        "TUNE_GLOBAL_CHECKPOINT_S": "ray.tune.execution.tune_controller",
+        "RAY_AIR_NEW_OUTPUT": "ray.tune.experimental.output",
+        "TUNE_DISABLE_SIGINT_HANDLER": "ray.tune.tune",
+        "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "ray._private.accelerators.amd_gpu",
+        "RAY_USAGE_STATS_ENABLED": "ray._common.usage.usage_constants",
+    }
+    from wattune.orchestrate.ray_settings import JOB_SETTINGS
+
+    assert set(JOB_SETTINGS) <= set(readers)
+    assert [name for name, module in readers.items() if name not in source(module)] == []
+
+
+@pytest.mark.private_api("ray.exceptions.RayTaskError.cause")
+def test_cause() -> None:
+    cause = ValueError("why")
+    assert get("ray.exceptions.RayTaskError")("function", "traceback", cause).cause is cause
+
+
+@pytest.mark.private_api("ray.nodes")
+def test_nodes() -> None:
+    said = Path(load("ray._raylet").__file__).read_bytes()
+    for key in ("NodeID", "Alive", "NodeManagerHostname", "NodeManagerAddress", "NodeManagerPort", "Labels"):
+        assert key.encode() in said, key
+    assert load("ray._private.resource_and_label_spec").RESOURCE_CONSTRAINT_PREFIX == "accelerator_type:"
+    assert load("ray._common.constants").NODE_ID_PREFIX == "node:"

@@ -1,0 +1,82 @@
+"""Trials with made-up figures, and their order in a ranking."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.objective import parse_constraint, parse_objective
+from wattune.plan.axes import Plan
+from wattune.ranking.assessment import RankedTrial
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+FASTEST = parse_objective("maximize tokens_per_s")
+
+
+LEAST_ENERGY = parse_objective("minimize energy_per_token_j")
+
+
+POWER = parse_constraint("node_device_power_peak_1s_w <= 2750")
+
+
+COOL = parse_constraint("device_temp_max_c < 85")
+
+
+CAPPED = parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w")
+
+
+Pair = tuple[TrialSpec, TrialResult]
+
+
+def trial(
+    number: int,
+    metrics: Mapping[str, float] | None = None,
+    *,
+    repeat: int = 0,
+    status: TrialStatus = TrialStatus.COMPLETED,
+    quality: str = "publishable",
+    reason: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> Pair:
+    """Trial `number`: each is another micro-batch size, so each has another identity."""
+    spec = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0)),
+    )
+    return spec, TrialResult(
+        trial_id=spec.trial_id,
+        repeat=repeat,
+        status=status,
+        reason=reason,
+        metrics=metrics or {},
+        quality=quality if metrics else "",
+        tags=tags or {},
+    )
+
+
+def speed(number: int, tokens_per_s: float, power_w: float = 2000.0, repeat: int = 0) -> Pair:
+    return trial(number, {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": power_w}, repeat=repeat)
+
+
+def numbers(rows: Sequence[RankedTrial]) -> list[int]:
+    return [row.spec.plan.micro_batch_size for row in rows]
+
+
+def reference_runs(
+    values: Sequence[float], *, number: int = 90, start_s: float = 0.0, every_s: float = 600.0
+) -> list[Pair]:
+    """The reference trial trial again and again, one run every ten minutes."""
+    pairs = []
+    for count, value in enumerate(values):
+        spec, result = speed(number, value, repeat=1000 + count)
+        start_ns = round((1_790_000_000 + start_s + count * every_s) * 1e9)
+        pairs.append((spec, replace(result, tags={"reference": "true", "nodes": "n0"}, start_wall_ns=start_ns)))
+    return pairs
+
+
+def on_n0(pair: Pair, at_s: float = 0.0) -> Pair:
+    spec, result = pair
+    return spec, replace(result, tags={"nodes": "n0"}, start_wall_ns=round((1_790_000_000 + at_s) * 1e9))

@@ -1,0 +1,69 @@
+"""Trials to send to a tracking store, and the runs that came of them."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.plan.axes import Plan
+from wattune.schema import SPANS
+from wattune.storage.study import TrialFolder
+from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.units import NS_PER_S
+
+START_NS = 1_790_000_000 * NS_PER_S
+
+
+def spec_of(micro_batch_size: int = 2, rank_order: str | tuple[int, ...] = "topology") -> TrialSpec:
+    return TrialSpec(
+        model=model("mixtral_8x7b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(
+            tp=2, etp=2, micro_batch_size=micro_batch_size, sharding="zero1", layout=(3, 1), rank_order=rank_order
+        ),
+    )
+
+
+def result_of(spec: TrialSpec, status: TrialStatus = TrialStatus.COMPLETED, repeat: int = 0) -> TrialResult:
+    return TrialResult(
+        trial_id=spec.trial_id,
+        repeat=repeat,
+        status=status,
+        reason="" if status is TrialStatus.COMPLETED else "why",
+        metrics={"tokens_per_s": 48_123.4567890123, "node_device_power_peak_1s_w": 2788.25},
+        quality="indicative",
+        quality_reasons=("simulated", "short"),
+        tags={"simulated": "true", "torch": "2.13.0", "git_commit": "0517fb8"},
+        start_wall_ns=START_NS,
+        end_wall_ns=START_NS + 31 * NS_PER_S + 5_000_000,
+    )
+
+
+def folder_of(path: Path, spec: TrialSpec, result: TrialResult) -> Path:
+    folder = TrialFolder(path / f"{result.trial_id}-{result.repeat}")
+    folder.write_spec(spec)
+    folder.write_spans(SPANS.empty_table())
+    folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
+    folder.write_result(result)
+    (folder.path / ".spec.json.17").write_text("left by a crash")
+    return folder.path
+
+
+def runs_of(client, tracker: Tracker, *, trials: bool = True) -> list:
+    experiment = client.get_experiment_by_name(tracker.study_name)
+    runs = client.search_runs([experiment.experiment_id])
+    return [run for run in runs if ("wattune.trial" in run.data.tags) is trials]
+
+
+DOCUMENT = {
+    "study": "x",
+    "model": [{"name": "a"}, {"name": "b"}],
+    "engine": ["torch"],
+    "space": {"tp": [1, 2], "pp": [1], "sharding": ["none", "zero1"]},
+    "objective": "maximize tokens_per_s",
+    "constraints": ["node_device_power_peak_1s_w <= 2750", "device_power_peak_1s_w <= 1.0 * device_power_limit_w"],
+}

@@ -1,0 +1,67 @@
+"""Step times and throughput."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.analysis.metrics.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
+from wattune.analysis.signals.align import align
+from wattune.catalog.hardware import ClusterSpec, device
+from wattune.catalog.models import model
+from wattune.cost.flops import workload_flop_per_token
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+GPU, OTHER = ("n0", "gpu0"), ("n0", "gpu1")
+
+
+def aligned(bench, *times_s: tuple[float, float]):
+    """Steps back to back of two ranks: each begins when the slower one of the step before has ended."""
+    rows, at_s = [], 0.0
+    for number, both_s in enumerate(times_s):
+        rows += [(GPU, 0, number, "step", at_s, at_s + both_s[0]), (OTHER, 1, number, "step", at_s, at_s + both_s[1])]
+        at_s += max(both_s) + 0.5
+    return align({}, bench.spans(rows), {})
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank(bench):
+    steps = aligned(bench, (1.0, 2.0), (3.0, 1.0), (1.0, 1.0)).steps
+    assert step_times_s(steps).tolist() == [2.0, 3.0, 1.0]
+    assert step_to_step_s(steps).tolist() == [2.5, 3.5], "pauses belong to the step before, the last has no next"
+
+
+def test_without_a_specification_there_are_step_times_alone(bench):
+    found = speed_metrics(aligned(bench, (1.0, 2.0), (3.0, 1.0), (1.0, 1.0)), None)
+    # Of 1, 2 and 3 s: the median, and 95 % of the way from 2 to 3 at 0.9 of it.
+    assert found == pytest.approx({"step_time_s": 2.0, "step_time_p95_s": 2.9})
+    recording = align({}, None, {"n0": {"devices": {"gpu0": {}}}}, window=(0, 10**9))
+    assert speed_metrics(recording, None) == {}
+
+
+def test_throughput_is_over_the_window_and_mfu_over_the_dense_peak(bench):
+    spec = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
+        engine="torch",
+        workload=Workload(seq_len=1024, global_batch_size=8),
+        plan=Plan(),
+    )
+    found = speed_metrics(aligned(bench, (1.0, 1.0), (1.0, 1.0)), spec)
+    # Two steps of 8 x 1,024 tokens in 2.5 s: the pause between them is in the window.
+    assert found["tokens_per_s"] == pytest.approx(2 * 8192 / 2.5)
+    assert found["tokens_per_s_per_device"] == pytest.approx(8192 / 2.5)
+    flop_per_s = 2 * 8192 / 2.5 * workload_flop_per_token(spec.model, spec.workload)
+    assert found["mfu_frac"] == pytest.approx(flop_per_s / (2 * device("h200_sxm").peak_bf16_flop_per_s))
+
+
+@given(st.lists(st.floats(0.1, 10.0), max_size=20), st.floats(0.1, 10.0))
+def test_drift_is_of_medians_and_of_no_unit(times_s, factor):
+    found = step_time_drift_frac(np.array(times_s))
+    assert (found is None) == (len(times_s) < 4)
+    if found is not None:
+        half = len(times_s) // 2
+        first, second = sorted(times_s[:half]), sorted(times_s[half:])
+        middle = lambda each: (each[(len(each) - 1) // 2] + each[len(each) // 2]) / 2  # noqa: E731
+        assert found == pytest.approx(abs(middle(second) / middle(first) - 1), abs=1e-9)
+        assert step_time_drift_frac(np.array(times_s) * factor) == pytest.approx(found, abs=1e-9)

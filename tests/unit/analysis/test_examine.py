@@ -1,0 +1,114 @@
+"""Examination: the window of the steady state, and shares of a profiled step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from wattune.analysis.examine import clocks_and_temperatures, examine
+from wattune.analysis.signals.align import align
+from wattune.analysis.summary import summarize
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.plan.axes import Plan
+from wattune.schema import KERNELS
+from wattune.trial import TrialSpec, Workload
+
+GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
+
+
+def constant(watts):
+    return lambda time_s: np.full(len(time_s), float(watts))
+
+
+def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
+    lengths_s, rows, at_s = [2.0] * 4 + [1.0] * 20, [], 0.0
+    for number, length_s in enumerate(lengths_s):
+        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
+        at_s += length_s
+    ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
+    found = summarize(None, bench.spans(rows), {"ring": ring}, {})
+    assert found.tags["steady_from_step"] == "4"
+    assert found.tags["window_s"] == "20.000"
+    assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
+    assert found.metrics["step_time_s"] == pytest.approx(1.0)
+    assert "no_steady_state" not in found.quality_reasons
+
+
+def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
+    lengths_s, rows, at_s = [0.5] * 28 + [0.8] * 12, [], 0.0
+    for number, length_s in enumerate(lengths_s):
+        rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
+        at_s += length_s
+    found = summarize(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
+    assert {"no_steady_state"} <= set(found.quality_reasons)
+    assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
+
+
+def test_without_a_window_nothing_is_examined(bench):
+    assert examine(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
+
+
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=1024, global_batch_size=8),
+    plan=Plan(tp=2),
+)
+
+
+def kernels() -> pa.Table:
+    """A step of 1,000 ns on two ranks: 600 ns of matrices, 100 of copies, 200 of tensor parallelism, 100 idle."""
+    rows = []
+    for rank in (0, 1):
+        texts = {"rank": rank, "step": 0, "stream": 7, "collective": "", "group": "", "group_ranks": "", "fabric": ""}
+        reduce = {"collective": "allreduce", "group": "mesh_tp", "group_ranks": "[0, 1]", "fabric": "node"}
+        rows += [
+            {**texts, "name": "step", "start_ns": 0, "end_ns": 1000},
+            {**texts, "name": "nvjet_tst_128x256", "start_ns": 0, "end_ns": 600},
+            {**texts, "name": "Memcpy DtoD", "start_ns": 600, "end_ns": 700},
+            {**texts, **reduce, "name": "ncclDevKernel_AllReduce", "start_ns": 700, "end_ns": 900},
+        ]
+    return pa.Table.from_pylist(rows, schema=KERNELS)
+
+
+def test_kernels_divide_a_step_where_its_spans_cannot(bench):
+    spans = bench.steps([GPU, TWIN])
+    found = examine(SPEC, spans, {}, {}, kernels=kernels())
+    assert found.division is None
+    assert found.profiled == pytest.approx(
+        {"compute": 0.7, "exposed_comm:tp": 0.2, "bubble": 0.0, "straggler": 0.0, "other": 0.1}
+    )
+    assert [*found.profiled][:2] == ["compute", "exposed_comm:tp"]
+    assert found.profiled_metrics["exposed_comm_tp_frac"] == pytest.approx(0.2)
+    for spec, kernel_table in ((None, kernels()), (SPEC, None)):
+        assert examine(spec, spans, {}, {}, kernels=kernel_table).profiled == {}
+
+
+def test_spans_that_can_divide_a_step_go_before_kernels(bench):
+    rows = []
+    for rank, device in enumerate((GPU, TWIN)):
+        for step in range(20):
+            rows += [
+                (device, rank, step, "step", step, step + 1.0),
+                (device, rank, step, "forward", step, step + 0.8),
+                (device, rank, step, "wait", step + 0.8, step + 1.0),
+            ]
+    found = examine(replace(SPEC, plan=Plan()), bench.spans(rows), {}, {}, kernels=kernels())
+    assert found.division is not None and (found.profiled, found.profiled_metrics) == ({}, {})
+
+
+def test_temperatures_and_throttling_are_of_all_devices_or_of_none(bench):
+    time_s = np.arange(-1.0, 21.0, 0.1)
+    fast = {"time_s": time_s, "gpu_temp_c": np.full(len(time_s), 60.0), "sm_clock_mhz": np.full(len(time_s), 1980.0)}
+    fast["event_reasons"] = np.zeros(len(time_s), np.uint64)
+    both = align({"fast": bench.tier("fast", {GPU: fast, TWIN: fast})}, bench.steps([GPU, TWIN]), {})
+    core, throttles = clocks_and_temperatures(both, 1980.0)
+    assert set(core) == set(throttles) == {GPU, TWIN} and core[GPU].mean_c == pytest.approx(60.0)
+    assert clocks_and_temperatures(both, None)[1] == {}, "nobody knows the maximum clock"
+    cold = {name: values for name, values in fast.items() if name != "gpu_temp_c"}
+    one = align({"fast": bench.tier("fast", {GPU: fast, TWIN: cold})}, bench.steps([GPU, TWIN]), {})
+    core, throttles = clocks_and_temperatures(one, 1980.0)
+    assert (core, set(throttles)) == ({}, {GPU, TWIN})

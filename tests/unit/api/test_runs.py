@@ -1,0 +1,71 @@
+"""Previews of a run, and bounds that are refused: nothing is started, nothing is written."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import wattune
+from wattune.api import preview
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialResult, TrialStatus
+
+ROOT = Path(__file__).parents[3]
+SPACE: dict[str, Any] = yaml.safe_load((ROOT / "search_spaces" / "cpu_smoke.yaml").read_text())
+
+
+def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    planned = wattune.plan(SPACE)
+    whole = preview(planned, storage=str(storage))
+    repeats = planned.spec.measure.repeats
+    assert whole.num_left - whole.num_references - whole.num_finalists == planned.num_trials * repeats
+    assert whole.done == {} and not storage.exists()
+
+    study = StudyFolder.create(storage, planned.name, planned.spec.document)
+    spec = planned.kept[0].spec
+    folder = study.trial(spec.trial_id, 0)
+    folder.write_spec(spec)
+    files = sorted(storage.rglob("*"))
+    begun = preview(planned, storage=str(storage))
+    assert (begun.num_left, begun.done) == (whole.num_left, {})  # it runs, or was killed: either way it is left
+    assert sorted(storage.rglob("*")) == files
+    folder.write_result(TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.CRASHED, reason="x"))
+    left = preview(planned, storage=str(storage), max_trials=2)
+    assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
+    assert left.done == {TrialStatus.CRASHED: 1}
+
+
+def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
+    occupied = tmp_path / "occupied"
+    occupied.write_text("")
+    with pytest.raises(wattune.WattuneError, match="cannot be written"):
+        preview(SPACE, storage=str(occupied))
+    with pytest.raises(wattune.WattuneError, match="rejected"):
+        preview({**SPACE, "space": {"tp": [64]}}, storage=str(tmp_path))
+    planned = wattune.plan(SPACE)
+    StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+    with pytest.raises(wattune.WattuneError, match="was begun with another space"):
+        preview({**SPACE, "objective": "minimize step_time_s"}, storage=str(tmp_path))
+
+
+@pytest.mark.parametrize("bounds", [{"max_trials": 0}, {"max_trials": -3}, {"max_hours": -1.0}])
+def test_a_bound_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    for call in (preview, wattune.run_study):
+        with pytest.raises(wattune.WattuneError, match=r"got -?[0-9.]+, allowed: "):
+            call(SPACE, storage=str(tmp_path / "storage"), **bounds)
+    assert not (tmp_path / "storage").exists()
+
+
+def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
+    outcome = wattune.run_study(SPACE, storage=str(tmp_path), max_hours=0.0)
+    assert (outcome.finished, outcome.ending) == (False, "budget")
+    assert outcome.num_left >= 10 and outcome.ranking.trials == ()
+    assert outcome.study.metrics().num_rows == 0 and outcome.study.space["study"] == "cpu_smoke"
+    assert outcome.report_path.is_file()
+    again, before = wattune.plan(outcome.study.space), wattune.plan(SPACE)
+    assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
+    shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
+    assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []

@@ -1,0 +1,50 @@
+"""A space planned from Python: from a file, a mapping, or what was planned before."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import wattune
+from wattune.api import catalog
+
+SPACES = Path(__file__).parents[3] / "search_spaces"
+
+
+def test_a_file_its_content_and_a_plan_are_one_thing() -> None:
+    path = SPACES / "cpu_smoke.yaml"
+    planned = wattune.plan(path)
+    assert wattune.plan(str(path)) == wattune.plan(yaml.safe_load(path.read_text())) == planned
+    assert wattune.plan(planned) is planned
+    assert planned.name == "cpu_smoke"
+    assert (len(planned.kept), planned.num_trials) == (10, 10)
+    assert planned.rejected and all(one.rule and one.reason for one in planned.rejected)
+    assert {one.into for one in planned.equivalent} <= {one.trial_id for one in planned.kept}
+
+
+def test_a_budget_of_trials_and_the_reference_are_in_the_plan() -> None:
+    document = yaml.safe_load((SPACES / "cpu_smoke.yaml").read_text())
+    ids = [kept.trial_id for kept in wattune.plan(document).kept]
+    search = {**document.get("search", {}), "num_trials": 3, "reference": ids[1]}
+    planned = wattune.plan({**document, "search": search})
+    assert planned.num_trials == 3
+    assert planned.reference is not None and planned.reference.trial_id == ids[1]
+    assert wattune.plan(document).reference is None
+    assert [spec.trial_id for spec in planned.strategy().ask(100)] != []
+    lost = wattune.plan({**document, "search": {**search, "reference": "0" * 12}})
+    with pytest.raises(wattune.WattuneError, match=r"search\.reference: 000000000000 is none of the 10 trials"):
+        _ = lost.reference
+
+
+@pytest.mark.parametrize(
+    ("space", "said"), [({}, "space: "), ({"study": "x", "modle": 1}, "modle"), ("absent.yaml", "cannot be read")]
+)
+def test_what_is_no_space_is_one_message(space: object, said: str) -> None:
+    with pytest.raises(wattune.WattuneError, match=said):
+        wattune.plan(space)
+
+
+def test_the_catalog_counts_parameters() -> None:
+    listed = catalog()
+    assert {device["name"] for device in listed["devices"]} >= {"cpu", "h200_sxm"}
+    assert all(0 < model["num_active_parameters"] <= model["num_parameters"] for model in listed["models"])

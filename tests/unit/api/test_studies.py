@@ -1,0 +1,127 @@
+"""A study read back from Python: one row a repeat, units, nulls, telemetry, and errors that are wattune's own."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from small_study import make_study
+
+import wattune
+from wattune.plan.axes import AXES
+from wattune.schema import METRICS
+from wattune.units import unit_of
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("storage")
+    make_study(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(storage: Path) -> wattune.Study:
+    return wattune.load_study("dense_h200x4", storage=str(storage))
+
+
+def test_a_study_is_found_by_its_name_and_by_its_folder(storage: Path, study: wattune.Study) -> None:
+    assert study.name == "dense_h200x4" and study.path == storage / "dense_h200x4"
+    assert wattune.load_study(study.path).path == study.path
+    assert study.space["objective"] == "maximize tokens_per_s"
+    with pytest.raises(wattune.WattuneError, match=r'no study "absent" in .*, it holds: dense_h200x4'):
+        wattune.load_study("absent", storage=str(storage))
+
+
+def test_metrics_have_one_row_a_repeat_and_one_column_a_metric(study: wattune.Study) -> None:
+    table = study.metrics()
+    assert isinstance(table, pa.Table)
+    rows = table.to_pylist()
+    assert sorted(row["status"] for row in rows) == ["completed", "completed", "out_of_memory"]
+    assert [name for name in table.column_names if name in METRICS] == list(METRICS)
+    assert set(AXES) <= set(table.column_names)
+    for trial, row in zip(study.trials(), rows, strict=True):
+        assert (row["trial_id"], row["repeat"]) == (trial.result.trial_id, trial.result.repeat)
+        assert (row["quality"], row["engine"], row["model"]) == (trial.result.quality, "megatron", "llama3_8b")
+        assert {name: row[name] for name in METRICS if row[name] is not None} == trial.result.metrics
+        assert (row["tp"], row["pp"], row["dp"]) == (
+            trial.spec.plan.tp,
+            trial.spec.plan.pp,
+            4 // (trial.spec.plan.tp * trial.spec.plan.pp),
+        )
+        assert (trial.path / "result.json").is_file()
+        assert row["simulated"] is False
+    failed = next(row for row in rows if row["status"] == "out_of_memory")
+    assert failed["reason"] == "rank 3 at 140.2 GiB"
+    assert all(failed[name] is None for name in METRICS)
+
+
+def test_a_metric_s_unit_is_with_its_column(study: wattune.Study) -> None:
+    schema = study.metrics().schema
+    for name in METRICS:
+        field = schema.field(name)
+        assert field.type == pa.float64() and field.metadata[b"unit"].decode() == (unit_of(name) or "")
+    assert schema.field("node_device_power_peak_1s_w").metadata == {b"unit": b"W", b"better": b"lower"}
+
+
+def test_pandas_gets_it_with_one_call(study: wattune.Study) -> None:
+    frame = study.metrics().to_pandas()
+    measured = frame[frame.status == "completed"].set_index("label")
+    assert sorted(measured.index) == ["dp4 mbs1 overlap=grad_param", "tp2 pp2 mbs1"]
+    assert measured.loc["dp4 mbs1 overlap=grad_param", "device_power_mean_w"] > 100
+    assert frame[frame.status == "out_of_memory"].tokens_per_s.isna().all()
+
+
+def test_telemetry_is_read_for_all_trials_for_one_and_for_some_columns(study: wattune.Study) -> None:
+    ring = study.telemetry("ring")
+    assert ring.column_names[:2] == ["trial", "simulated"] and {"node", "device", "power_w"} <= {*ring.column_names}
+    by_trial = dict(zip(*(column.to_pylist() for column in ring["trial"].value_counts().flatten()), strict=True))
+    assert len(by_trial) == 2 and not any(ring["simulated"].to_pylist())
+    name = min(by_trial)
+    own = study.telemetry("ring", trial_id=name[:6], columns=["device", "power_w"])
+    assert own.column_names == ["device", "power_w"] and own.num_rows == by_trial[name]
+    assert pc.max(own["power_w"]).as_py() > 100
+    assert study.dataset("ring").count_rows() == ring.num_rows
+    assert own.to_pandas().power_w.mean() > 50
+
+
+@pytest.mark.parametrize(
+    ("tier", "columns", "said"),
+    [
+        ("rings", None, '"rings" is no table of a trial; did you mean "ring"'),
+        ("ring", ["powr_w"], '"powr_w" is not a column of ring; did you mean "power_w"'),
+        ("nvlink", None, "nvlink"),
+    ],
+)
+def test_a_table_or_column_that_is_not_there_is_one_message(
+    study: wattune.Study, tier: str, columns: list[str] | None, said: str
+) -> None:
+    with pytest.raises(wattune.WattuneError, match=said):
+        study.telemetry(tier, columns=columns)
+
+
+def test_files_that_are_damaged_are_errors_of_wattune(tmp_path: Path) -> None:
+    study = wattune.load_study(make_study(tmp_path).path)
+    (first, *_) = [trial for trial in study.trials() if trial.result.metrics or (trial.path / "telemetry").is_dir()]
+    (ring,) = (first.path / "telemetry").glob("*/ring.parquet")
+    ring.write_bytes(b"PAR1 and no more")
+    with pytest.raises(wattune.WattuneError, match="a ring table cannot be read"):
+        study.telemetry("ring")
+    (first.path / "result.json").write_text("{")
+    table = study.metrics()
+    assert table.num_rows == 2
+    assert first.path.name in table.schema.metadata[b"wattune.unreadable"].decode()
+    (study.path / "study.yaml").write_text("- a")
+    with pytest.raises(wattune.WattuneError, match="holds no search space"):
+        _ = study.space
+
+
+def test_a_figure_that_is_no_number_was_not_measured(tmp_path: Path) -> None:
+    study = wattune.load_study(make_study(tmp_path).path)
+    trial = study.trials()[0]
+    path = trial.path / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"metrics": {"tokens_per_s": float("nan"), "mfu_frac": 0.5}}))
+    row = study.metrics().to_pylist()[0]
+    assert row["tokens_per_s"] is None and row["mfu_frac"] == 0.5

@@ -1,0 +1,207 @@
+"""The actor that holds lanes: calls of workers nobody knows, room on shared nodes, the cause of an error.
+
+No Ray is started.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from wattune.errors import TelemetryError
+from wattune.orchestrate.lanes import actor
+from wattune.orchestrate.lanes.actor import LaneKeeper, cause
+from wattune.orchestrate.lanes.messages import Answer
+from wattune.workers.loop import RankOutcome
+
+
+def test_a_cause_is_one_line_of_the_innermost_error() -> None:
+    inner = TelemetryError("the sampler ended\n  it said this")
+    assert cause(RayTaskError("start", "Traceback\n  long", inner)) == "the sampler ended it said this"
+    outer = RuntimeError("outer")
+    outer.__cause__ = ValueError("inner\ntwo")
+    assert cause(outer) == "ValueError: inner two"
+
+
+def test_of_an_error_of_wattunes_own_its_words_are_the_cause() -> None:
+    said = TelemetryError("telemetry of node n0 did not answer within 90 s; check that the node is alive")
+    said.__cause__ = GetTimeoutError("Get timed out")
+    assert cause(said) == str(said)
+    assert cause(RayTaskError("start", "Traceback\n long", said).as_instanceof_cause()) == str(said)
+
+
+def test_the_cause_of_a_lost_group_names_its_first_worker() -> None:
+    lost = RuntimeError("2 workers failed")
+    lost.worker_failures = {3: ValueError("later"), 1: MemoryError("no memory")}  # type: ignore[attr-defined]
+    assert cause(lost) == "worker 1 of the group: MemoryError: no memory"
+    assert cause(RuntimeError()) == "RuntimeError: no message"
+
+
+class FakeLane:
+    """A lane that notes its calls."""
+
+    def __init__(self, nodes: tuple[str, ...]) -> None:
+        self.nodes, self.calls = nodes, []
+
+    async def run(self, assignment: Any) -> Answer:
+        self.calls.append("run")
+        return Answer(number=1)
+
+    async def make_room(self) -> None:
+        self.calls.append("make_room")
+
+    async def close(self, reason: str, *, interrupts: bool = False) -> None:
+        self.calls.append(("close", reason, interrupts))
+
+    async def settle(self) -> str:
+        return "+".join(self.nodes)
+
+    def stop_trial(self, name: str, reason: str) -> bool:
+        return name == "+".join(self.nodes)
+
+    def progress(self) -> Any:
+        return ("+".join(self.nodes), "measure", 3, 20) if len(self.nodes) == 1 else None
+
+    def spans(self, name: str) -> dict[int, Any]:
+        return {0: "spans"} if name == "+".join(self.nodes) else {}
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
+    """An actor's instance in this process, whose lanes are fakes."""
+    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
+    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill: FakeLane(nodes))
+    return LaneKeeper(str(tmp_path))
+
+
+def assignment(*nodes: str) -> Any:
+    return SimpleNamespace(node_names={node: node for node in nodes})
+
+
+def lane_of(keeper: LaneKeeper, *nodes: str) -> Any:
+    return next(lane for lane in keeper._lanes.values() if lane.nodes == nodes)
+
+
+def test_lanes_on_the_same_nodes_make_room_and_others_go_on(keeper: LaneKeeper) -> None:
+    async def scenario() -> None:
+        for nodes in (("a",), ("b",), ("c",), ("a", "b"), ("a",)):
+            assert (await keeper.run(assignment(*nodes))).number == 1
+
+    asyncio.run(scenario())
+    assert len(keeper._lanes) == 4, "one for each set of nodes"
+    assert lane_of(keeper, "a").calls == ["run", "make_room", "run"]
+    assert lane_of(keeper, "b").calls == ["run", "make_room"]
+    assert lane_of(keeper, "c").calls == ["run"]
+    assert lane_of(keeper, "a", "b").calls == ["run", "make_room"]
+
+
+def test_calls_find_the_lane_of_their_trial(keeper: LaneKeeper) -> None:
+    async def scenario() -> None:
+        for nodes in (("a",), ("b", "c")):
+            assert await keeper.settle(nodes) == "+".join(nodes)
+        assert await keeper.stop_trial("b+c", "3000 W") and not await keeper.stop_trial("other", "3000 W")
+        assert await keeper.progress() == {"a": ("measure", 3, 20)}
+        assert await keeper.spans("b+c") == {0: "spans"} and await keeper.spans("other") == {}
+
+    asyncio.run(scenario())
+
+
+def test_lanes_on_a_dead_node_close_and_their_telemetry_is_forgotten(keeper: LaneKeeper) -> None:
+    keeper._telemetry = {("a", ("host",)): "of a", ("b", ("host",)): "of b"}  # type: ignore[dict-item]
+
+    async def scenario() -> list[Any]:
+        for nodes in (("a",), ("b",), ("a", "b")):
+            await keeper.settle(nodes)
+        lanes = [lane_of(keeper, *nodes) for nodes in (("a",), ("b",), ("a", "b"))]
+        await keeper.forget_nodes(("a",))
+        return [lane.calls for lane in lanes]
+
+    closed = ("close", "a node of the lane is gone", False)
+    assert asyncio.run(scenario()) == [[closed], [], [closed]]
+    assert [lane.nodes for lane in keeper._lanes.values()] == [("b",)]
+    assert list(keeper._telemetry.values()) == ["of b"]
+
+
+def test_closing_interrupts_every_lane_and_releases_every_sampler_also_past_one_that_is_gone(
+    keeper: LaneKeeper,
+) -> None:
+    released: list[str] = []
+
+    def sampler(name: str, error: Exception | None = None) -> Any:
+        async def release() -> None:
+            released.append(name)
+            if error is not None:
+                raise error
+
+        return SimpleNamespace(release=SimpleNamespace(remote=release))
+
+    keeper._telemetry = {("a", ()): sampler("a", RayActorError()), ("b", ()): sampler("b")}
+
+    async def scenario() -> Any:
+        await keeper.settle(("a",))
+        await keeper.close()
+        return lane_of(keeper, "a").calls
+
+    assert asyncio.run(scenario()) == [("close", "the study was stopped", True)]
+    assert sorted(released) == ["a", "b"]
+
+
+def test_telemetry_actors_are_started_once_for_each_node_and_kind(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch, new_node: Any
+) -> None:
+    started: list[tuple[str, list[str]]] = []
+
+    def start(node: Any, backends: list[str]) -> str:
+        started.append((node.name, backends))
+        return f"{node.name}/{'+'.join(backends)}"
+
+    monkeypatch.setattr(actor, "telemetry_actor", start)
+    nodes = [new_node("n0"), new_node("n1")]
+    assert asyncio.run(keeper.telemetry(nodes, ["host"])) == ["n0/host", "n1/host"]
+    assert asyncio.run(keeper.telemetry(nodes[1:], ["host"])) == ["n1/host"]
+    assert asyncio.run(keeper.telemetry(nodes[:1], ["host", "nvml"])) == ["n0/host+nvml"]
+    assert started == [("n0", ["host"]), ("n1", ["host"]), ("n0", ["host", "nvml"])]
+
+
+def test_workers_of_a_lane_that_is_gone_are_told_to_end(keeper: LaneKeeper) -> None:
+    place: Any = SimpleNamespace(number=0)
+    outcome: Any = RankOutcome(rank=0, status="completed")  # type: ignore[arg-type]
+
+    async def scenario() -> list[Any]:
+        await keeper.failing("gone", 1, 1, outcome, keeps_group=True)
+        await keeper.deliver("gone", 1, 1, outcome, None)
+        await keeper.hung("gone", 1, 1, outcome, "stacks")
+        await keeper.report_stacks("gone", 1, 1, 0, "stacks")
+        await keeper.report("gone", 1, 1, "build", 0, None)
+        await keeper.show("gone", 1, 1, 0, "spans")  # type: ignore[arg-type]
+        return [
+            await keeper.join("gone", 1, place),
+            await keeper.next_trial("gone", 1, 0, None),
+            await keeper.stop_order("gone", 1, 1),
+            await keeper.lost("gone", 1, "killed"),
+        ]
+
+    assert asyncio.run(scenario()) == [-1, None, None, False]
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(True, False), (False, True), (GetTimeoutError(), True)])
+def test_a_train_run_nobody_wants_ends_before_it_starts_other_workers(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, ends: bool
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    exits: list[int] = []
+
+    def get(_pending: Any, timeout: float) -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(actor.ray, "get", get)
+    monkeypatch.setattr(actor.os, "_exit", exits.append)
+    holder: Any = SimpleNamespace(lost=SimpleNamespace(remote=lambda *said: told.append(said)))
+    losses = actor._Losses(holder, "lane", 4)
+    losses.after_exception(None, {2: ValueError("later"), 0: RayTaskError("f", "", OSError("disk full"))})
+    assert told == [("lane", 4, "worker 0 of the group: OSError: disk full")]
+    assert exits == ([1] if ends else [])

@@ -1,0 +1,153 @@
+"""The lanes of a study from outside, if the actor that holds them is busy, slow or gone. No Ray is started."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
+
+from wattune.errors import TelemetryError
+from wattune.orchestrate.events import TrialProgress
+from wattune.orchestrate.lanes import client
+from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.lanes.messages import Answer
+
+ASSIGNMENT: Any = SimpleNamespace(name="a-0", node_names={"id0": "n0"})
+
+
+class Keeper:
+    """The actor: answers or fails as the test wants, and notes its calls."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers, self.calls = answers, []
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Callable[[], Any]:
+            self.calls.append((name, *arguments))
+            return lambda: self.answers[name]
+
+        method = SimpleNamespace(remote=remote)
+        method.options = lambda **_: method
+        return method
+
+
+@pytest.fixture
+def lanes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lanes]:
+    """Lanes over an actor with these answers; an exception among them is raised when it is fetched."""
+
+    def get(pending: Callable[[], Any], timeout: float | None = None) -> Any:
+        answer = pending()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(client.ray, "get", get)
+
+    def make(**answers: Any) -> Lanes:
+        lanes = Lanes.__new__(Lanes)
+        lanes._keeper = Keeper(**answers)
+        return lanes
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "error", [RayActorError(), GetTimeoutError(), RaySystemError("not started"), ConnectionError()]
+)
+def test_lanes_that_are_busy_or_gone_have_no_progress(error: Exception) -> None:
+    def refuse() -> None:
+        raise error
+
+    lanes = Lanes.__new__(Lanes)
+    lanes._keeper = SimpleNamespace(progress=SimpleNamespace(remote=refuse))
+    assert lanes.progress() == {}
+
+
+def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(*_: Any, **__: Any) -> None:
+        raise GetTimeoutError
+
+    killed: list[Any] = []
+    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.get", too_late)
+    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.kill", lambda actor, **_: killed.append(actor))
+    lanes = Lanes.__new__(Lanes)
+    lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
+    lanes._scratch = str(tmp_path / "scratch")
+    (tmp_path / "scratch" / "lane-1").mkdir(parents=True)
+    lanes.close()
+    assert not (tmp_path / "scratch").exists() and killed == [lanes._keeper]
+
+
+def test_progress_has_the_part_and_its_steps(lanes_of: Callable[..., Lanes]) -> None:
+    lanes = lanes_of(progress={"a-0": ("measure", 3, 20), "b-0": ("build", 0, None)})
+    assert lanes.progress() == {
+        "a-0": TrialProgress(part="measure", done=3, total=20),
+        "b-0": TrialProgress(part="build", done=0, total=None),
+    }
+
+
+class Waits:
+    """`ray.wait` of a trial that runs for some looks."""
+
+    def __init__(self, num_looks: int) -> None:
+        self.left = num_looks
+
+    def __call__(self, pending: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        self.left -= 1
+        return ([], pending) if self.left >= 0 else (pending, [])
+
+
+def test_a_trial_is_checked_at_every_look_until_its_limit_is_broken(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.ray, "wait", Waits(10))
+    reasons = iter([None, None, "3000 W"])
+    answer = Answer(number=7)
+    lanes = lanes_of(run=answer, stop_trial=True)
+    assert lanes.run(ASSIGNMENT, lambda: next(reasons)) is answer
+    assert lanes._keeper.calls == [("run", ASSIGNMENT), ("stop_trial", "a-0", "3000 W")]
+
+
+def test_a_stop_that_does_not_arrive_is_tried_again(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.ray, "wait", Waits(3))
+    lanes = lanes_of(run=Answer(), stop_trial=GetTimeoutError())
+    lanes.run(ASSIGNMENT, lambda: "3000 W")
+    assert [name for name, *_ in lanes._keeper.calls] == ["run"] + ["stop_trial"] * 3
+
+
+def test_an_actor_that_dies_is_a_failure_and_not_an_error(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.ray, "wait", Waits(0))
+    answer = lanes_of(run=RayActorError()).run(ASSIGNMENT)
+    assert answer.outcomes == () and not answer.interrupted
+    assert answer.failure.startswith("the process that holds the lanes ended: The actor ")
+    assert lanes_of(settle=GetTimeoutError()).settle(ASSIGNMENT) == (
+        "the process that holds the lanes did not answer: GetTimeoutError"
+    )
+    assert lanes_of(spans=RayActorError()).spans("a-0") == {}
+    assert lanes_of(stop_trial=RayActorError()).stop_trial("a-0", "3000 W") is False
+
+
+def test_a_trial_without_telemetry_actors_does_not_begin(lanes_of: Callable[..., Lanes]) -> None:
+    assert lanes_of(telemetry=["actor"]).telemetry_actors(["n0"], ["host"]) == ["actor"]  # type: ignore[comparison-overlap, list-item]
+    with pytest.raises(TelemetryError, match="the process that holds the lanes did not answer: RayActorError"):
+        lanes_of(telemetry=RayActorError()).telemetry_actors([], ["host"])
+
+
+def test_calls_name_the_trial_and_its_nodes(lanes_of: Callable[..., Lanes]) -> None:
+    spans = {0: pa.table({"step": [1]})}
+    lanes = lanes_of(settle="it leaked", spans=spans, stop_trial=True, forget_nodes=None)
+    assert lanes.settle(ASSIGNMENT) == "it leaked" and lanes.spans("a-0") == spans
+    assert lanes.stop_trial("a-0", "3000 W") is True
+    lanes.forget_nodes(["id0", "id1"])
+    assert lanes._keeper.calls == [
+        ("settle", ("id0",)),
+        ("spans", "a-0"),
+        ("stop_trial", "a-0", "3000 W"),
+        ("forget_nodes", ("id0", "id1")),
+    ]

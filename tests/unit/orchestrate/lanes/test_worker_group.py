@@ -1,0 +1,145 @@
+"""State of a group and its trial: ranks on workers, the cause of a failure, the moments when a group is ready."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
+from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
+from wattune.plan.axes import Plan
+from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.workers.loop import RankOutcome
+
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="cpu", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=8, global_batch_size=8),
+    plan=Plan(),
+)
+ASSIGNMENT = Assignment(
+    name="a-0",
+    spec=SPEC,
+    measure=Measure(),
+    seed=0,
+    key=GroupKey.of(SPEC, {"CPU": 1.0}),
+    node_names={"id0": "n0"},
+    device_names={},
+    sampler_cpus={},
+    fresh=False,
+)
+
+
+def worker_place(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
+    index = number if device_index is None else device_index
+    return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
+
+
+def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, reason: str = "") -> RankOutcome:
+    return RankOutcome(rank=rank, status=status, reason=reason)
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group(number=1, key=ASSIGNMENT.key, workers={0: worker_place(0), 1: worker_place(1)})
+
+
+@pytest.fixture
+def trial(group: Group) -> Trial:
+    return group.begin(ASSIGNMENT)
+
+
+@pytest.mark.parametrize(("order", "workers_of_ranks"), [("topology", [0, 1]), ((1, 0), [1, 0])])
+def test_the_plans_order_gives_each_rank_its_worker(order: Any, workers_of_ranks: list[int]) -> None:
+    ordered = replace(ASSIGNMENT, spec=replace(SPEC, plan=Plan(rank_order=order)))
+    ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)}, number=1, meeting="m")
+    assert [number for rank in (0, 1) for number, one in ranks.items() if one.rank == rank] == workers_of_ranks
+    assert [ranks[number].slot.device for number in workers_of_ranks] == workers_of_ranks
+
+
+def test_ranks_are_counted_by_node() -> None:
+    spec = replace(SPEC, cluster=ClusterSpec(device="cpu", num_nodes=2, devices_per_node=2))
+    two = replace(ASSIGNMENT, spec=spec, node_names={"id1": "n1", "id0": "n0"})
+    where = [("id0", 5), ("id1", 0), ("id0", 3), ("id1", 1)]
+    workers = {number: worker_place(number, node_id, index) for number, (node_id, index) in enumerate(where)}
+    ranks = assign_ranks(two, workers, number=1, meeting="m")
+    assert {number: (one.rank, one.local_rank, one.slot.node) for number, one in ranks.items()} == {
+        1: (0, 0, 0),
+        3: (1, 1, 0),
+        2: (2, 0, 1),
+        0: (3, 1, 1),
+    }
+
+
+def test_workers_on_other_nodes_are_refused(group: Group) -> None:
+    group.workers[1] = worker_place(1, "id9")
+    with pytest.raises(LaneError, match=r"wants 2 worker\(s\) on each of 1 node\(s\), but they run on n0: 1"):
+        assign_ranks(ASSIGNMENT, group.workers, number=1, meeting="m")
+    with pytest.raises(LaneError):
+        group.begin(ASSIGNMENT)
+    assert group.trial is None
+
+
+def test_each_trial_of_a_group_has_a_number_and_a_meeting_of_its_own(group: Group) -> None:
+    first, second = group.begin(ASSIGNMENT), group.begin(ASSIGNMENT)
+    assert (first.number, second.number) == (1, 2) and group.trial is second
+    assert {rank.meeting for rank in first.ranks.values()} == {"trial-1"}
+    assert {rank.meeting for rank in second.ranks.values()} == {"trial-2"}
+    assert second.name == "a-0" and all(rank.number == 2 for rank in second.ranks.values())
+
+
+def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:
+    probe = group.begin(ASSIGNMENT, only_meet=True)
+    assert probe.name is None and probe.number == 1, "it counts, so that its meeting has a name of its own"
+    assert [(one.number, one.assignment, one.meeting) for one in probe.ranks.values()] == [(0, None, "trial-1")] * 2
+    assert sorted(one.rank for one in probe.ranks.values()) == [0, 1]
+
+
+def test_a_group_is_idle_once_all_its_workers_have_joined_and_wait(group: Group) -> None:
+    alone = Group(number=1, key=ASSIGNMENT.key, workers={0: worker_place(0)}, reports={0: None, 1: None})
+    assert not alone.complete and not alone.idle
+    assert group.complete and not group.idle
+    group.reports = {0: None, 1: Report(problem=None)}
+    assert group.idle and group.problem is None
+    group.reports[1] = Report(problem="memory did not come back")
+    assert group.problem == "memory did not come back"
+
+
+def test_a_trial_is_answered_when_every_rank_has_delivered(trial: Trial) -> None:
+    where = Place(rank=1, node="n0", slot=1, device="cpu1", device_uuid=None, pid=1)
+    trial.deliver(outcome(1), where)
+    assert not trial.answered and trial.places == {1: where}
+    trial.deliver(outcome(0), None)
+    assert trial.answered and trial.cause is None and trial.places == {1: where}
+
+
+def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: Trial) -> None:
+    first = outcome(1, TrialStatus.OUT_OF_MEMORY, "rank 1: out of memory")
+    trial.fail(first, keeps_group=True, notified=True)
+    trial.fail(outcome(0, TrialStatus.TIMED_OUT, "rank 0: no step"), keeps_group=False)
+    assert (trial.cause, trial.keeps_group, trial.notified) == (first, True, True)
+    trial.deliver(outcome(0, TrialStatus.CRASHED, "rank 0: closed by peer"), None)
+    assert trial.cause == first
+
+
+def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outcome_counts(trial: Trial) -> None:
+    trial.fail(outcome(1, TrialStatus.CRASHED, "rank 1: short"), keeps_group=False)
+    longer = replace(outcome(1, TrialStatus.CRASHED, "rank 1: with spans"), spans=pa.table({"step": [1]}))
+    trial.deliver(longer, None)
+    assert trial.cause is longer and trial.outcomes[1] is longer and not trial.keeps_group
+    trial.deliver(outcome(1), None)
+    assert trial.outcomes[1] is longer
+
+
+def test_a_failed_profile_gives_way_to_a_real_failure(trial: Trial) -> None:
+    profile = outcome(1, TrialStatus.COMPLETED, "rank 1: no memory for the profile")
+    trial.fail(profile, keeps_group=True)
+    trial.deliver(outcome(1), None)
+    assert trial.cause is not None and trial.cause.status is TrialStatus.COMPLETED
+    crashed = outcome(0, TrialStatus.CRASHED, "rank 0: ValueError: x")
+    trial.deliver(crashed, None)
+    assert trial.cause is crashed

@@ -1,0 +1,53 @@
+"""The budget of a call, and the expected time of a trial."""
+
+import math
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+
+def spec(size: int, *, engine: str = "torch") -> TrialSpec:
+    return TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="cpu", devices_per_node=1),
+        engine=engine,
+        workload=Workload(seq_len=8, global_batch_size=8),
+        plan=Plan(micro_batch_size=size),
+    )
+
+
+def test_a_budget_of_trials_and_of_hours() -> None:
+    now_s = [100.0]
+    budget = Budget(max_hours=1, max_trials=2, clock_s=lambda: now_s[0])
+    assert budget.allows(3600) and not budget.allows(3601)
+    now_s[0] += 3000
+    assert budget.allows(600) and not budget.allows(601)
+    budget.spend()
+    budget.spend()
+    assert not budget.allows(0)
+    assert Budget().allows(1e9)
+
+
+def test_pace_is_the_median_of_what_was_seen_of_the_kind() -> None:
+    pace = Pace()
+    assert pace.expected_s(spec(1), 15) == 15 and pace.typical_s == 0
+    for took_s in (20, 400, 30):
+        pace.add(spec(1), took_s)
+    assert pace.expected_s(spec(2), 15) == 30
+    assert pace.expected_s(spec(2), 60) == 60
+    assert pace.expected_s(spec(1, engine="other"), 0) == 30
+    pace.add(spec(1, engine="other"), 5)
+    assert pace.expected_s(spec(2, engine="other"), 0) == 5
+
+
+def test_a_budget_says_what_is_left_of_it_and_never_less_than_nothing() -> None:
+    now_s = [100.0]
+    budget = Budget(max_hours=0.5, max_trials=3, clock_s=lambda: now_s[0])
+    assert (budget.num_left, budget.left_s) == (3, 1800)
+    budget.spend()
+    now_s[0] += 5000
+    assert (budget.num_left, budget.left_s) == (2, 0)
+    assert Budget().num_left == Budget().left_s == math.inf

@@ -1,0 +1,57 @@
+"""The pause before a trial, on a clock of the test's own."""
+
+import pytest
+
+from wattune.orchestrate.cooldown import COOLDOWN_LOOK_S, wait_until_cool
+
+
+class Cooling:
+    """A device that cools by a degree a second while it is waited for."""
+
+    def __init__(self, temp_c: float) -> None:
+        self.now_s, self.temp_c = 0.0, temp_c
+
+    def read_c(self) -> dict[str, float]:
+        return {"gpu0": self.temp_c - self.now_s, "gpu1": 20.0}
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("max_s", "expected"),
+    [
+        (60, {"cooldown_s": "10.0", "start_temp_max_c": "50.0"}),
+        (5, {"cooldown": "too warm", "cooldown_s": "5.0", "start_temp_max_c": "55.0"}),
+    ],
+)
+def test_a_trial_waits_for_its_devices_to_cool(max_s: float, expected: dict[str, str]) -> None:
+    device = Cooling(60)
+    tags = wait_until_cool(device.read_c, below_c=50, max_s=max_s, clock_s=lambda: device.now_s, sleep=device.sleep)
+    assert tags == expected
+
+
+def test_without_a_temperature_nothing_is_waited_for_and_it_is_said() -> None:
+    tags = wait_until_cool(dict, below_c=50, max_s=60, clock_s=lambda: 0.0)
+    assert tags["cooldown"] == "no temperature"
+
+
+def test_a_device_that_is_cool_already_starts_at_once() -> None:
+    def never(_seconds: float) -> None:
+        pytest.fail("it is cool")
+
+    tags = wait_until_cool(lambda: {"gpu0": 50.0}, below_c=50, max_s=60, clock_s=lambda: 0.0, sleep=never)
+    assert tags == {"cooldown_s": "0.0", "start_temp_max_c": "50.0"}
+
+
+def test_the_last_pause_ends_at_the_longest_wait() -> None:
+    device, slept = Cooling(60), []
+    tags = wait_until_cool(
+        device.read_c,
+        below_c=50,
+        max_s=COOLDOWN_LOOK_S + 0.5,
+        clock_s=lambda: device.now_s,
+        sleep=lambda seconds: (slept.append(seconds), device.sleep(seconds))[0],
+    )
+    assert slept == [COOLDOWN_LOOK_S, 0.5] and tags["cooldown"] == "too warm"

@@ -1,0 +1,41 @@
+"""Events of a study: the sums of a preview."""
+
+from collections.abc import Mapping
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.events import Preview, TrialEvent
+from wattune.trial import TrialSpec, TrialStatus
+
+ONE = ClusterSpec(device="cpu", devices_per_node=1)
+EIGHT = ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=4)
+
+
+def preview(load_s: Mapping[ClusterSpec, float], load_now_s: Mapping[ClusterSpec, float]) -> Preview:
+    return Preview(
+        num_left=5,
+        num_now=3,
+        num_references=0,
+        num_finalists=0,
+        num_again=0,
+        done={TrialStatus.COMPLETED: 4, TrialStatus.OUT_OF_MEMORY: 1},
+        load_s=load_s,
+        load_now_s=load_now_s,
+        most_s=100.0,
+        measured=False,
+    )
+
+
+def test_device_seconds_count_every_device_of_a_cluster() -> None:
+    event = preview({ONE: 30.0, EIGHT: 10.0}, {ONE: 30.0})
+    assert (event.device_s, event.device_now_s) == (30 + 8 * 10, 30)
+    assert preview({}, {}).device_s == 0
+
+
+def test_trials_that_are_done_are_counted_whatever_their_status() -> None:
+    assert preview({}, {}).num_done == 5
+
+
+def test_two_events_are_equal_whoever_is_asked_for_their_progress(specs: list[TrialSpec]) -> None:
+    first, second = (TrialEvent(kind="started", spec=specs[0], repeat=0, progress=ask) for ask in (lambda: None, None))
+    assert first == second
+    assert first != TrialEvent(kind="started", spec=specs[0], repeat=1)

@@ -1,0 +1,129 @@
+"""The result of a trial from its ranks' outcomes: status, reason, tags. No Ray is started."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from wattune.analysis.summary import Summary
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.orchestrate.lanes.messages import Answer
+from wattune.orchestrate.trial_result import EndedTrial, against_limits, rank_tags, trial_result
+from wattune.plan.axes import Plan
+from wattune.storage.study import TrialFolder
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.workers.loop import RankOutcome
+
+SPEC = TrialSpec(
+    model=model("llama3_8b"),
+    cluster=ClusterSpec(device="cpu", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=8, global_batch_size=8),
+    plan=Plan(),
+)
+
+
+def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: Any) -> RankOutcome:
+    return RankOutcome(rank=rank, status=status, **fields)
+
+
+def result_of(tmp_path: Path, answer: Answer) -> TrialResult:
+    ended = EndedTrial(spec=SPEC, repeat=3, answer=answer, limits={}, tags={"a": "b"}, start_wall_ns=7)
+    result = trial_result(ended, TrialFolder(tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"), None)
+    assert (result.trial_id, result.repeat, result.tags["a"], result.start_wall_ns) == (SPEC.trial_id, 3, "b", 7)
+    return result
+
+
+def assessed(
+    tmp_path: Path, *outcomes: RankOutcome, cause: RankOutcome | None = None, failure: str = ""
+) -> tuple[TrialStatus, str]:
+    result = result_of(tmp_path, Answer(outcomes=outcomes, cause=cause, failure=failure))
+    return result.status, result.reason
+
+
+def test_the_first_failure_names_the_status(tmp_path: Path) -> None:
+    other = outcome(0, TrialStatus.CRASHED, reason="rank 0: closed by peer")
+    first = outcome(1, TrialStatus.OUT_OF_MEMORY, reason="rank 1: can't allocate")
+    found = assessed(tmp_path, other, first, cause=first, failure="group failed")
+    assert found == (TrialStatus.OUT_OF_MEMORY, "rank 1: can't allocate")
+
+
+def test_ranks_that_are_ended_with_another_one_are_not_blamed(tmp_path: Path) -> None:
+    hung = outcome(0, TrialStatus.TIMED_OUT, reason="rank 0: no step")
+    assert assessed(tmp_path, hung, cause=hung, failure="ended") == (TrialStatus.TIMED_OUT, "rank 0: no step")
+
+
+def test_a_rank_that_reported_nothing_is_named(tmp_path: Path) -> None:
+    other = outcome(1, TrialStatus.CRASHED, reason="rank 1: closed by peer")
+    status, reason = assessed(tmp_path, other, cause=other, failure="group failed")
+    assert (status, reason) == (TrialStatus.CRASHED, "rank 0 ended without reporting; rank 1: closed by peer")
+
+
+def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: Path) -> None:
+    first = outcome(1, facts={"profile": "missing, since rank 1"}, end_mono_ns=5)
+    freed = outcome(0, facts={"profile": "missing, since rank 0 was freed", "compiler": "eager"}, end_mono_ns=9)
+    elsewhere = replace(first, end_mono_ns=10**15)  # of a node that has been up for longer
+    for answer in (Answer(outcomes=(freed, elsewhere), cause=elsewhere), Answer(outcomes=(freed, first))):
+        found = result_of(tmp_path, answer)
+        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no spans here
+        assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
+    assert assessed(tmp_path, first, cause=first) == (TrialStatus.CRASHED, "rank 0 ended without reporting")
+
+
+def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
+    assert assessed(tmp_path, failure="no resources") == (TrialStatus.CRASHED, "no resources")
+
+
+def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None:
+    answer = Answer(outcomes=(outcome(0),), failure="the study was stopped", interrupted=True)
+    found = result_of(tmp_path, answer)
+    assert (found.status, found.reason) == (TrialStatus.INTERRUPTED, "the study was stopped")
+
+
+def test_telemetry_that_was_lost_is_no_completed_trial(tmp_path: Path) -> None:
+    status, reason = assessed(tmp_path, outcome(0), outcome(1), failure="telemetry of node n0 did not answer")
+    assert status is TrialStatus.CRASHED and "n0" in reason
+
+
+def test_completed_without_any_measurement_is_invalid(tmp_path: Path) -> None:
+    status, reason = assessed(tmp_path, outcome(0), outcome(1))
+    assert status is TrialStatus.INVALID and "no_window" in reason
+
+
+def test_a_hard_limit_aborts() -> None:
+    over = Summary(metrics={"node_device_power_peak_1s_w": 2950.0}, quality="publishable")
+    status, reason = against_limits(over, {"node_device_power_w": 2900.0})
+    assert status is TrialStatus.ABORTED and "2950 W" in reason and "2900 W" in reason
+    assert against_limits(over, {})[0] is TrialStatus.COMPLETED
+
+
+def test_a_measurement_of_no_use_is_invalid_and_says_why_unless_the_limit_comes_first() -> None:
+    useless = Summary(
+        metrics={"node_device_power_peak_1s_w": 2950.0}, quality="invalid", quality_reasons=("no_power", "few_steps")
+    )
+    assert against_limits(useless, {}) == (TrialStatus.INVALID, "measurement quality: no_power, few_steps")
+    assert against_limits(useless, {"node_device_power_w": 2900.0})[0] is TrialStatus.ABORTED
+    assert against_limits(useless, {"node_device_power_w": 2950.0})[0] is TrialStatus.INVALID, "at the limit is allowed"
+
+
+def test_the_tags_of_ranks_are_those_of_the_slowest_and_fullest() -> None:
+    first = outcome(0, build_time_s=2.0, num_warmup_steps=6, steady=True, memory_peak_bytes=10)
+    second = outcome(1, build_time_s=3.5, num_warmup_steps=6, steady=False, memory_peak_bytes=30)
+    stopped = outcome(2, memory_reserved_peak_bytes=50)
+    assert rank_tags([first, second, stopped], None) == {
+        "warmup_steps": "6",
+        "steady": "false",
+        "build_time_s": "3.500",
+        "memory_peak_rank": "1",
+        "memory_reserved_peak_bytes": "50",
+    }
+    assert rank_tags([outcome(0)], None) == {} == rank_tags([], None)
+
+
+def test_every_result_has_its_engine_and_device_also_one_that_never_ran(tmp_path: Path) -> None:
+    tags = result_of(tmp_path, Answer(failure="no resources")).tags
+    assert {name: tags[name] for name in ("engine", "device", "simulated")} == {
+        "engine": "torch",
+        "device": "cpu",
+        "simulated": "false",
+    }

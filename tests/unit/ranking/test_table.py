@@ -1,0 +1,78 @@
+"""A ranking as Parquet and as CSV."""
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trials import FASTEST, POWER, speed, trial
+
+from wattune.errors import PlanError
+from wattune.ranking.assessment import Verdict
+from wattune.ranking.order import rank
+from wattune.ranking.table import to_csv, to_table, write_csv
+from wattune.trial import TrialStatus
+
+
+def test_json_and_table_hold_every_row():
+    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
+    ranking = rank(pairs, FASTEST, [POWER], where=[])
+    data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
+    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 0, 1]
+    assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
+    table = to_table(ranking)
+    assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]
+    first = table.slice(0, 1).to_pylist()[0]
+    assert (first["objective"]["value"], first["objective"]["method"]) == (1.5, "repeats")
+    assert (first["plan"]["layout"], first["plan"]["rank_order"]) == ([8, 8], "(1, 0)")
+    assert dict(first["repeats"][1]["metrics"])["tokens_per_s"] == 2.0
+    assert table.schema.metadata[b"wattune.objective"] == b"maximize tokens_per_s"
+
+
+def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
+    awkward = trial(3, status=TrialStatus.CRASHED, reason='died, saying "=1+1"\nand more')
+    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
+    ranking = rank(pairs, FASTEST, [POWER])
+    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    assert [line["verdict"] for line in lines] == ["feasible", "infeasible", "failed"]
+    assert (lines[0]["tokens_per_s"], lines[0]["num_repeats"], lines[0]["tp"]) == ("1.5", "2", "1")
+    assert float(lines[0]["tokens_per_s high"]) == ranking.best.objective.high
+    assert (lines[1][f"{POWER}: slack"], lines[1]["rank"]) == ("-250.0", "")
+    assert lines[2]["reason"] == ranking.failed[0].reason
+
+
+FIGURES = st.fixed_dictionaries(
+    {"tokens_per_s": st.integers(1, 99).map(float)},
+    optional={
+        "mfu_frac": st.sampled_from([0.25, 0.5]),
+        "node_device_power_peak_1s_w": st.sampled_from([2000.0, 3000.0]),
+    },
+)
+
+
+@given(st.lists(FIGURES, max_size=6))
+def test_a_cell_has_what_was_measured_and_nothing_where_nothing_was(measured):
+    pairs = [trial(number, metrics) for number, metrics in enumerate(measured, start=1)]
+    ranking = rank(pairs, FASTEST, [POWER])
+    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    assert [line["trial_id"] for line in lines] == [row.trial_id for row in ranking.trials]
+    assert to_table(ranking).column("trial_id").to_pylist() == [row.trial_id for row in ranking.trials]
+    by_id = {spec.trial_id: result.metrics for spec, result in pairs}
+    for line in lines:
+        metrics = by_id[line["trial_id"]]
+        for name in {name for each in measured for name in each}:
+            assert line[name] == (repr(metrics[name]) if name in metrics else "")
+        held = {"2000.0": "750.0", "3000.0": "-250.0", "": ""}
+        assert line[f"{POWER}: slack"] == held[line.get("node_device_power_peak_1s_w", "")]
+
+
+def test_a_layout_is_one_cell_and_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    ranking = rank([speed(1, 1.0)], FASTEST, [])
+    (line,) = csv.DictReader(io.StringIO(to_csv(ranking)))
+    assert (line["layout"], line["rank_order"]) == ("8-8", "1-0")
+    write_csv(ranking, tmp_path / "ranking.csv")
+    assert (tmp_path / "ranking.csv").read_text() == to_csv(ranking)
+    with pytest.raises(PlanError, match="cannot be written"):
+        write_csv(ranking, tmp_path / "none" / "ranking.csv")

@@ -1,0 +1,66 @@
+"""A recording read back: its window, its devices, and folders that hold none."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from wattune.errors import TelemetryError
+from wattune.record.recording import Measured, command_window, load
+from wattune.schema import table_schema
+from wattune.units import NS_PER_S
+
+
+def test_a_manifest_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[1]")
+    with pytest.raises(TelemetryError, match="is not a JSON object"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(TelemetryError, match="cannot be read"):
+        load(tmp_path)
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
+
+
+def host_rows(start_ns: int, count: int) -> pa.Table:
+    """One reading of the host a second."""
+    rows = [
+        {"node": "n0", "device": "host", "mono_ns": start_ns + second * NS_PER_S, "wall_ns": 10**18 + second * NS_PER_S}
+        | {"cpu_busy_frac": second / 10}
+        for second in range(count)
+    ]
+    return pa.Table.from_pylist(rows, schema=table_schema("host", backend="host", simulated=False))
+
+
+def test_a_window_is_the_command_s_and_without_its_end_goes_up_to_the_last_reading() -> None:
+    tables = {"host": host_rows(5 * NS_PER_S, 10)}
+    window = {"start_mono_ns": 6 * NS_PER_S}
+    facts = {"node": "n0", "window": window}
+    manifests = {"n0": {"node": "n0"}}
+    assert command_window(facts, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 9 * NS_PER_S)
+    whole = {**facts, "window": {**window, "end_mono_ns": 8 * NS_PER_S}}
+    assert command_window(whole, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 3 * NS_PER_S)
+    assert command_window({"node": "n0"}, tables, manifests) is None
+    assert command_window({**facts, "node": "n1"}, tables, manifests) is None
+
+
+def test_means_of_the_host_are_those_of_the_window() -> None:
+    tables = {"host": host_rows(0, 10)}
+    measured = Measured(tables=tables, manifests={}, window=(10**18 + NS_PER_S, 10**18 + 4 * NS_PER_S))
+    assert measured.window_s == 3.0
+    means = measured.host_means()
+    assert means["cpu_busy_frac"] == pytest.approx((0.2 + 0.3 + 0.4) / 3) and "package_power_w" not in means
+    assert Measured(tables=tables, manifests={}).host_means() == {}
+
+
+def test_a_device_alone_has_its_rows_and_its_facts_only() -> None:
+    measured = load(GOLDEN)
+    assert len(measured.devices) == 4
+    device = measured.devices[2]
+    alone = measured.only(device)
+    assert alone.devices == [device]
+    assert {name for table in alone.tables.values() for name in table["device"].to_pylist()} == {device[1]}
+    assert sum(measured.only(each).tables["ring"].num_rows for each in measured.devices) == (
+        measured.tables["ring"].num_rows
+    )

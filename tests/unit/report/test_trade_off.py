@@ -1,0 +1,68 @@
+"""The chart of the objective over power."""
+
+import pytest
+from made_report import POWER, figure_of, ranked, trial, whole
+
+from wattune.objective import parse_constraint, parse_objective
+from wattune.ranking.order import rank
+from wattune.report.trade_off import trade_off
+
+
+def test_the_trade_off_shows_verdicts_by_symbol_intervals_by_bars_and_the_bound():
+    data, layout = figure_of(trade_off(whole()[0]))
+    front, infeasible, feasible = data
+    assert (infeasible["name"], infeasible["marker"]["symbol"]) == ("infeasible", "x")
+    assert (feasible["name"], feasible["marker"]["symbol"]) == ("feasible", "circle")
+    assert (feasible["x"], feasible["y"]) == ([2665.0], [40_500.0])  # the middle of two repeats, with their interval
+    assert feasible["error_y"]["array"] == pytest.approx([12.7062 * 500], rel=1e-4)
+    assert feasible["customdata"] == [whole()[0].feasible[0].trial_id]
+    assert (front["name"], front["x"]) == ("Pareto front", [2665.0, 2788.0])
+    assert [shape["x0"] for shape in layout["shapes"]] == [2750.0]
+
+
+def test_a_bound_that_differs_by_trial_has_no_line():
+    pairs = [trial(n, 1000.0 * n, 2000.0) for n in (1, 2)]
+    for number, (_, result) in enumerate(pairs):
+        result.metrics["device_power_limit_w"] = 600.0 + number
+    assert "shapes" not in figure_of(trade_off(ranked(pairs, f"{POWER} <= 4 * device_power_limit_w")))[1]
+
+
+def test_of_many_trials_only_the_front_and_the_best_have_a_label():
+    # Slower and thirstier with every number: only the first is on the front. Beyond the bound the same again.
+    pairs = [trial(n, 50_000.0 - n, 2000.0 + n) for n in range(1, 10)]
+    pairs += [trial(n, 40_000.0 - n, 2800.0 + n) for n in range(10, 15)]
+    _, layout = figure_of(trade_off(ranked(pairs)))
+    data, _ = figure_of(trade_off(ranked(pairs)))
+    infeasible, feasible = data
+    assert [text for text in feasible["text"] if text] == ["<b>dp4 mbs1</b>"]
+    assert [text for text in infeasible["text"] if text] == ["dp4 mbs10"]
+    few, _ = figure_of(trade_off(ranked(pairs[:3])))
+    assert few[0]["text"] == ["<b>dp4 mbs1</b>", "dp4 mbs2", "dp4 mbs3"]
+    low, high = layout["xaxis"]["range"]
+    assert low < 2001.0 < 2814.0 < high and low < 2750.0 < high
+
+
+@pytest.mark.parametrize(
+    ("bounds", "metrics", "across"),
+    [
+        ([f"{POWER} <= 2750", "device_temp_max_c <= 85"], {"device_temp_max_c": 60.0}, POWER),
+        (["device_temp_max_c <= 85"], {"device_temp_max_c": 60.0}, "device_temp_max_c"),
+        (["device_temp_max_c <= 85"], {}, POWER),
+        ([], {}, POWER),
+    ],
+)
+def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, metrics, across):
+    pairs = [trial(n, 1000.0 * n) for n in (1, 2)]
+    for _, result in pairs:
+        result.metrics.update(metrics)
+    ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [parse_constraint(text) for text in bounds])
+    chart = trade_off(ranking)
+    if "device_temp_max_c" in str(bounds) and not metrics:
+        assert chart is None, "a bound that was not measured leaves every trial unknown"
+    else:
+        assert figure_of(chart)[1]["xaxis"]["title"]["text"].startswith(across)
+
+
+def test_without_a_trial_that_measured_both_there_is_no_chart():
+    assert trade_off(ranked([])) is None
+    assert trade_off(ranked([trial(1, 1.0, None)], "")) is None

@@ -1,0 +1,92 @@
+"""Checked streams: bytes any Arrow reader takes, and an end that is proven."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from wattune.schema import table_schema
+from wattune.telemetry.files.stream import StreamWriter, checksums_of, read_stream
+
+BATCHES, BATCH_ROWS = 6, 10
+
+
+SCHEMA = table_schema("fast", backend="nvml", simulated=False)
+
+
+def rows(start: int, count: int = BATCH_ROWS, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": "n0",
+            "device": f"gpu{index % 2}",
+            "mono_ns": index * 50_000_000,
+            "wall_ns": 10**18 + index * 50_000_000,
+            "power_instant_w": 100.0 + index,
+            "sm_clock_mhz": 1980 - index,
+            "event_reasons": 4,
+            "gpu_temp_c": None if index % 7 == 3 else 40.0,
+            **more,
+        }
+        for index in range(start, start + count)
+    ]
+
+
+def test_an_end_mark_in_the_data_is_no_end(tmp_path: Path) -> None:
+    stream = tmp_path / "a.arrows"
+    writer = StreamWriter(stream, pa.schema([("a", pa.int64())]), compressed=False)
+    writer.write(pa.record_batch({"a": [0xFFFFFFFF] * 8}))
+    assert stream.read_bytes().endswith(b"\xff" * 4 + bytes(4))
+    assert read_stream(stream).why == "no end mark"
+    writer.close()
+    assert read_stream(stream).why is None
+
+
+def test_a_stream_is_bytes_any_writer_would_have_written(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pylist(rows(0), schema=SCHEMA)
+    ours = StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=False)
+    for _ in range(3):
+        ours.write(batch)
+    ours.close()
+    with pa.OSFile(str(tmp_path / "b.arrows"), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as plain:
+        for one in (batch.slice(0, 0), batch, batch, batch):
+            plain.write_batch(one)
+    with pa.ipc.open_stream(tmp_path / "a.arrows") as a, pa.ipc.open_stream(tmp_path / "b.arrows") as b:
+        assert a.read_all().equals(b.read_all())
+
+
+def test_a_stream_without_its_checksums_is_not_believed(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=True)
+    writer.write(pa.RecordBatch.from_pylist(rows(0), schema=SCHEMA))
+    writer.close()
+    checksums_of(writer.path).unlink()
+    found = read_stream(writer.path)
+    assert found.table is None and "a.arrows.crc32" in (found.why or "")
+    assert found.unread_bytes == writer.path.stat().st_size
+
+
+def test_a_batch_that_was_changed_ends_what_is_read(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=True)
+    ends = []
+    for batch in range(3):
+        writer.write(pa.RecordBatch.from_pylist(rows(batch * BATCH_ROWS), schema=SCHEMA))
+        ends.append(writer.path.stat().st_size)
+    writer.close()
+    content = bytearray(writer.path.read_bytes())
+    content[ends[0] + 40] ^= 1
+    writer.path.write_bytes(content)
+    found = read_stream(writer.path)
+    assert found.table is not None and found.table.to_pylist() == rows(0)
+    assert found.why == "a batch is not as it was written" and found.unread_bytes == len(content) - ends[0]
+
+
+def test_a_stream_that_is_closed_twice_or_discarded_leaves_no_second_end_and_no_file(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=False)
+    with pytest.raises(FileExistsError):
+        StreamWriter(tmp_path / "a.arrows", SCHEMA, compressed=False)
+    writer.close()
+    length = writer.path.stat().st_size
+    writer.close()
+    assert writer.path.stat().st_size == length and read_stream(writer.path).why is None
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []

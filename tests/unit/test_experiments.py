@@ -1,0 +1,43 @@
+"""Experiments are programs of their own: they say what is wrong in a line and end with the right code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
+
+
+def run(experiment: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # Without an installed wattune on the path: a job's nodes have the dependencies and the folder, nothing else.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, experiment, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_is_executable_and_ends_with_the_right_code(experiment: Path, tmp_path: Path) -> None:
+    assert os.access(experiment, os.X_OK) and experiment.read_text().startswith("#!/usr/bin/env python\n")
+    assert "sys.argv" not in experiment.read_text()
+    helped = run(experiment, "-h", cwd=tmp_path)
+    assert helped.returncode == 0 and "--storage" in helped.stdout and "Hypothesis" in helped.stdout
+    storage = tmp_path / "storage"
+    absent = run(experiment, "absent.yaml", "--storage", storage, cwd=tmp_path)
+    assert (absent.returncode, absent.stdout) == (2, "")
+    said = "cannot be read (No such file or directory); give the path of a search space"
+    assert absent.stderr == f"error: {ROOT / 'absent.yaml'}: {said}\n"
+    (tmp_path / "occupied").write_text("")
+    refused = run(experiment, "--storage", tmp_path / "occupied", cwd=tmp_path)
+    assert refused.returncode == 2 and "cannot be written" in refused.stderr and "Traceback" not in refused.stderr
+    assert run(experiment, "--storag", cwd=tmp_path).returncode == 2
+    assert not storage.exists()

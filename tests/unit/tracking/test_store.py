@@ -1,0 +1,155 @@
+"""One MLflow store: out of reach, interrupted while it is made, shared by processes."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+from tracked_trials import result_of, spec_of
+
+from wattune.errors import TrackingError
+from wattune.tracking.reader import read_study
+from wattune.tracking.store import RETRY_AFTER_S, artifacts_beside, default_uri, log, search, ui_command, ui_url
+from wattune.tracking.tracker import Tracker
+
+
+def test_a_deleted_study_says_how_to_get_it_back(tracker, client, tmp_path):
+    experiment_id = client.create_experiment(tracker.study_name)
+    client.delete_experiment(experiment_id)
+    with pytest.raises(TrackingError, match=f"experiments restore --experiment-id {experiment_id}"):
+        tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def dead_server() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_dead_server_costs_seconds_once_and_nothing_after_that(dead_server, tmp_path):
+    tracker, spec = Tracker(dead_server, "study", clock=lambda: 1000.0), spec_of()
+    with pytest.raises(TrackingError, match=r"cannot be reached \(.*refused\); .* `wattune sync`"):
+        tracker.log_trial(spec, result_of(spec), tmp_path)
+    with socket.create_server(("127.0.0.1", urlsplit(dead_server).port)) as server:
+        server.setblocking(False)
+        with pytest.raises(TrackingError, match="not tried again for 60 s"):
+            tracker.log_trial(spec, result_of(spec, repeat=1), tmp_path)
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+
+
+def test_a_silent_server_is_given_up_and_tried_again_later(silent_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    now_s = 1000.0
+    tracker, spec = Tracker(silent_server, "study", clock=lambda: now_s), spec_of()
+    for wait_s, tried in ((0.0, True), (RETRY_AFTER_S - 1, False), (1.0, True)):
+        now_s += wait_s
+        with pytest.raises(TrackingError) as caught:
+            tracker.log_trial(spec, result_of(spec), tmp_path)
+        assert ("not tried again" not in str(caught.value)) is tried
+
+
+def test_the_default_store_is_one_file_in_the_storage(tmp_path):
+    assert default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+KILLED_IN_THE_MIDDLE = """
+import os, signal, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from wattune.tracking.tracker import Tracker
+
+def kill(connection, cursor, statement, *rest):
+    if statement.startswith("CREATE INDEX index_params_run_uuid"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+event.listen(Engine, "after_cursor_execute", kill)
+Tracker(sys.argv[1], "mine").page()
+"""
+"""Dies among MLflow's migrations, where the file it leaves cannot be opened again: they are no transaction."""
+
+
+def test_a_store_whose_making_was_killed_is_made_by_the_next_call(tmp_path):
+    uri = default_uri(tmp_path / "storage")
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_THE_MIDDLE, uri], timeout=100, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "storage" / "mlflow.db").exists()
+    assert Tracker(uri, "mine").page() == Tracker(uri, "mine").page()
+    assert {path.name for path in (tmp_path / "storage").iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
+
+
+def test_processes_that_need_a_new_store_at_once_share_it(tmp_path):
+    code = "import sys; from wattune.tracking.tracker import Tracker; print(Tracker(sys.argv[1], sys.argv[2]).page())"
+    uri = default_uri(tmp_path)
+    command = [sys.executable, "-c", code, uri]
+    started = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+    pages = [process.communicate(timeout=100)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(set(pages)) == 2 and [Tracker(uri, name).page() for name in "ab"] == [page.strip() for page in pages]
+
+
+def test_the_ui_command_can_be_pasted_and_the_page_opened():
+    file, server, page = "sqlite:////a b/mlflow.db", "https://mlflow.example:5000/", "#/experiments/3"
+    assert ui_command(file).endswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db'")
+    assert ui_url(file, page) == "http://127.0.0.1:5000/#/experiments/3", "where that command serves"
+    assert (ui_command(server), ui_url(server, page)) == ("", "https://mlflow.example:5000/#/experiments/3")
+
+
+def test_reading_never_makes_a_store(tmp_path):
+    uri = default_uri(tmp_path / "none")
+    with pytest.raises(TrackingError, match=f"no MLflow store {tmp_path}/none/mlflow.db; give the file"):
+        read_study(uri, "study")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("sqlite:////data/a b/mlflow.db", "file:///data/a%20b/mlartifacts"),
+        ("sqlite:////data/mlflow.db?timeout=5", "file:///data/mlartifacts"),
+        ("sqlite:///:memory:", None),
+        ("https://mlflow.example", None),
+        ("postgresql://host/db", None),
+    ],
+)
+def test_artifacts_lie_beside_a_file_and_elsewhere_where_the_server_wants_them(uri, folder):
+    assert artifacts_beside(uri) == folder
+
+
+def test_pages_of_runs_are_searched_to_the_last_one():
+    class Page(list):
+        token = None
+
+    asked = []
+
+    def search_runs(experiments, where, max_results, page_token):
+        asked.append((where, page_token))
+        page = Page({None: ["a", "b"], "t": ["c"]}[page_token])
+        page.token = "t" if page_token is None else None
+        return page
+
+    client = SimpleNamespace(search_runs=search_runs)
+    assert list(search(client, "7", {"x": "1", "y": "2"}, "attributes.end_time > 5")) == ["a", "b", "c"]
+    where = "tags.`x` = '1' and tags.`y` = '2' and attributes.end_time > 5"
+    assert asked == [(where, None), (where, "t")]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (100, [100]), (250, [100, 100, 50])])
+def test_parameters_are_sent_in_the_sizes_that_are_taken(count, sizes):
+    sent = []
+    client = SimpleNamespace(log_batch=lambda run_id, params: sent.append([param.key for param in params]))
+    log(client, "r1", params={f"p{number}": "1" for number in range(count)})
+    assert [len(part) for part in sent] == sizes
+    assert [key for part in sent for key in part] == [f"p{number}" for number in range(count)]

@@ -1,0 +1,60 @@
+"""The device of a rank: claimed only for a specification that can run there; processors have no memory count."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.errors import EngineError
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+from wattune.workers.device import claim, device_memory, device_uuid
+from wattune.workers.engine import Ranks
+
+SPEC = TrialSpec(
+    model=ModelSpec(
+        name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2, vocab_size=256
+    ),
+    cluster=ClusterSpec(device="cpu", devices_per_node=2),
+    engine="torch",
+    workload=Workload(seq_len=32, global_batch_size=4),
+    plan=Plan(dtype="fp32"),
+)
+RANKS = Ranks(rank=1, world_size=2, local_rank=1, device="cpu")
+
+
+def test_a_rank_claims_the_device_it_was_given() -> None:
+    assert claim(SPEC, RANKS) == torch.device("cpu")
+
+
+def test_a_specification_that_breaks_a_rule_is_refused_by_the_rule_s_name() -> None:
+    with pytest.raises(EngineError, match=r"^\w+: "):
+        claim(replace(SPEC, plan=Plan(dtype="fp32", pp=4)), RANKS)
+
+
+def test_ranks_of_another_cluster_are_refused() -> None:
+    with pytest.raises(EngineError, match="has 2 ranks; got 3"):
+        claim(SPEC, replace(RANKS, world_size=3))
+
+
+def test_a_processor_has_neither_a_count_of_memory_nor_an_identity() -> None:
+    assert device_memory("cpu") is None and device_uuid("cpu") is None
+
+
+@pytest.mark.parametrize("torchs", ["163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-163b45e6-75c7-fc2e-765c-f19788620a68"])
+def test_an_identity_is_written_as_nvml_writes_it(monkeypatch: pytest.MonkeyPatch, torchs: str) -> None:
+    class Properties:
+        uuid = torchs
+        total_memory = 141 * 10**9
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert device_uuid("cuda:0") == "GPU-163b45e6-75c7-fc2e-765c-f19788620a68"
+    counts = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_reserved": 3}
+    for name, count in counts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, count=count: count)
+    memory = device_memory("cuda:0")
+    assert memory is not None
+    assert (memory.allocated_bytes, memory.reserved_bytes, memory.reserved_peak_bytes) == (1, 2, 3)
+    assert memory.total_bytes == 141 * 10**9
