@@ -129,7 +129,7 @@ class Running:
         """All it has said."""
         return "".join(self._lines)
 
-    def says(self, pattern: str, within_s: float = 240) -> None:
+    def says(self, pattern: str, within_s: float = 480) -> None:
         """Waits for a line, of those before too."""
         looked_at = 0
 
