@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,13 @@ def unknown_names(source: str) -> list[str]:
     return sorted(name for name in used | set(homes.values()) if not module_exists(name))
 
 
+LIBRARIES = [
+    Path(sysconfig.get_paths()["purelib"]) / library
+    for library in ("", "deepspeed", "megatron", "megatron/core", "mlflow", "ray", "torch")
+]
+"""Where files of libraries are that a page names as the source of a fact."""
+
+
 def unknown_files(text: str) -> list[str]:
     """Python files, and paths below the repository's folders, that are nowhere."""
     tops = ("platform", "benchmarks", "tests", "docs", "search_spaces", "experiments", "constraints")
@@ -140,7 +148,7 @@ def unknown_files(text: str) -> list[str]:
                 tops_with_code = ("platform", "benchmarks", "tests", "experiments")
                 found = any(True for folder in tops_with_code for _ in (ROOT / folder).rglob(path))
             elif path.endswith(".py") or ("/" in path and path.split("/")[0] in tops):
-                found = any((base / path).exists() for base in (ROOT, PACKAGES, PACKAGES / "wattune"))
+                found = any((base / path).exists() for base in (ROOT, PACKAGES, PACKAGES / "wattune", *LIBRARIES))
             else:
                 continue
             # A file of somebody else's training run is no file of this tree.
