@@ -1,1 +1,1 @@
-"""What trains: one package an engine, strangers to each other, and the model they share."""
+"""Engines that train, one package each, and the model they share. No engine knows another."""

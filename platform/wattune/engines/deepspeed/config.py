@@ -90,7 +90,7 @@ _SPLITS: Final = {"column": COLUMNS, "row": ROWS}
 
 
 def clips_outside(spec: TrialSpec) -> bool:
-    """Whether gradients are clipped here and not by DeepSpeed: where its optimizer holds them as plain gradients."""
+    """Returns True where its optimizer holds plain gradients: they are then clipped here and not by DeepSpeed."""
     return spec.plan.sharding == "none" and not (spec.plan.dtype == "bf16" and spec.plan.pp > 1)
 
 

@@ -43,12 +43,12 @@ class Trained(nn.Module):
 
 
 def _num_losses(head: Head, targets: Tensor) -> int:
-    """How many tokens of int64 [micro_batch_size, seq_len] a head judges."""
+    """Counts the tokens of int64 [micro_batch_size, seq_len] that a head judges."""
     return targets.shape[0] if head.last_only else targets.numel()
 
 
 def compiler_of(spec: TrialSpec, device: torch.device) -> Compiler:
-    """What compiles layers: as in the torch engine, where DeepSpeed leaves them whole graphs.
+    """Chooses the compiler of layers: the torch engine's, where DeepSpeed leaves layers whole graphs.
 
     Automatic tensor parallel puts collectives into layers, ZeRO-3 hooks into those that `whole_model` cannot make one.
     """
@@ -92,7 +92,7 @@ def whole_model(
     if model.tied_embeddings:
         assert decoder.embedding is not None
         decoder.head.output.weight = decoder.embedding.tokens.weight
-    decoder.compile_with(compiler, with_loss=True)
+    decoder.compile_with(compiler)
     if _shards_weights(spec) and uncut:
         # One unit a layer, as in the torch engine: one gathering instead of one for every matrix, and no hooks within.
         deepspeed.utils.set_z3_leaf_modules(decoder, [Layer, Head])
@@ -116,7 +116,7 @@ def route(model: nn.Module) -> None:
 def _routed(
     gate: nn.Module, routing: LayerRouting, x: Tensor, expert_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What AutoEP asks a router: weights and experts of tokens [T, H], and tokens of each expert."""
+    """Answers AutoEP as a router: weights and experts of tokens [T, H], and the number of tokens of each expert."""
     assert expert_bias is None, "no configuration of ours has one"
     routed = routing(gate(x))
     return routed.gates, routed.experts, routed.counts.to(torch.int32)

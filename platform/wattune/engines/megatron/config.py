@@ -14,7 +14,7 @@ _NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 
 
 def uses_transformer_engine(spec: TrialSpec) -> bool:
-    """Whether layers are TransformerEngine's: where the cluster has it. Otherwise they are Megatron's and our own."""
+    """Returns True where the cluster has TransformerEngine: layers are then its own, else Megatron's and ours."""
     return spec.cluster.transformer_engine
 
 
@@ -144,7 +144,7 @@ def model_parallel(spec: TrialSpec) -> dict[str, Any]:
 
 
 def _degrees(plan: Plan) -> dict[str, int | None]:
-    """How many ways everything is cut, by the names that Megatron's model and its process groups share."""
+    """Returns degrees of parallelism by the names that Megatron's model and its process groups share."""
     return {
         "tensor_model_parallel_size": plan.tp,
         "pipeline_model_parallel_size": plan.pp,

@@ -37,7 +37,7 @@ class Session:
             self._has_user_buffers = True
 
     def holder(self) -> Holder:
-        """Which part of every parameter this rank holds."""
+        """Returns the part of every parameter that this rank holds."""
         return Holder(
             tp=parallel_state.get_tensor_model_parallel_world_size(),
             tp_rank=parallel_state.get_tensor_model_parallel_rank(),

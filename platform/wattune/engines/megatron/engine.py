@@ -236,7 +236,7 @@ class _Running:
         return zip(tokens, targets, strict=True)
 
     def _forward(self, inputs: Iterator[tuple[Tensor, Tensor]], model: nn.Module) -> tuple[Tensor, "LossFunction"]:
-        """What Megatron calls for one micro-batch and chunk."""
+        """Runs one micro-batch through a chunk; Megatron calls it."""
         tokens, targets = next(inputs)
         if not self._trains:
             targets = targets[:, -1:]  # the one token after each prompt

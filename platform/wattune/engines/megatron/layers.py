@@ -241,7 +241,7 @@ def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compile
 
 
 def layer_specs(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
-    """What a layer is made of, and the final norm: all TransformerEngine's, or Megatron's and ours.
+    """Returns the parts of a layer, and the final norm: TransformerEngine's, or Megatron's and ours.
 
     Raises:
         EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.

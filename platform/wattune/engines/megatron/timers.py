@@ -76,7 +76,7 @@ class PhaseTimers:
 
 
 class _Timer:
-    """What Megatron starts and stops."""
+    """A timer that Megatron starts and stops."""
 
     def __init__(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
         self._start, self._stop = start, stop

@@ -19,7 +19,7 @@ from wattune.trial import Lora
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Which part of every parameter one rank holds."""
+    """The part of every parameter that one rank holds."""
 
     tp: int = 1
     tp_rank: int = 0
@@ -93,7 +93,7 @@ Whole = Callable[..., Tensor]
 
 
 def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
-    """What one rank holds of one parameter, fp32.
+    """Returns one rank's part of one parameter, fp32.
 
     Args:
         place: The layer by the torch engine's name, such as `layers.3`; empty outside of layers.

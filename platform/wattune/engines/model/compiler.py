@@ -1,4 +1,4 @@
-"""How parts of a model run: eagerly, or as graphs compiled once per process and shared by layers and trials.
+"""Runs parts of a model eagerly, or as graphs compiled once per process and shared by layers and trials.
 
 A graph is kept by torch with the function it came from, and reused wherever shapes, data types and settings are the
 same: by every layer of a model, and by every later trial of a process whose layers look alike. Inductor keeps what it
@@ -23,7 +23,7 @@ GRAPHS_PER_VARIANT: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """What compiles: a backend of `torch.compile`, or none."""
+    """A backend of `torch.compile`, or none."""
 
     backend: str | None
 

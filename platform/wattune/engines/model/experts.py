@@ -20,7 +20,7 @@ from wattune.engines.model.routing import LayerRouting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShard:
-    """Which part of a layer's experts one rank holds: whole experts by expert, slices of each by tensor parallel."""
+    """The part of a layer's experts that one rank holds: whole experts by expert, slices of each by tensor parallel."""
 
     ep: int = 1
     ep_rank: int = 0

@@ -61,7 +61,7 @@ def lower_frozen(part: nn.Module, dtype: torch.dtype) -> None:
 
 
 def columns(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
-    """How tensor parallel cuts a linear layer by its outputs, given its name; adapters by their rank and outputs."""
+    """Cuts a linear layer, given its name, by its outputs for tensor parallel; adapters by their rank and outputs."""
     if not isinstance(module, AdaptedLinear):
         return {name: ColwiseParallel()}
     return {
@@ -72,7 +72,7 @@ def columns(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
 
 
 def rows(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
-    """How tensor parallel cuts a linear layer by its inputs, its result along the sequence."""
+    """Cuts a linear layer by its inputs for tensor parallel, and its result along the sequence."""
     if not isinstance(module, AdaptedLinear):
         return {name: RowwiseParallel(output_layouts=Shard(1))}
     # Both addends are sums over ranks: added first and reduced once. A result of the base alone, still under way when

@@ -18,7 +18,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _Serial:
-    """What both collectives share; made on the stream that computes."""
+    """The common part of both collectives; made on the stream that computes."""
 
     def __init__(self, device_type: str) -> None:
         """Takes the kind of device that computes, which need not be the GPU that is there too."""

@@ -62,7 +62,7 @@ class Meshes:
         return self._experts[tuple(dim + self._suffix for dim in dims)]
 
     def expert_shard(self, plan: Plan) -> ExpertShard:
-        """Which experts this rank holds."""
+        """Returns the part of the experts that this rank holds."""
         if self._experts is None:
             return ExpertShard()
         ep = self.experts("ep")

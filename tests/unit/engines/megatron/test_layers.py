@@ -1,4 +1,4 @@
-"""What our parts of Megatron's layers compute, and that they compile as whole graphs."""
+"""Our parts of Megatron's layers: the results they give, and that they compile as whole graphs."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -74,7 +74,7 @@ def parts(model: ModelSpec) -> Iterator[tuple[str, str]]:
 
 
 def is_whole(part: str) -> bool:
-    """Whether every tensor parallel rank holds all of a parameter."""
+    """Returns True where every tensor parallel rank holds all of a parameter."""
     return any(word in part for word in ("norm", "position", "router", "linear_proj.bias", "linear_fc2.bias"))
 
 
