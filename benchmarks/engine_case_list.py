@@ -107,7 +107,10 @@ def routing(ranks: int) -> Tier:
             "ep2-pp2": {"ep": 2, "pp": 2},
             "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
         }
-        plans["deepspeed/mixtral"] |= {"ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1}, "ep2-pp2": {"ep": 2, "pp": 2}}
+        plans["deepspeed/mixtral"] |= {
+            "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1},
+            "ep2-pp2-zero1": {"ep": 2, "pp": 2, "sharding": "zero1"},
+        }
     return {
         of: {f"{how}-{name}": {**axes, "routing": how} for how in ROUTINGS for name, axes in named.items()}
         for of, named in plans.items()
