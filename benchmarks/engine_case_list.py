@@ -16,6 +16,9 @@ class Case:
     mode: str = "pretrain"
     batch: int = 16
     """Sequences of one optimizer step."""
+    routing: str = ""
+    """How tokens are sent to experts: a key of `ROUTINGS`; empty for models without experts, and where the router is
+    left alone."""
     reference: str | None = None
     """The case whose first losses this one repeats; where something else is trained there is none."""
 
@@ -45,6 +48,9 @@ ONCE = {
     },
 }
 """Overlap settings by engine and sharding."""
+
+ROUTINGS = {"balanced": ("balanced", 0.0), "skewed": ("skew", 1.0), "learned": ("learned", 0.0)}
+"""Ways to send tokens to experts: `Routing.by` and its skew, by the name that begins a case's."""
 
 Tier = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -84,6 +90,30 @@ def once(ranks: int) -> Tier:
             for overlap in overlaps
         }
         for engine, by_sharding in ONCE.items()
+    }
+
+
+def routing(ranks: int) -> Tier:
+    """Every way of routing in every engine: the same tokens to the same experts, and the same losses."""
+    plans: dict[str, dict[str, Mapping[str, Any]]] = {
+        "torch/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, "sharding": "zero1"}},
+        "megatron/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, **GATHERED}},
+        "deepspeed/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, "sharding": "zero1"}},
+    }
+    if ranks == 4:
+        plans["torch/mixtral"] |= {"ep2-tp2": {"ep": 2, "tp": 2}, "ep2-pp2": {"ep": 2, "pp": 2}}
+        plans["megatron/mixtral"] |= {
+            "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1},
+            "ep2-pp2": {"ep": 2, "pp": 2},
+            "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
+        }
+        plans["deepspeed/mixtral"] |= {
+            "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1},
+            "ep2-pp2-zero1": {"ep": 2, "pp": 2, "sharding": "zero1"},
+        }
+    return {
+        of: {f"{how}-{name}": {**axes, "routing": how} for how in ROUTINGS for name, axes in named.items()}
+        for of, named in plans.items()
     }
 
 
@@ -267,19 +297,21 @@ TIERS: dict[int, tuple[Tier, ...]] = {
 }
 """By number of GPUs, importance, engine and model, and name: what differs from the neutral plan, and the mode.
 
-`speed` and `once` follow.
+`speed`, `once` and `routing` follow.
 """
 
 
 def cases(ranks: int) -> list[Case]:
     """The cases of a number of GPUs, in order of importance."""
     found = []
-    for tier in (*TIERS[ranks], speed(ranks), once(ranks)):
+    for tier in (*TIERS[ranks], speed(ranks), once(ranks), routing(ranks)):
         for of, named in tier.items():
             engine, model = of.split("/")
             for name, chosen in named.items():
                 axes = dict(chosen)
-                mode, batch = axes.pop("mode", "pretrain"), axes.pop("batch", 16)
+                mode, batch, how = axes.pop("mode", "pretrain"), axes.pop("batch", 16), axes.pop("routing", "")
                 reference = REFERENCES[ranks][model] if (mode, batch) == ("pretrain", 16) else None
-                found.append(Case(f"{of}/{name}", engine, model, axes, mode, batch, reference))
+                if how:
+                    reference = f"torch/mixtral/{how}-ep{ranks}-zero1"
+                found.append(Case(f"{of}/{name}", engine, model, axes, mode, batch, how, reference))
     return found

@@ -35,8 +35,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from engine_case_list import TIERS, Case, cases
+from engine_case_list import ROUTINGS, TIERS, Case, cases
 
+from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.metrics.exposed_comm import parts
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
@@ -46,7 +47,7 @@ from wattune.plan.effective import effective
 from wattune.plan.engines import CAPABILITIES
 from wattune.plan.parallel import num_micro_batches
 from wattune.plan.rules import violations
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 SEED = 7
 COMPARED_STEPS = 3
@@ -88,12 +89,17 @@ class Where:
         """The trial of a case."""
         plan = {"etp": case.axes.get("tp", 1), "dtype": "fp32" if self.quick else "bf16"} | case.axes
         lora = Lora(rank=16) if case.mode == "lora" else None
+        by, skew = ROUTINGS.get(case.routing, ("", 0.0))
         return TrialSpec(
             model=self.model(case.model),
             cluster=ClusterSpec(device="cpu" if self.quick else "h200_sxm", devices_per_node=self.ranks),
             engine=case.engine,
             workload=Workload(
-                mode=case.mode, seq_len=32 if self.quick else 4096, global_batch_size=case.batch, lora=lora
+                mode=case.mode,
+                seq_len=32 if self.quick else 4096,
+                global_batch_size=case.batch,
+                lora=lora,
+                routing=Routing(by=by, skew=skew) if by else None,
             ),
             plan=Plan(**plan),
         )
@@ -219,7 +225,9 @@ def train(
     engine.build(spec, ranks, seed=SEED)
     steps = [engine.step()]
     first_step_s = time.perf_counter() - start
-    steps += [engine.step() for _ in range(num_warmup + num_steps - 1)]
+    steps += [engine.step() for _ in range(num_warmup - 1)]
+    engine.expert_tokens()
+    steps += [engine.step() for _ in range(num_steps)]
     times_s = []
     for step in steps[num_warmup:]:
         (whole,) = (span for span in step.spans if span.phase == "step")
@@ -230,6 +238,7 @@ def train(
         "grad_norms": [step.grad_norm for step in steps],
         "memory_peak_bytes": engine.memory_peak_bytes(),
         "spec_to_first_step_s": first_step_s,
+        "expert_tokens": engine.expert_tokens(),
     }
     if num_profiled:
         spans, read = profiled_steps(engine.step, num_profiled, on_gpu=ranks.device != "cpu")
@@ -278,7 +287,7 @@ def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: 
     return {
         "case": case.name,
         "engine": case.engine,
-        "work": f"{case.model} {case.mode} {case.batch}",
+        "work": " ".join(filter(None, (case.model, case.mode, str(case.batch), case.routing))),
         "status": "ran",
         "plan": spec.label,
         "step_ms": round(median_s * 1e3, 2),
@@ -294,7 +303,23 @@ def figures(case: Case, spec: TrialSpec, outcomes: list[dict[str, Any]], first: 
         "grad_norms": outcomes[0]["grad_norms"],
         "loss_deviation": deviation,
         "ranks_agree": all(outcome["losses"] == losses for outcome in outcomes),
+        "expert_imbalance_frac": expert_imbalance_frac([each["expert_tokens"] for each in outcomes], spec.plan.ep),
+        "expert_tokens": tokens_of_experts(outcomes, spec),
     }
+
+
+def tokens_of_experts(outcomes: list[dict[str, Any]], spec: TrialSpec) -> list[list[int]]:
+    """Counts the tokens of every expert by layer in the measured steps, each once.
+
+    Where routing is forced they are the same in every case of a model.
+    """
+    by_layer = [
+        [sum(counts) for counts in zip(*layer, strict=True)]
+        for layer in zip(*(outcome["expert_tokens"] for outcome in outcomes), strict=True)
+    ]
+    assigned = spec.model.num_experts_per_token * spec.workload.tokens_per_step * len(outcomes[0]["times_s"])
+    # Tensor parallel ranks may each route all tokens.
+    return [[count * assigned // sum(counts) for count in counts] for counts in by_layer]
 
 
 def run_cases(

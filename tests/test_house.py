@@ -13,8 +13,8 @@ PACKAGE = ROOT / "platform" / "wattune"
 ROOMS = {
     ".": "__main__ clock doctor errors inspection intervals objective schema trial units upload version",
     "analysis": "detail examine quality summary",
-    "analysis/metrics": "breakdown energy excursion exposed_comm outlier phases power saturation speed step_time "
-    "thermal throttle utilization",
+    "analysis/metrics": "breakdown energy excursion experts exposed_comm outlier phases power saturation speed "
+    "step_time thermal throttle utilization",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
     "api": "recordings results runs spaces studies",
     "calibration": "fit run",
@@ -23,8 +23,8 @@ ROOMS = {
     "cost": "flops",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
-    "engines/megatron": "config context engine layers lora timers weights",
-    "engines/model": "compiler decoder experts hyperparameters lora tokens weights",
+    "engines/megatron": "config context engine layers lora routing timers weights",
+    "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
     "orchestrate": "cluster cooldown events node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",

@@ -220,6 +220,8 @@ COMPILED = {
         "lora-full",
         "lora-tp2-full",
         "prefill-accumulation",
+        "prefill-gpt-tp2",
+        "gpt-tp2-full",
     )
 }
 PARITY |= COMPILED

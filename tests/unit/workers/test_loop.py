@@ -79,6 +79,13 @@ def numbers(outcome: RankOutcome) -> list[int]:
     return steps
 
 
+def test_tokens_of_experts_are_those_of_the_measured_steps() -> None:
+    engine = ScriptedEngine(lambda _: 0.1)
+    outcome = run(engine, warmup_steps=4, min_steps=6, min_seconds=0.0, profile_steps=0)
+    assert engine.num_steps == 10
+    assert outcome.expert_tokens == ((6, 12),)
+
+
 def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
     engine = ScriptedEngine(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)

@@ -92,7 +92,7 @@ def whole_model(
     if model.tied_embeddings:
         assert decoder.embedding is not None
         decoder.head.output.weight = decoder.embedding.tokens.weight
-    decoder.compile_with(compiler, with_loss=True)
+    decoder.compile_with(compiler)
     if _shards_weights(spec) and uncut:
         # One unit a layer, as in the torch engine: one gathering instead of one for every matrix, and no hooks within.
         deepspeed.utils.set_z3_leaf_modules(decoder, [Layer, Head])
@@ -116,7 +116,7 @@ def route(model: nn.Module) -> None:
 def _routed(
     gate: nn.Module, routing: LayerRouting, x: Tensor, expert_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What AutoEP asks a router: weights and experts of tokens [T, H], and tokens of each expert."""
+    """Answers AutoEP as a router: weights and experts of tokens [T, H], and the number of tokens of each expert."""
     assert expert_bias is None, "no configuration of ours has one"
     routed = routing(gate(x))
     return routed.gates, routed.experts, routed.counts.to(torch.int32)

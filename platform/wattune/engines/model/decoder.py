@@ -11,7 +11,8 @@ from typing import Final, cast
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from wattune.catalog.models import ModelSpec
@@ -182,6 +183,8 @@ class Head(nn.Module):
         self.compiler = EAGER
         self.last_only = False
         """Set where only the last position of a sequence is asked for, as after a prompt."""
+        self.first_token = 0
+        """First token of the piece of the vocabulary whose logits this rank computes."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, sequence, vocabulary], or with targets [batch, sequence] the sum of their losses, fp32."""
@@ -196,11 +199,11 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""
-        return _summed_loss(self.logits(x).flatten(0, 1), targets.flatten())
+        return summed_loss(self.logits(x), targets, self.first_token)
 
     def last_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the token after each sequence, summed over sequences."""
-        return _summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1])
+        return summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1], self.first_token)
 
 
 class Decoder(nn.Module):
@@ -238,16 +241,40 @@ class Decoder(nn.Module):
             x = layer(x)
         return x if self.head is None else self.head(x, targets)
 
-    def compile_with(self, compiler: Compiler, *, with_loss: bool) -> None:
-        """Has layers and, if asked, the head with its loss run as compiled graphs."""
-        for part in (*self.layers.values(), self.head if with_loss else None):
+    def compile_with(self, compiler: Compiler) -> None:
+        """Has layers, and the head with its loss, run as compiled graphs."""
+        for part in (*self.layers.values(), self.head):
             if isinstance(part, Layer | Head):
                 part.compiler = compiler
 
 
-def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits.float(), targets, reduction="sum")
-    return losses.full_tensor() if isinstance(losses, DTensor) else losses
+def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0) -> Tensor:
+    """Computes the cross-entropy in fp32, summed over all tokens, alike on every tensor parallel rank.
+
+    Shoeybi et al. 2019 (arXiv 1909.08053), section 3: ranks exchange three numbers a token, and no logits.
+
+    Args:
+        logits: Of all tokens, [..., vocabulary]; a DTensor where tensor parallel cuts them by the vocabulary.
+        targets: int64 [...].
+        first_token: The token of this rank's first logit.
+    """
+    if not isinstance(logits, DTensor):
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
+    mesh, mine = logits.device_mesh, logits.to_local().flatten(0, -2).float()
+    places = targets.flatten() - first_token
+    held = (places >= 0) & (places < mine.shape[-1])
+    largest = _over_ranks(mine.detach().amax(-1), mesh, "max")
+    shifted = mine - largest.unsqueeze(-1)
+    chosen = shifted.gather(-1, torch.where(held, places, 0).unsqueeze(-1)).squeeze(-1)
+    total, of_target = _over_ranks(torch.stack([shifted.exp().sum(-1), torch.where(held, chosen, 0.0)]), mesh, "sum")
+    loss: Tensor = (total.log() - of_target).sum()
+    return loss
+
+
+def _over_ranks(addends: Tensor, mesh: DeviceMesh, operation: str) -> Tensor:
+    """Reduces over the ranks of a mesh; the gradient of a sum is that of every addend."""
+    partial = DTensor.from_local(addends, mesh, [Partial(operation)], run_check=False)
+    return partial.redistribute(placements=[Replicate()]).to_local()
 
 
 def _norm(model: ModelSpec) -> nn.Module:

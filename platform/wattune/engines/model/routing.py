@@ -1,4 +1,4 @@
-"""Which experts each token is sent to, and how many tokens each expert was sent.
+"""Sends tokens to experts, and counts the tokens that each expert is sent.
 
 Balanced and skewed routing force the choice of experts, as Megatron's `moe_router_force_load_balancing` does, so that
 the load does not move while a trial runs. The choice depends on the seed, the layer and the token's place in its
@@ -76,7 +76,7 @@ def layer_choices(spec: TrialSpec, layer: int, seed: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """Where tokens go."""
+    """The experts of tokens, and the weights of their results."""
 
     experts: Tensor
     """int64 [T, k]."""

@@ -94,7 +94,7 @@ class _Running:
             self.routes = Routes(spec, seed, device, sequence_loss_scale=scale)
         decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp], self.routes)
         for decoder in decoders:
-            decoder.compile_with(compiler, with_loss=plan.tp == 1)  # tensor parallel cuts logits by the vocabulary
+            decoder.compile_with(compiler)
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
         boundary = torch.empty(
             (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),

@@ -120,6 +120,8 @@ def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
     if decoder.head is not None:
         logits = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
         parallelize_module(decoder.head, mesh, {"norm": SequenceParallel(), "output": logits}, src_data_rank=None)
+        weight = decoder.head.output.weight
+        decoder.head.first_token = mesh.get_local_rank() * (weight.shape[0] // mesh.size())
 
 
 def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:

@@ -4,14 +4,13 @@ A model without pipeline parallelism is a pipeline of one stage: the same schedu
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.tensor.parallel import loss_parallel
 
 from wattune.engines.model.decoder import Decoder
 from wattune.engines.torch.parallel import fsdp_modules
@@ -168,7 +167,7 @@ class Pipeline:
                 for unit in (unit for stage in self._stages for unit in fsdp_modules(stage.submod)):
                     unit.unshard()
         inputs = (tokens,) if self._stages[0].is_first else ()
-        with loss_parallel() if self._tp > 1 else nullcontext(), torch.set_grad_enabled(self._trains):
+        with torch.set_grad_enabled(self._trains):
             self._schedule.step(*inputs, target=targets, return_outputs=False, targets=targets)
         losses = self._stages[-1].take_losses()
         if not losses:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import torch.distributed as dist
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
-from wattune.engines.deepspeed.config import COLUMNS, ROWS, configuration
 from wattune.engines.deepspeed.context import _choose_accelerator, real_accelerator
 from wattune.engines.deepspeed.engine import DeepSpeedEngine
 from wattune.engines.deepspeed.model import compiler_of
@@ -57,7 +55,7 @@ def spec(model: ModelSpec = LLAMA, *, world: int = 1, device: str = "cpu", **axe
 
 def losses(engine: DeepSpeedEngine | TorchEngine, each: TrialSpec, num_steps: int = 3) -> list[float]:
     engine.build(each, RANKS, seed=SEED)
-    assert set(engine.facts()) == {"compiler"}
+    assert set(engine.facts()) == {"compiler"} | ({"routing"} if each.model.is_moe else set())
     found = [engine.step() for _ in range(num_steps)]
     engine.close()
     return [value for step in found for value in (step.loss, step.grad_norm)]
@@ -200,42 +198,3 @@ def test_deepspeed_logs_as_other_libraries_do(process_group: None, caplog: pytes
     assert (logger.level, logger.propagate, logger.handlers) == (logging.WARNING, True, [])
     logger.warning("something is slow")
     assert [record.message for record in caplog.records if record.name == "DeepSpeed"][-1] == "something is slow"
-
-
-def test_what_the_configuration_says() -> None:
-    config = configuration(spec(world=4, sharding="zero3", overlap="grad", dtype="bf16"), num_parameters=1_000)
-    assert config["gradient_accumulation_steps"] == 1
-    assert config["zero_optimization"] == {
-        "stage": 3,
-        "overlap_comm": True,
-        "reduce_bucket_size": 1_000,
-        "allgather_bucket_size": 1_000,
-        "stage3_prefetch_bucket_size": 0,
-        "stage3_param_persistence_threshold": 24,
-        "memory_efficient_linear": False,
-    }
-    assert config["optimizer"]["params"]["torch_adam"]
-    assert config["bf16"] == {"enabled": True} and config["data_types"] == {"grad_accum_dtype": "fp32"}
-    ahead = configuration(spec(world=4, sharding="zero3", overlap="grad_param"), num_parameters=1_000)
-    assert ahead["zero_optimization"]["stage3_prefetch_bucket_size"] == 1_000
-
-    split = configuration(spec(world=2, tp=2), num_parameters=1_000)["tensor_parallel"]
-    assert split["autotp_size"] == 2
-    assert [each["patterns"] for each in split["partition_config"]["layer_specs"]] == [[COLUMNS], [ROWS]]
-    column, row = re.compile(COLUMNS), re.compile(ROWS)
-    for name, splits in (
-        ("decoder.layers.3.attention.q.weight", (True, False)),
-        ("decoder.layers.3.attention.q.base.weight", (True, False)),
-        ("decoder.layers.3.attention.q.lora_a.weight", (False, False)),  # it meets what is whole
-        ("decoder.layers.3.attention.q.lora_b.weight", (True, False)),
-        ("decoder.layers.3.ffn.down.lora_a.weight", (False, True)),
-        ("decoder.layers.3.ffn.down.lora_b.weight", (False, False)),
-        ("decoder.layers.3.ffn.experts.down", (False, False)),
-        ("decoder.head.output.weight", (False, False)),
-    ):
-        assert (bool(column.match(name)), bool(row.match(name))) == splits, name
-    prompt = spec()
-    prompt = replace(prompt, workload=replace(prompt.workload, mode="prefill"))
-    assert "optimizer" not in configuration(prompt, num_parameters=1_000)
-    experts = configuration(spec(MIXTRAL, world=2, ep=2), num_parameters=1_000)["expert_parallel"]
-    assert (experts["autoep_size"], experts["top_k"], experts["use_grouped_mm"]) == (2, 2, False)

@@ -1,0 +1,58 @@
+"""What an engine needs is looked for without loading it, and what is missing is named with a remedy."""
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.engines.libraries import check_libraries, not_installed
+from wattune.errors import EngineError
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+
+def spec(engine: str, *, transformer_engine: bool = False) -> TrialSpec:
+    return TrialSpec(
+        model=MODELS["llama3_8b"],
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=1, transformer_engine=transformer_engine),
+        engine=engine,
+        workload=Workload(seq_len=8, global_batch_size=4),
+        plan=Plan(),
+    )
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    names: set[str] = set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None) if name in names else None)
+    return names
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
+def test_an_engine_without_its_library_names_the_extra(installed: set[str], engine: str) -> None:
+    with pytest.raises(EngineError) as error:
+        check_libraries(spec(engine))
+    assert str(error.value) == (
+        f'engine "{engine}" needs {engine}, which is not installed; install it (wattune[{engine}]) on every node'
+    )
+    installed.add(engine)
+    check_libraries(spec(engine))
+
+
+def test_the_torch_engine_needs_no_extra(installed: set[str]) -> None:
+    check_libraries(spec("torch"))
+    assert (
+        not_installed("torch", "numpy")
+        == 'engine "torch" needs numpy, which is not installed; install it on every node'
+    )
+
+
+def test_transformer_engine_is_looked_for_where_a_cluster_claims_it(installed: set[str]) -> None:
+    installed.add("megatron")
+    with pytest.raises(EngineError, match="transformer_engine is not installed here; install it on every node, or set"):
+        check_libraries(spec("megatron", transformer_engine=True))
+    installed.add("transformer_engine")
+    check_libraries(spec("megatron", transformer_engine=True))
+    check_libraries(spec("torch", transformer_engine=True))
