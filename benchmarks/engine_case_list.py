@@ -17,7 +17,7 @@ class Case:
     batch: int = 16
     """Sequences of one optimizer step."""
     routing: str = ""
-    """How tokens are sent to experts: a key of `ROUTINGS`; empty for models without experts, and where the router is
+    """Routing of tokens to experts: a key of `ROUTINGS`; empty for models without experts, and where the router is
     left alone."""
     reference: str | None = None
     """The case whose first losses this one repeats; where something else is trained there is none."""

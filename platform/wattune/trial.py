@@ -81,7 +81,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How tokens are sent to experts; `wattune.engines.model.routing` says what each engine then does."""
+    """Routing of tokens to experts; `wattune.engines.model.routing` says what each engine then does."""
 
     by: str
     """One of `wattune.plan.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
@@ -95,8 +95,8 @@ class Routing:
 
 
 UNCONTROLLED: Final = "uncontrolled"
-"""What the routing of a mixture of experts is called where the workload names none, as before there was a choice: the
-router chooses and nothing balances it, so that the load moves while a trial runs."""
+"""Name of the routing of a mixture of experts whose workload names none, as before there was a choice. The router
+chooses and nothing balances it, so the load moves while a trial runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Workload:
     lora: Lora | None = None
     """Adapters that are trained where `mode` is `lora`."""
     routing: Routing | None = None
-    """How tokens are sent to experts. None for models without experts, and in studies from before there was a choice
+    """Routing of tokens to experts. None for models without experts, and in studies from before there was a choice
     (`UNCONTROLLED`)."""
 
     @property

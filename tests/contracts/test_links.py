@@ -132,7 +132,7 @@ LIBRARIES = [
     Path(sysconfig.get_paths()["purelib"]) / library
     for library in ("", "deepspeed", "megatron", "megatron/core", "mlflow", "ray", "torch")
 ]
-"""Where files of libraries are that a page names as the source of a fact."""
+"""Folders of libraries whose files a page may name as the source of a fact."""
 
 
 def unknown_files(text: str) -> list[str]:

@@ -57,7 +57,7 @@ class WorkloadLike(Protocol):
 
     @property
     def routing(self) -> RoutingLike | None:
-        """How tokens are sent to experts."""
+        """Routing of tokens to experts."""
 
     @property
     def seq_len(self) -> int:

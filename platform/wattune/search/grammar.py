@@ -408,5 +408,5 @@ class SpaceFile(_Entry):
 
     @property
     def has_experts(self) -> bool:
-        """Whether any of its models has experts."""
+        """True if any of its models has experts."""
         return any(entry.resolve().is_moe for entry in self.model)

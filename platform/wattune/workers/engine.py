@@ -80,7 +80,7 @@ class Peak(Protocol):
 
 
 class Counter(Protocol):
-    """What counts tokens of experts."""
+    """A counter of tokens of experts."""
 
     def take_counts(self) -> ExpertTokens:
         """See `Engine.expert_tokens`."""
@@ -101,7 +101,7 @@ class Running(Protocol):
 
     @property
     def routes(self) -> Counter | None:
-        """What counts tokens of experts; None where there are none."""
+        """Counter of tokens of experts; None without experts."""
         ...
 
     def step(self) -> StepSpans:

@@ -1,4 +1,4 @@
-"""What an engine needs is looked for without loading it, and what is missing is named with a remedy."""
+"""Libraries of an engine are looked for without loading them; a missing one is named with a remedy."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec

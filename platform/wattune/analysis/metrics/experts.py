@@ -1,4 +1,4 @@
-"""How evenly the tokens of a mixture of experts fall on the ranks that hold the experts."""
+"""Imbalance of experts: tokens of the busiest expert parallel rank against the mean rank."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How uneven the load of experts is: the busiest rank over the mean one."""
+"""Imbalance of experts: the busiest rank over the mean one."""
 
 import pytest
 
