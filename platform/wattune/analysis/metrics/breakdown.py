@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.metrics.phases import BETWEEN
+from wattune.analysis.metrics.phases import BETWEEN, COMPUTING
 from wattune.analysis.metrics.step_time import Division
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.signals.align import Aligned
@@ -70,8 +70,9 @@ def breakdown(
 
     - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
       ranks.
-    - `throttle`: time that lost clock added to compute: compute times the device's `throttle_loss_frac`. It is an upper
-      bound: compute that follows the clock loses this much, work that is bound by memory loses less.
+    - `throttle`: time that lost clock added to compute: compute times the mean of lost clock while the device computes
+      (`Throttle.computing_loss_frac`). It is an upper bound: compute that follows the clock loses this much, work that
+      is bound by memory loses less.
     - `undivided`: time in steps whose spans cannot be divided.
     - `other`: time of a step outside all phases, and of the window outside all steps.
 
@@ -82,7 +83,7 @@ def breakdown(
         aligned: The trial.
         division: Its steps divided by their spans, None where spans cannot divide them.
         phases: Its `wattune.analysis.metrics.phases.phase_table`.
-        throttles: Its devices' throttling; without it there is no `throttle`.
+        throttles: Its devices' throttling; a device without it has no `throttle`.
         profiled: Share of rank-time in steps by part, from a profiled pass: any names, used instead of `division`. The
             rest to 1 is `other`, and energy is divided by time.
 
@@ -92,7 +93,8 @@ def breakdown(
     steps = aligned.steps
     if steps is None:
         return None
-    losses = np.array([throttles[device].loss_frac if device in throttles else 0.0 for device in steps.device])
+    known = [throttles[device].computing_loss_frac if device in throttles else None for device in steps.device]
+    losses = np.array([0.0 if loss is None else loss for loss in known])
     if profiled is not None:
         parts = _by_share(aligned, phases, profiled, float(losses.mean()))
     elif division is not None:
@@ -117,7 +119,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     lost_s = compute_s * np.clip(losses, 0.0, 1.0)
     waits_s = {name: getattr(division, f"{name}_s").sum(axis=0) for name in _WAITS}
     all_waits_s = np.sum(list(waits_s.values()), axis=0)
-    busy_j = _energy_by_rank_j(phases, ranks, ("forward", "backward", "optimizer"))
+    busy_j = _energy_by_rank_j(phases, ranks, COMPUTING)
     wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
 
     def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> Part:
