@@ -53,6 +53,14 @@ REFERENCES = [
     ("dp4", "device_temp_max_c", 61.0, 0.0, 0.0, "degC"),
     ("dp4", "step_time_s", 0.3965, 0.005, 0.005, "s"),
     ("dp4", "excursion_count", 80.0, 0.0, 0.0, "1"),
+    # By sums over a grid of 10 us and a loop, not by this package.
+    ("dp4", "excursion_energy_j", 330.02, 1e-4, 1e-4, "J"),
+    ("dp4", "excursion_time_frac", 0.12382, 1e-4, 1e-4, "1"),
+    ("tp2pp2", "excursion_count", 35.0, 0.0, 0.0, "1"),
+    ("tp2pp2", "excursion_energy_j", 110.30, 1e-4, 1e-4, "J"),
+    ("tp2pp2", "excursion_peak_over_limit_frac", 0.08304, 1e-4, 1e-4, "1"),
+    ("square_inphase", "excursion_count", 124.0, 0.0, 0.0, "1"),
+    ("square_inphase", "excursion_energy_j", 1110.81, 1e-4, 1e-4, "J"),
     ("dp4", "energy_per_step_j", 1096.0, 0.001, 0.001, "J"),
     ("tp2pp2", "node_device_power_peak_1s_w", 2644.0, 0.001, 0.001, "W"),  # README
     ("tp2pp2", "clock_deficit_frac", 0.05, 0.09, 0.09, "1"),  # README, whole percents

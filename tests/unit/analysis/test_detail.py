@@ -111,6 +111,7 @@ def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
     one = detail(spans, tables, MANIFESTS).excursions
     monkeypatch.setattr("wattune.analysis.signals.energy_grid._BLOCK", 64)
     monkeypatch.setattr("wattune.analysis.signals.series._BLOCK", 7)
+    monkeypatch.setattr("wattune.analysis.metrics.excursion._BLOCK", 7)
     many = detail(spans, tables, MANIFESTS)
     assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
     assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())
