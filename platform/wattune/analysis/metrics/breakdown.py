@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.metrics.phases import BETWEEN, COMPUTING
-from wattune.analysis.metrics.step_time import Division
+from wattune.analysis.metrics.step_time import UNDIVIDED_WAIT, Division
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
@@ -22,8 +22,6 @@ OTHER: Final = "other"
 
 UNEXPLAINED_FRAC: Final = 0.05
 """Share of a step in `other` above which the parts explain too little to rely on (the bound of `other_frac`)."""
-
-_WAITS: Final = ("exposed_comm", "bubble", "straggler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class Breakdown:
     @property
     def indicative(self) -> bool:
         """True if too much of the step is unexplained to rely on the other parts."""
-        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED))
+        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED, UNDIVIDED_WAIT))
         return vague_s > UNEXPLAINED_FRAC * self.step_s
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +68,7 @@ def breakdown(
 
     - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
       ranks.
+    - `wait`: instead of the last three where waiting cannot be divided.
     - `throttle`: time that lost clock added to compute: compute times the mean of lost clock while the device computes
       (`Throttle.computing_loss_frac`). It is an upper bound: compute that follows the clock loses this much, work that
       is bound by memory loses less.
@@ -117,7 +116,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
     compute_s = division.compute_s.sum(axis=0)
     lost_s = compute_s * np.clip(losses, 0.0, 1.0)
-    waits_s = {name: getattr(division, f"{name}_s").sum(axis=0) for name in _WAITS}
+    waits_s = {name: each_s.sum(axis=0) for name, each_s in division.waits_s.items()}
     all_waits_s = np.sum(list(waits_s.values()), axis=0)
     busy_j = _energy_by_rank_j(phases, ranks, COMPUTING)
     wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
@@ -130,7 +129,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     found = [part(COMPUTE, compute_s - lost_s, compute_s, busy_j)]
     if np.any(losses > 0):
         found.append(part(THROTTLE, lost_s, compute_s, busy_j))
-    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in _WAITS]
+    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in waits_s]
 
 
 def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[Part]:
