@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.examine import Examined
+from wattune.analysis.examine import Examined, with_caps
 from wattune.analysis.metrics.breakdown import Breakdown, breakdown
 from wattune.analysis.metrics.outlier import Outlier
 from wattune.analysis.metrics.phases import phase_table, step_table, traces_by_device
@@ -207,6 +207,7 @@ def _throttles(examined: Examined, device: Device, fast: Readings | None) -> pa.
     maximum_mhz = clock_max_mhz(aligned, device, otherwise_mhz)
     if fast is None or maximum_mhz is None:
         return THROTTLE_COLUMNS.empty_table()
+    caused = with_caps(aligned, examined.powers, device, fast)
     parts = [
         pa.table(
             {
@@ -220,7 +221,7 @@ def _throttles(examined: Examined, device: Device, fast: Readings | None) -> pa.
             },
             schema=THROTTLE_COLUMNS,
         )
-        for cause, found in stretches(fast, maximum_mhz, aligned.duration_s).items()
+        for cause, found in stretches(caused, maximum_mhz, aligned.duration_s).items()
     ]
     return pa.concat_tables(parts) if parts else THROTTLE_COLUMNS.empty_table()
 

@@ -6,18 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from wattune.analysis.metrics.energy import Powers
+from wattune.analysis.metrics.energy import Powers, enforced_limit_w
 from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts
 from wattune.analysis.metrics.outlier import Outlier, outliers
-from wattune.analysis.metrics.phases import Segments, segments
+from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_time import Division, divide
 from wattune.analysis.metrics.thermal import Temperature, temperature
-from wattune.analysis.metrics.throttle import Throttle, clock_max_mhz, device_throttle
+from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align
-from wattune.analysis.signals.readings import Device, Tables
+from wattune.analysis.signals.energy_grid import resolves
+from wattune.analysis.signals.readings import Device, Readings, Tables
 from wattune.analysis.signals.steady_state import steady_from
 from wattune.catalog.hardware import DeviceSpec
 from wattune.plan.parallel import num_micro_batches
@@ -80,10 +81,11 @@ def examine(
             aligned = align(tables, spans, manifests, measured_steps=steady) or aligned
     traces, together = powers_together(aligned)
     sensed = None if spec is None else spec.cluster.sensed_device
-    core, throttles = clocks_and_temperatures(aligned, None if sensed is None else sensed.sm_clock_max_mhz)
+    ways = {} if spans is None else segments(aligned, spans)
+    clock_mhz = None if sensed is None else sensed.sm_clock_max_mhz
+    core, throttles = clocks_and_temperatures(aligned, clock_mhz, traces, ways)
     division = _division(aligned, spans, spec)
     profiled, profiled_metrics = ({}, {}) if division is not None else _profiled(kernels, spec)
-    ways = {} if spans is None else segments(aligned, spans)
     return Examined(
         spec=spec,
         spans=spans,
@@ -118,19 +120,40 @@ def _profiled(kernels: pa.Table | None, spec: TrialSpec | None) -> tuple[dict[st
 
 
 def clocks_and_temperatures(
-    aligned: Aligned, otherwise_mhz: float | None
+    aligned: Aligned,
+    otherwise_mhz: float | None,
+    powers: Powers | None = None,
+    ways: Mapping[Device, Segments] | None = None,
 ) -> tuple[dict[Device, Temperature], dict[Device, Throttle]]:
-    """Returns temperature and throttling of every device in one pass; each is empty unless all devices have it."""
+    """Returns temperature and throttling of every device in one pass; each is empty unless all devices have it.
+
+    Args:
+        aligned: The trial.
+        otherwise_mhz: Maximum clock of devices whose manifest does not say it.
+        powers: Its power traces; without them nobody knows when power was near the cap.
+        ways: Its `segments`; without them nobody knows when a device computed.
+    """
     core: dict[Device, Temperature] = {}
     throttles: dict[Device, Throttle] = {}
     for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
         warm = temperature(readings, aligned.duration_s)
         maximum_mhz = clock_max_mhz(aligned, where, otherwise_mhz)
-        lost = device_throttle(readings, maximum_mhz, aligned.duration_s) if maximum_mhz else None
+        lost = None
+        if maximum_mhz:
+            caused = with_caps(aligned, powers, where, readings)
+            lost = device_throttle(caused, maximum_mhz, aligned.duration_s, (ways or {}).get(where))
         core |= {} if warm is None else {where: warm}
         throttles |= {} if lost is None else {where: lost}
     whole = len(aligned.devices)
     return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
+
+
+def with_caps(aligned: Aligned, powers: Powers | None, device: Device, readings: Readings) -> Readings:
+    """Returns a device's readings with the power cause active only where its power is near the enforced limit."""
+    trace, _ = traces_by_device(aligned, powers).get(device, (None, 0)) if powers is not None else (None, 0)
+    if trace is None or not resolves(CAP_WINDOW_S, trace.sensor_period_s):
+        return with_cap_causes(readings, None, None)
+    return with_cap_causes(readings, trace.series, enforced_limit_w(aligned, trace))
 
 
 def _division(aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None) -> Division | None:

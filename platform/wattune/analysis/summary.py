@@ -21,7 +21,7 @@ from wattune.analysis.metrics.outlier import VARIES_FRAC
 from wattune.analysis.metrics.phases import step_energies_j
 from wattune.analysis.metrics.power import power_metrics
 from wattune.analysis.metrics.saturation import link_peaks
-from wattune.analysis.metrics.speed import speed_metrics, step_time_drift_frac, step_times_s, step_to_step_s
+from wattune.analysis.metrics.speed import speed_metrics, step_times_s, step_to_step_s
 from wattune.analysis.metrics.step_time import decompose_metrics
 from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.metrics.throttle import throttle_metrics
@@ -32,6 +32,7 @@ from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, piece
 from wattune.analysis.signals.readings import HOST, Device, Tables
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.steady_state import drift_frac
 from wattune.catalog.hardware import device
 from wattune.intervals import of_series
 from wattune.schema import METRICS
@@ -275,7 +276,7 @@ def _facts(
         num_other_processes=_num_other_processes(aligned),
         outlier_frac=metrics.get("device_outlier_frac"),
         steady=examined.num_unsteady_steps is not None,
-        step_time_drift_frac=None if steps is None else step_time_drift_frac(step_times_s(steps)),
+        step_time_drift_frac=None if steps is None else drift_frac(step_times_s(steps)),
         temperature_rise_c_per_min=temperature_rise_c_per_min(examined.temperatures),
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
         unexplained_frac=metrics.get("other_frac"),

@@ -30,6 +30,24 @@ def coordinates(rank: int, plan: Plan, world_size: int) -> Coordinates:
     return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
 
 
+def expert_place(rank: int, plan: Plan, world_size: int) -> tuple[int, int]:
+    """Computes a rank's place among experts: which experts it holds, and which slice of each.
+
+    Experts have a mesh of their own inside a stage, with expert tensor parallel innermost, then expert parallel, as
+    both engines and Megatron's order `tp-cp-ep-dp-pp` have it.
+
+    Args:
+        rank: Global rank, 0 <= rank < world_size.
+        plan: Degrees; `pp` and, inside a stage, `etp * ep` divide the ranks.
+        world_size: All ranks.
+
+    Returns:
+        Expert parallel and expert tensor parallel index.
+    """
+    in_stage = rank % (world_size // plan.pp)
+    return in_stage // plan.etp % plan.ep, in_stage % plan.etp
+
+
 def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
     """Computes the layers that each pipeline stage holds, chunk by chunk.
 

@@ -189,8 +189,8 @@ def throttle_causes(reasons: float | None, clock_mhz: float | None, clock_max_mh
         clock_max_mhz: The maximum SM clock.
 
     Returns:
-        The active causes if the clock is below 0.98 of the maximum (the definition of `throttle_frac`), `no` if it is
-        not or there is no cause, `-` if a reading is missing.
+        The active causes if the clock is below 0.98 of the maximum, `no` if it is not or there is no cause, `-` if a
+        reading is missing. `throttle_frac` also asks for power near the cap.
     """
     if reasons is None or clock_mhz is None or clock_max_mhz is None:
         return "-"

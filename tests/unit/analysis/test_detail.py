@@ -8,6 +8,7 @@ import pytest
 
 from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
 from wattune.analysis.examine import clocks_and_temperatures, examine
+from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.throttle import stretches, throttle_metrics
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.readings import ReadingsCache
@@ -44,14 +45,15 @@ def capped(time_s):
 
 
 def test_throttling_is_told_by_cause_with_the_clock_lost_and_the_temperature_when_it_began(bench):
-    aligned = align({"fast": fast(bench, **capped(FAST_S))}, bench.steps([GPU, TWIN]), MANIFESTS)
+    tables = {"ring": bench.ring({GPU: constant(495), TWIN: constant(495)}), "fast": fast(bench, **capped(FAST_S))}
+    aligned = align(tables, bench.steps([GPU, TWIN]), MANIFESTS)
     found = stretches(aligned.tiers["fast"][GPU], 2000.0, aligned.duration_s)
     power, heat = found["power"], found["thermal"]
     assert [one.onset_temp_c.round().tolist() for one in (power, heat)] == [[45.0], [48.0]]
     assert [float(one.duration_s[0]) for one in (power, heat)] == pytest.approx([5.0, 4.0], abs=0.06)
     assert [float(one.clock_lost_frac[0]) for one in (power, heat)] == pytest.approx([0.25, 0.25])
     assert len(found["hw"].start_s) == 0
-    metrics = throttle_metrics(aligned, clocks_and_temperatures(aligned, None)[1])
+    metrics = throttle_metrics(aligned, clocks_and_temperatures(aligned, None, powers(aligned))[1])
     assert metrics["throttle_power_loss_frac"] == pytest.approx(0.25 * 5 / 20, abs=2e-3)
     assert metrics["throttle_thermal_loss_frac"] == pytest.approx(0.25 * 4 / 20, abs=2e-3)
     assert metrics["throttle_hw_loss_frac"] == 0.0
@@ -109,6 +111,7 @@ def test_excursions_that_cross_blocks_are_one(bench, monkeypatch):
     one = detail(spans, tables, MANIFESTS).excursions
     monkeypatch.setattr("wattune.analysis.signals.energy_grid._BLOCK", 64)
     monkeypatch.setattr("wattune.analysis.signals.series._BLOCK", 7)
+    monkeypatch.setattr("wattune.analysis.metrics.excursion._BLOCK", 7)
     many = detail(spans, tables, MANIFESTS)
     assert many.excursions["start_s"].to_pylist() == pytest.approx(one["start_s"].to_pylist())
     assert many.excursions["peak_w"].to_pylist() == pytest.approx(one["peak_w"].to_pylist())

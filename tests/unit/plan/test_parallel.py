@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import AXES, Plan
-from wattune.plan.parallel import coordinates, num_micro_batches, pipeline_bubble_ratio, stage_layers
+from wattune.plan.parallel import coordinates, expert_place, num_micro_batches, pipeline_bubble_ratio, stage_layers
 
 DEGREE = st.integers(1, 4)
 
@@ -26,6 +26,22 @@ def test_tensor_parallel_is_innermost_and_the_pipeline_outermost():
     plan = Plan(tp=2, pp=2)
     assert [coordinates(rank, plan, 8).tp for rank in range(8)] == [0, 1] * 4
     assert [coordinates(rank, plan, 8).pp for rank in range(8)] == [0] * 4 + [1] * 4
+
+
+@given(etp=DEGREE, ep=DEGREE, replicas=DEGREE, pp=DEGREE)
+def test_replicas_of_experts_are_spread_evenly_over_every_stage(etp, ep, replicas, pp):
+    plan, in_stage = Plan(tp=etp, etp=etp, ep=ep, pp=pp), etp * ep * replicas
+    places = [expert_place(rank, plan, in_stage * pp) for rank in range(in_stage * pp)]
+    for stage in range(pp):
+        own = places[stage * in_stage : (stage + 1) * in_stage]
+        assert sorted(own) == sorted((one, part) for one in range(ep) for part in range(etp) for _ in range(replicas))
+
+
+def test_expert_tensor_parallel_is_innermost_then_expert_parallel():
+    places = [expert_place(rank, Plan(tp=2, etp=2, ep=2), 8) for rank in range(8)]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
+    # Without slices of experts, neighbours that share a tensor hold different experts.
+    assert [expert_place(rank, Plan(tp=2, etp=1, ep=4), 4)[0] for rank in range(4)] == [0, 1, 2, 3]
 
 
 @given(pp=DEGREE, vpp=DEGREE, per_chunk=st.integers(1, 3), data=st.data())

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.metrics.phases import BETWEEN
-from wattune.analysis.metrics.step_time import Division
+from wattune.analysis.metrics.phases import BETWEEN, COMPUTING
+from wattune.analysis.metrics.step_time import UNDIVIDED_WAIT, Division
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
@@ -22,8 +22,6 @@ OTHER: Final = "other"
 
 UNEXPLAINED_FRAC: Final = 0.05
 """Share of a step in `other` above which the parts explain too little to rely on (the bound of `other_frac`)."""
-
-_WAITS: Final = ("exposed_comm", "bubble", "straggler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class Breakdown:
     @property
     def indicative(self) -> bool:
         """True if too much of the step is unexplained to rely on the other parts."""
-        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED))
+        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED, UNDIVIDED_WAIT))
         return vague_s > UNEXPLAINED_FRAC * self.step_s
 
     def to_json(self) -> dict[str, Any]:
@@ -70,8 +68,10 @@ def breakdown(
 
     - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
       ranks.
-    - `throttle`: time that lost clock added to compute: compute times the device's `throttle_loss_frac`. It is an upper
-      bound: compute that follows the clock loses this much, work that is bound by memory loses less.
+    - `wait`: instead of the last three where waiting cannot be divided.
+    - `throttle`: time that lost clock added to compute: compute times the mean of lost clock while the device computes
+      (`Throttle.computing_loss_frac`). It is an upper bound: compute that follows the clock loses this much, work that
+      is bound by memory loses less.
     - `undivided`: time in steps whose spans cannot be divided.
     - `other`: time of a step outside all phases, and of the window outside all steps.
 
@@ -82,7 +82,7 @@ def breakdown(
         aligned: The trial.
         division: Its steps divided by their spans, None where spans cannot divide them.
         phases: Its `wattune.analysis.metrics.phases.phase_table`.
-        throttles: Its devices' throttling; without it there is no `throttle`.
+        throttles: Its devices' throttling; a device without it has no `throttle`.
         profiled: Share of rank-time in steps by part, from a profiled pass: any names, used instead of `division`. The
             rest to 1 is `other`, and energy is divided by time.
 
@@ -92,7 +92,8 @@ def breakdown(
     steps = aligned.steps
     if steps is None:
         return None
-    losses = np.array([throttles[device].loss_frac if device in throttles else 0.0 for device in steps.device])
+    known = [throttles[device].computing_loss_frac if device in throttles else None for device in steps.device]
+    losses = np.array([0.0 if loss is None else loss for loss in known])
     if profiled is not None:
         parts = _by_share(aligned, phases, profiled, float(losses.mean()))
     elif division is not None:
@@ -115,9 +116,9 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
     compute_s = division.compute_s.sum(axis=0)
     lost_s = compute_s * np.clip(losses, 0.0, 1.0)
-    waits_s = {name: getattr(division, f"{name}_s").sum(axis=0) for name in _WAITS}
+    waits_s = {name: each_s.sum(axis=0) for name, each_s in division.waits_s.items()}
     all_waits_s = np.sum(list(waits_s.values()), axis=0)
-    busy_j = _energy_by_rank_j(phases, ranks, ("forward", "backward", "optimizer"))
+    busy_j = _energy_by_rank_j(phases, ranks, COMPUTING)
     wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
 
     def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> Part:
@@ -128,7 +129,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     found = [part(COMPUTE, compute_s - lost_s, compute_s, busy_j)]
     if np.any(losses > 0):
         found.append(part(THROTTLE, lost_s, compute_s, busy_j))
-    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in _WAITS]
+    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in waits_s]
 
 
 def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[Part]:

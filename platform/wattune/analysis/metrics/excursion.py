@@ -1,18 +1,26 @@
 """Excursions of power above a limit: their number, length and height."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from wattune.analysis.metrics.energy import Powers
-from wattune.analysis.signals.energy_grid import GRID_S, Piece, steps_of
 from wattune.analysis.signals.series import Floats, Ints, Series
 
 WINDOW_S: Final = 0.1
+"""Length of the moving mean. PCI Express cards may draw 120 % for 100 ms: of the published pairs of level and duration
+this is the only one that a 20 ms sensor resolves."""
+
 BEGIN_FRAC: Final = 1.05
+"""Share of the limit above which an excursion begins. Ours."""
+
 END_FRAC: Final = 1.0
+"""Share of the limit below which it ends. Ours: lower than its begin, so that a wobble about one level counts once."""
+
+_BLOCK: Final = 2**13
+"""Samples processed together: few enough for a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,64 +70,127 @@ def stretches_inside(values: Floats, begin: float, end: float, *, inside: bool =
     return begins[new], ends[new]
 
 
-class ExcursionFinder:
-    """Finds the excursions of one sensor above a limit in its pieces, one after another.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Moving means of a series over `WINDOW_S`, from one window to a later one.
 
-    One begins when the 100 ms moving mean exceeds 1.05 of the limit and ends when it falls below 1.00 of it.
+    Power is linear between samples, so that the mean is a parabola between two points at which either end of the window
+    meets a sample. The points here are those and the tops of the parabolas: between two points the mean only rises or
+    only falls.
+    """
+
+    time_s: Floats
+    """Start of each window; two neighbours may be equal."""
+    mean_w: Floats
+    slope_w_per_s: Floats
+    """Slope of the mean, linear between points."""
+    under: Series
+    """The part of the series under the windows."""
+
+    def crossing_s(self, before: Ints, level_w: float) -> Floats:
+        """Returns when the mean crosses a level between a point and the next one, exactly."""
+        after = before + 1
+        width_s = self.time_s[after] - self.time_s[before]
+        slope, change = self.slope_w_per_s[before], self.slope_w_per_s[after] - self.slope_w_per_s[before]
+        left_w = level_w - self.mean_w[before]
+        curve = np.divide(change, width_s, out=np.zeros_like(change), where=width_s > 0)
+        # The slope at the crossing has the sign of the change; this form of the root has no cancellation.
+        there = np.sign(self.mean_w[after] - self.mean_w[before]) * np.sqrt(
+            np.maximum(slope**2 + 2 * curve * left_w, 0.0)
+        )
+        both = slope + there
+        later_s = np.divide(2 * left_w, both, out=np.zeros_like(both), where=both != 0)
+        result: Floats = self.time_s[before] + np.clip(later_s, 0.0, width_s)
+        return result
+
+
+def moving_means(series: Series) -> Iterator[Means]:
+    """Yields the moving means of a series over `WINDOW_S`, some of them at a time; none if it is shorter."""
+    first, last_s = 0, float(series.time_s[-1]) - WINDOW_S
+    start_s = float(series.time_s[0])
+    while start_s < last_s:
+        end_s = last_s if first + _BLOCK >= len(series.time_s) else min(float(series.time_s[first + _BLOCK]), last_s)
+        until = int(np.searchsorted(series.time_s, end_s + WINDOW_S)) + 1
+        under = Series(series.time_s[first:until], series.value[first:until])
+        yield _means(under, start_s, end_s)
+        first, start_s = first + _BLOCK, end_s
+
+
+def _means(under: Series, start_s: float, end_s: float) -> Means:
+    """Returns the means of windows that start between two times; all are inside the series."""
+    meets = np.concatenate([[start_s, end_s], under.time_s, under.time_s - WINDOW_S])
+    time_s = np.sort(meets[(meets >= start_s) & (meets <= end_s)], kind="stable")
+    ends_s = np.minimum(time_s + WINDOW_S, under.time_s[-1])
+    energy_j = under.cumulative(np.concatenate([time_s, ends_s]))
+    mean_w = (energy_j[len(time_s) :] - energy_j[: len(time_s)]) / WINDOW_S
+    slope = (np.interp(ends_s, under.time_s, under.value) - np.interp(time_s, under.time_s, under.value)) / WINDOW_S
+    turns = np.flatnonzero(slope[:-1] * slope[1:] < 0)
+    later_s = np.diff(time_s)[turns] * slope[turns] / (slope[turns] - slope[turns + 1])
+    at = turns + 1
+    return Means(
+        time_s=np.insert(time_s, at, time_s[turns] + later_s),
+        mean_w=np.insert(mean_w, at, mean_w[turns] + slope[turns] * later_s / 2),
+        slope_w_per_s=np.insert(slope, at, 0.0),
+        under=under,
+    )
+
+
+class ExcursionFinder:
+    """Finds the excursions of one sensor above a limit in its moving means, one part after another.
+
+    One begins when the 100 ms moving mean exceeds 1.05 of the limit and ends when it falls below 1.00 of it. Both times
+    are exact for power that is linear between samples.
     """
 
     def __init__(self, limit_w: float) -> None:
         """Takes the limit at the same sensor."""
         self._limit_w = limit_w
-        self._inside, self._highest_j, self._num_means = False, 0.0, 0
-        # Begin, end, energy between their middles, and peak of every stretch. `found` joins those across pieces.
-        self._found: list[tuple[Ints, Ints, Floats, Floats]] = []
+        self._inside, self._highest_w, self._span_s = False, -np.inf, 0.0
+        # Begin, end, energy between their middles, and peak of every stretch. `found` joins those across parts.
+        self._found: list[tuple[Floats, Floats, Floats, Floats]] = []
 
-    def add(self, piece: Piece) -> float:
-        """Looks at the next piece.
-
-        Returns:
-            The largest energy of a window that ends in it, minus infinity where none does.
-        """
-        width = steps_of(WINDOW_S)
-        first, rises_j = piece.rises_j(width)
-        if not len(rises_j):
-            return -np.inf
-        limit_j, largest_j = self._limit_w * WINDOW_S, float(rises_j.max())
-        self._highest_j, self._num_means = max(self._highest_j, largest_j), self._num_means + len(rises_j)
-        if self._inside or largest_j > BEGIN_FRAC * limit_j:
-            begin, end = stretches_inside(rises_j, BEGIN_FRAC * limit_j, END_FRAC * limit_j, inside=self._inside)
-            self._inside = bool(len(end)) and int(end[-1]) == len(rises_j)
-            if len(begin):
-                # reduceat takes no index at the end of the array, and a last stretch up to the end needs none.
-                edges = np.stack([begin, end], axis=1).ravel()
-                peaks_j = np.maximum.reduceat(rises_j, edges[:-1] if self._inside else edges)[::2]
-                middle = first + width // 2 - piece.first
-                # A mean belongs to the middle of its window. A stretch that continues ends where the next piece begins.
-                energy_j = piece.energy_j[end + middle] - piece.energy_j[begin + middle]
-                self._found.append((begin + first, end + first, energy_j, peaks_j / WINDOW_S))
-        return largest_j
+    def add(self, means: Means) -> None:
+        """Looks at the next part."""
+        time_s, mean_w = means.time_s, means.mean_w
+        highest_w = float(mean_w.max())
+        self._highest_w, self._span_s = max(self._highest_w, highest_w), self._span_s + float(time_s[-1] - time_s[0])
+        if not self._inside and highest_w <= BEGIN_FRAC * self._limit_w:
+            return
+        begin, end = stretches_inside(mean_w, BEGIN_FRAC * self._limit_w, END_FRAC * self._limit_w, inside=self._inside)
+        self._inside = bool(len(end)) and int(end[-1]) == len(mean_w)
+        if not len(begin):
+            return
+        # A stretch that goes on begins and ends with its part.
+        begin_s, end_s = np.full(len(begin), time_s[0]), np.full(len(end), time_s[-1])
+        begins, ends = begin > 0, end < len(mean_w)
+        begin_s[begins] = means.crossing_s(begin[begins] - 1, BEGIN_FRAC * self._limit_w)
+        end_s[ends] = means.crossing_s(end[ends] - 1, END_FRAC * self._limit_w)
+        # reduceat takes no index at the end of the array, and a last stretch up to the end needs none.
+        edges = np.stack([begin, end], axis=1).ravel()
+        peak_w = np.maximum.reduceat(mean_w, edges[:-1] if self._inside else edges)[::2]
+        # A mean belongs to the middle of its window.
+        energy_j = means.under.cumulative(np.concatenate([end_s, begin_s]) + WINDOW_S / 2)
+        self._found.append((begin_s, end_s, energy_j[: len(begin)] - energy_j[len(begin) :], peak_w))
 
     @property
     def found(self) -> Excursions:
-        """All excursions, after the last piece was added."""
-        begin, end, energy_j, peak_w = _joined(self._found)
-        middle = steps_of(WINDOW_S) // 2
+        """All excursions, after the last part was added."""
+        begin_s, end_s, energy_j, peak_w = _joined(self._found)
         return Excursions(
             limit_w=self._limit_w,
-            start_s=np.asarray((begin + middle) * GRID_S, np.float64),
-            end_s=np.asarray((end + middle) * GRID_S, np.float64),
-            energy_j=energy_j - self._limit_w * GRID_S * (end - begin),
+            start_s=begin_s + WINDOW_S / 2,
+            end_s=end_s + WINDOW_S / 2,
+            energy_j=energy_j - self._limit_w * (end_s - begin_s),
             peak_w=peak_w,
-            time_frac=float((end - begin).sum() / self._num_means),
-            peak_over_limit_frac=max(self._highest_j / WINDOW_S / self._limit_w - 1.0, 0.0),
+            time_frac=float((end_s - begin_s).sum()) / self._span_s,
+            peak_over_limit_frac=max(self._highest_w / self._limit_w - 1.0, 0.0),
         )
 
 
-def _joined(stretches: Sequence[tuple[Ints, Ints, Floats, Floats]]) -> tuple[Ints, Ints, Floats, Floats]:
+def _joined(stretches: Sequence[tuple[Floats, Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns all stretches in order, with touching ones joined."""
     if not stretches:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
+        return np.empty(0), np.empty(0), np.empty(0), np.empty(0)
     begin, end, energy_j, peak = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
     new = np.concatenate([[True], begin[1:] != end[:-1]])
     starts = np.flatnonzero(new)

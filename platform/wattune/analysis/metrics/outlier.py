@@ -12,7 +12,7 @@ from wattune.analysis.metrics.step_time import Division
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
 from wattune.catalog.hardware import device
-from wattune.plan.parallel import coordinates
+from wattune.plan.parallel import coordinates, expert_place
 from wattune.trial import TrialSpec
 
 VARIES_FRAC: Final = 0.22
@@ -53,7 +53,11 @@ class Outlier:
 
 
 def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
-    """Returns columns of the ranks with equal work: those of one pipeline stage, which has the same layers.
+    """Returns columns of the ranks with equal work.
+
+    They have the same pipeline stage, the same tensor parallel slice, the same part of a sequence, and the same experts
+    and slice of them. So they differ in the data they see alone. What a plan makes uneven, such as stages, slices of an
+    unequal vocabulary or busy experts, is imbalance and no fault of a device.
 
     Returns:
         Groups of two or more ranks. There are none without both spans and a specification, and none on CPUs.
@@ -62,9 +66,12 @@ def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
         return []
     if device(spec.cluster.device).vendor == "cpu":
         return []  # processes of one host share its CPUs with everything else that runs: they vary without bounds
-    groups: dict[int, list[int]] = {}
-    for column, rank in enumerate(aligned.steps.rank):
-        groups.setdefault(coordinates(int(rank), spec.plan, spec.cluster.world_size).pp, []).append(column)
+    plan, world_size = spec.plan, spec.cluster.world_size
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for column, rank in enumerate(aligned.steps.rank.tolist()):
+        place = coordinates(rank, plan, world_size)
+        experts = expert_place(rank, plan, world_size) if spec.model.is_moe else ()
+        groups.setdefault((place.pp, place.tp, place.cp, *experts), []).append(column)
     return [group for group in groups.values() if len(group) > 1]
 
 

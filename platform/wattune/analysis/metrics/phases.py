@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from wattune.analysis.metrics.energy import Powers, PowerTrace
@@ -23,6 +24,12 @@ OTHER: Final = "other"
 PARTS: Final = (BETWEEN, OTHER, "forward", "backward", "optimizer", "wait")
 """Parts of a rank's time. Of phases that nest or overlap the later one in this order counts: wait inside backward is
 wait."""
+
+COMPUTING: Final = ("forward", "backward", "optimizer")
+"""Parts in which a rank computes."""
+
+IN_STEPS: Final = PARTS[1:]
+"""Parts of a rank's steps."""
 
 RESOLVED_PERIODS: Final = 2.0
 """Sensor periods that a stretch of one phase must last, so that its power does not include its neighbours'."""
@@ -44,10 +51,13 @@ class Segments:
         result: Floats = np.diff(self.edge_s)
         return result
 
+    def inside(self, *names: str) -> npt.NDArray[np.bool_]:
+        """Tells which stretches belong to the named parts."""
+        return np.isin(self.part, [PARTS.index(name) for name in names])
+
     def time_until_s(self, at_s: Floats, *names: str) -> Floats:
         """Returns the seconds spent in the named parts from the window's start up to each time."""
-        chosen = np.isin(self.part, [PARTS.index(name) for name in names])
-        spent = np.concatenate([[0.0], np.cumsum(self.width_s * chosen)])
+        spent = np.concatenate([[0.0], np.cumsum(self.width_s * self.inside(*names))])
         result: Floats = np.interp(at_s, self.edge_s, spent)
         return result
 

@@ -1,6 +1,7 @@
 """Power metrics for a power budget: means, peaks over a window, coincidence, ramps and swing.
 
-Every window's mean is exact (`wattune.analysis.signals.energy_grid`). A window shorter than two periods of the sensor
+Every window's mean is exact: of one device over 100 ms at all times, otherwise at the points of a grid
+(`wattune.analysis.signals.energy_grid`). A window shorter than two periods of the sensor
 is not resolved and gives no metric.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, powers
-from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, Excursions, time_above_frac
+from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, Excursions, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, GridEnergy, pieces, resolves, steps_of
 from wattune.analysis.signals.series import Series
@@ -18,7 +19,7 @@ from wattune.analysis.signals.series import Series
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensorPower:
-    """Power of one trace on the common grid; None for a figure that the sensor does not resolve."""
+    """Power of one trace; None for a figure that the sensor does not resolve."""
 
     peak_100ms_w: float | None
     peak_1s_w: float | None
@@ -79,19 +80,19 @@ class _Look:
         limit_w = enforced_limit_w(self._aligned, trace)
         short, long = (resolves(window_s, trace.sensor_period_s) for window_s in (WINDOW_S, LONGEST_S))
         finder = ExcursionFinder(limit_w) if short and limit_w else None
-        most_short_j = most_long_j = -np.inf
-        for piece in self._node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
+        most_short_w = most_long_j = -np.inf
+        for means in moving_means(series) if short else ():
+            most_short_w = max(most_short_w, float(means.mean_w.max()))
             if finder is not None:
-                most_short_j = max(most_short_j, finder.add(piece))
-            elif short:
-                most_short_j = max(most_short_j, piece.most_j(steps_of(WINDOW_S)))
+                finder.add(means)
+        for piece in self._node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             if long:
                 most_long_j = max(most_long_j, piece.most_j(steps_of(LONGEST_S)))
         self._sensors.append(
             SensorPower(
-                peak_100ms_w=most_short_j / WINDOW_S if most_short_j > -np.inf else None,
+                peak_100ms_w=most_short_w if most_short_w > -np.inf else None,
                 peak_1s_w=most_long_j / LONGEST_S if most_long_j > -np.inf else None,
-                excursions=finder.found if finder is not None and most_short_j > -np.inf else None,
+                excursions=finder.found if finder is not None and most_short_w > -np.inf else None,
                 above_limit_frac=time_above_frac(series, limit_w) if limit_w and trace.resolves_20ms else None,
             )
         )
@@ -127,7 +128,7 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
     """Computes power of devices, nodes and cluster.
 
     `device_power_mean_w`: mean over devices of mean power. `device_power_peak_{20ms,100ms,1s}_w`: the worst device's
-    largest moving mean over that window; 20 ms are the samples themselves, only from a ring of 20 ms. `node_device_*`:
+    largest moving mean over that window; 20 ms is the largest sample, only from a ring of 20 ms. `node_device_*`:
     the same of the sum of a node's devices, the worst node. `cluster_device_power_peak_1s_w`: of the sum of all
     devices, nodes put on one clock. `device_power_limit_w`: the lowest enforced limit of a device.
     `power_coincidence_frac`: the cluster's 1 s peak over the sum of the devices' 1 s peaks. `power_ramp_max_w_per_s`:

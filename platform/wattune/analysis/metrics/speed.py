@@ -25,14 +25,6 @@ def step_to_step_s(steps: Steps) -> Floats:
     return result
 
 
-def step_time_drift_frac(times_s: Floats) -> float | None:
-    """Returns the deviation of the second half's median step time from the first half's; None below four steps."""
-    if len(times_s) < 4:
-        return None
-    half = len(times_s) // 2
-    return abs(float(np.median(times_s[half:]) / np.median(times_s[:half])) - 1.0)
-
-
 def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
     """Computes step time and throughput.
 

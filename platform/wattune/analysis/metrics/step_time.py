@@ -1,5 +1,6 @@
 """Division of a step's time into compute and waits, from spans alone and only if spans can separate them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +10,10 @@ import pyarrow as pa
 from wattune.analysis.signals.readings import codes, integers
 from wattune.analysis.signals.series import Floats, Ints
 from wattune.analysis.signals.steps import Steps
+from wattune.errors import PlanError
 from wattune.plan.axes import Plan
-from wattune.plan.parallel import pipeline_bubble_ratio
+from wattune.plan.parallel import coordinates
+from wattune.plan.schedule import Pass, passes, replay
 from wattune.units import NS_PER_S
 
 MODEL: Final = ("forward", "backward")
@@ -19,6 +22,9 @@ WAIT: Final = "wait"
 
 GATHERS_INSIDE: Final = ("zero2", "zero3")
 """Shardings that move gradients or parameters in the middle of forward and backward."""
+
+UNDIVIDED_WAIT: Final = "wait"
+"""Waiting that cannot be divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +35,8 @@ class Division:
     """
 
     compute_s: Floats
-    exposed_comm_s: Floats
-    bubble_s: Floats
-    straggler_s: Floats
+    waits_s: Mapping[str, Floats]
+    """Either `exposed_comm`, `bubble` and `straggler`, or `wait` alone where it cannot be divided."""
     other_s: Floats
 
 
@@ -39,15 +44,14 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     """Divides the time of the measured steps by their spans.
 
     Marked compute is the time in `forward`, `backward` or `optimizer` and not in `wait`; marked wait is the time in
-    `wait`. Spans of one rank may nest and overlap; no moment counts twice.
+    `wait`. Spans of one rank may nest and overlap; no moment counts twice. Marked wait is attributed in this order:
 
-    - compute: marked compute.
-    - bubble: marked wait, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and
-      backward time.
-    - straggler: the rest of marked wait, up to the difference between the slowest rank's compute in that step and this
-      rank's: uneven stages and slow devices.
-    - exposed communication: marked wait that is still left: communication that no compute hides.
-    - other: time outside all phases.
+    - With a pipeline first the idle time of its replay (`replayed`), as far as the rank waited as long: bubble, and
+      straggler for what unequal stages and replicas add.
+    - Without one first the difference between the slowest rank's compute in that step and this rank's: straggler.
+    - The rest is exposed communication: communication that no compute hides.
+
+    Time outside all phases is other.
 
     Args:
         spans: Spans of all ranks.
@@ -58,7 +62,8 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     Returns:
         The division, None if spans cannot divide the steps. Communication of tensor, context and expert parallelism and
         of `zero2` and `zero3` runs inside `forward` and `backward`, so the plan may have none of them. Every rank must
-        have marked forward or backward in every step, and one of several ranks must have marked a wait.
+        have marked forward or backward in every step, and one of several ranks must have marked a wait. The wait is not
+        divided if a pipeline cannot be replayed.
     """
     if plan.tp > 1 or plan.cp > 1 or plan.ep > 1 or plan.sharding in GATHERS_INSIDE:
         return None
@@ -68,39 +73,99 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     busy_s = phases.time_s(*MODEL, OPTIMIZER, WAIT) - wait_s
     if not np.all(model_s > 0) or (len(steps.rank) > 1 and not np.any(wait_s > 0)):
         return None
-    ideal_s = pipeline_bubble_ratio(plan, num_micro_batches) * model_s.max(axis=1, keepdims=True)
-    bubble_s = np.minimum(wait_s, ideal_s)
-    straggler_s = np.minimum(wait_s - bubble_s, busy_s.max(axis=1, keepdims=True) - busy_s)
-    return Division(
-        compute_s=busy_s,
-        exposed_comm_s=wait_s - bubble_s - straggler_s,
-        bubble_s=bubble_s,
-        straggler_s=straggler_s,
-        other_s=steps.duration_s() - busy_s - wait_s,
-    )
+    waits_s: dict[str, Floats] = {UNDIVIDED_WAIT: wait_s}
+    idle = replayed(phases, steps, plan, num_micro_batches, model_s) if plan.pp > 1 else None
+    if idle is not None:
+        explained_s = np.minimum(wait_s, idle.time_s)
+        bubble_s = idle.bubble_share * explained_s
+        waits_s = {
+            "exposed_comm": wait_s - explained_s,
+            "bubble": bubble_s,
+            "straggler": explained_s - bubble_s,
+        }
+    elif plan.pp == 1:
+        straggler_s = np.minimum(wait_s, busy_s.max(axis=1, keepdims=True) - busy_s)
+        waits_s = {"exposed_comm": wait_s - straggler_s, "bubble": np.zeros_like(wait_s), "straggler": straggler_s}
+    return Division(compute_s=busy_s, waits_s=waits_s, other_s=steps.duration_s() - busy_s - wait_s)
 
 
 def decompose_metrics(division: Division | None) -> dict[str, float]:
-    """Computes shares of rank-time in the measured steps, over every rank's own step time; they sum to 1.
+    """Computes shares of rank-time in the measured steps, over every rank's own step time.
 
-    `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. If `other_frac` is
-    above 0.05, the decomposition explains too little to rely on.
+    `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. They sum to 1. If
+    waiting cannot be divided, its three parts are absent. If `other_frac` is above 0.05, the decomposition explains too
+    little to rely on.
 
     Args:
         division: From `divide`; None gives no metrics.
     """
     if division is None:
         return {}
-    parts = {
-        "compute_frac": division.compute_s,
-        "exposed_comm_frac": division.exposed_comm_s,
-        "bubble_frac": division.bubble_s,
-        "straggler_frac": division.straggler_s,
-        "other_frac": division.other_s,
-    }
+    parts = {"compute": division.compute_s, **division.waits_s, "other": division.other_s}
     whole_s = sum(float(part.sum()) for part in parts.values())
     # Rounding may make a part slightly negative.
-    return {name: max(float(part.sum()) / whole_s, 0.0) for name, part in parts.items()}
+    return {
+        f"{name}_frac": max(float(part.sum()) / whole_s, 0.0) for name, part in parts.items() if name != UNDIVIDED_WAIT
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Idle time of a replayed pipeline."""
+
+    time_s: Floats
+    """Of every rank in every step, shape (steps, ranks)."""
+    bubble_share: Floats
+    """Part of it that equal stages would idle too, shape (steps, 1)."""
+
+
+def replayed(phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: int, model_s: Floats) -> Idle | None:
+    """Replays every measured step's pipeline with each stage's own measured passes and free communication.
+
+    Replicas end together, because they reduce gradients. A rank idles from its own passes to the end of the slowest
+    replica. Of all ranks' idle time, the bubble is what the same schedule idles if every stage and replica takes the
+    mean time of each pass. The rest comes from unequal stages and replicas. Every rank's idle time is divided alike.
+
+    Args:
+        phases: Phases of the measured steps.
+        steps: The measured steps.
+        plan: A plan without tensor, context and expert parallelism.
+        num_micro_batches: Micro-batches a replica runs per step.
+        model_s: Every rank's forward and backward time, shape (steps, ranks).
+
+    Returns:
+        The idle time, None if the marked passes are not those of a schedule: some are missing, or their order changes
+        between steps or replicas.
+    """
+    num_ranks = len(steps.rank)
+    if num_ranks % plan.pp or steps.rank.tolist() != list(range(num_ranks)):
+        return None
+    stages: list[list[int]] = [[] for _ in range(plan.pp)]
+    for rank in range(num_ranks):
+        stages[coordinates(rank, plan, num_ranks).pp].append(rank)
+    orders, durations_s = [], []
+    for stage, ranks in enumerate(stages):
+        found = phases.passes(ranks, stage, plan, num_micro_batches)
+        if found is None:
+            return None
+        order, each_s = found
+        # A wait inside a pass is none of its compute.
+        each_s = each_s * (model_s[:, ranks] / each_s.sum(axis=0))
+        orders.append(order)
+        durations_s.append(dict(zip(order, each_s, strict=True)))
+    if len({frozenset(order) for order in orders}) > 1:
+        return None
+    mean_s = {one: np.mean([stage_s[one] for stage_s in durations_s], axis=(0, 2)) for one in orders[0]}
+    try:
+        end_s = replay(orders, durations_s).max(axis=1, keepdims=True)
+        equal_s = replay(orders, [mean_s] * plan.pp)[:, np.newaxis]
+    except PlanError:
+        return None
+    idle_s = np.maximum(end_s - model_s, 0.0)
+    bubble_s = np.maximum(equal_s * num_ranks - model_s.sum(axis=1, keepdims=True), 0.0)
+    all_s = idle_s.sum(axis=1, keepdims=True)
+    share = np.divide(bubble_s, all_s, out=np.zeros_like(all_s), where=all_s > 0)
+    return Idle(time_s=idle_s, bubble_share=np.minimum(share, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +180,10 @@ class PhaseSpans:
     start_ns: Ints
     """Times on a separate axis for every rank: the ranks' axes do not overlap."""
     end_ns: Ints
+    micro_batch: Ints
+    """-1 where it was not marked."""
+    chunk: Ints
+    """-1 where it was not marked."""
     shape: tuple[int, int]
 
     @classmethod
@@ -139,6 +208,8 @@ class PhaseSpans:
             cell=np.ravel_multi_index(where, steps.start_ns.shape)[order],
             start_ns=start_ns[order],
             end_ns=end_ns[order],
+            micro_batch=_or_none(spans, "micro_batch")[rows][order],
+            chunk=_or_none(spans, "chunk")[rows][order],
             shape=steps.start_ns.shape,
         )
 
@@ -152,3 +223,70 @@ class PhaseSpans:
         size = self.shape[0] * self.shape[1]
         result: Floats = np.bincount(cell, new_ns, minlength=size).reshape(self.shape) / NS_PER_S
         return result
+
+    def passes(
+        self, ranks: Sequence[int], stage: int, plan: Plan, num_micro_batches: int
+    ) -> tuple[list[Pass], Floats] | None:
+        """Returns the passes of one stage in the order its ranks ran them.
+
+        If spans do not number micro-batches, their order is taken for the schedule's (`wattune.plan.schedule.passes`).
+
+        Args:
+            ranks: Columns of the stage's ranks, one a replica.
+            stage: The stage.
+            plan: How the model was laid out.
+            num_micro_batches: Micro-batches a replica runs per step.
+
+        Returns:
+            The passes, and their seconds of shape (passes, steps, replicas). None unless every rank ran all passes once
+            in every step, always in the same order.
+        """
+        is_pass = np.array([name in MODEL for name in self.names], bool)[self.phase]
+        backward = np.array([name == MODEL[1] for name in self.names], bool)[self.phase]
+        chosen = np.flatnonzero(is_pass & np.isin(self.cell % self.shape[1], ranks))
+        trains = bool(backward[chosen].any())
+        count = num_micro_batches * plan.vpp * (1 + trains)
+        num_cells = self.shape[0] * len(ranks)
+        # Spans of one rank and step together; they are in order of start already.
+        chosen = chosen[np.argsort(self.cell[chosen], kind="stable")]
+        if len(chosen) != count * num_cells or np.any(np.diff(self.cell[chosen].reshape(-1, count), axis=1)):
+            return None
+        kinds, micro_batches, chunks = (
+            each[chosen].reshape(-1, count) for each in (backward, self.micro_batch, self.chunk)
+        )
+        if np.any(kinds != kinds[0]) or np.any(micro_batches != micro_batches[0]) or np.any(chunks != chunks[0]):
+            return None
+        found = [
+            Pass(back, micro_batch, chunk if chunk >= 0 or plan.vpp > 1 else 0)
+            for back, micro_batch, chunk in zip(
+                kinds[0].tolist(), micro_batches[0].tolist(), chunks[0].tolist(), strict=True
+            )
+        ]
+        expected = _expected(stage, plan, num_micro_batches, trains)
+        if micro_batches.max() < 0 and [one.backward for one in found] == [one.backward for one in expected]:
+            found = expected
+        if set(found) != {
+            Pass(back, micro_batch, chunk)
+            for back in (False, True)[: 1 + trains]
+            for micro_batch in range(num_micro_batches)
+            for chunk in range(plan.vpp)
+        }:
+            return None
+        each_s = (self.end_ns - self.start_ns)[chosen].reshape(self.shape[0], len(ranks), count) / NS_PER_S
+        return found, np.moveaxis(each_s, 2, 0)
+
+
+def _expected(stage: int, plan: Plan, num_micro_batches: int, trains: bool) -> list[Pass]:
+    """Returns the passes of a stage in the schedule's order; empty if the schedule does not exist."""
+    try:
+        return passes(
+            stage, num_stages=plan.pp, num_chunks=plan.vpp, num_micro_batches=num_micro_batches, trains=trains
+        )
+    except PlanError:
+        return []
+
+
+def _or_none(spans: pa.Table, name: str) -> Ints:
+    """Returns an integer column with nulls as -1."""
+    values: Ints = spans[name].fill_null(-1).to_numpy().astype(np.int64, copy=False)
+    return values

@@ -1,20 +1,34 @@
 """Throttling: clock lost for a cause. Raw counters are separate metrics, because they also run if no clock is lost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from wattune.analysis.metrics.energy import counter_span
+from wattune.analysis.metrics.phases import COMPUTING, IN_STEPS, Segments
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device, Readings, cause_column
-from wattune.analysis.signals.series import Floats, weights_s
+from wattune.analysis.signals.series import Floats, Series, weights_s
 from wattune.schema import THROTTLE_REASON_BITS
 from wattune.units import NS_PER_S
 
 LOST_BELOW_FRAC: Final = 0.98
-"""Share of the maximum clock below which clock counts as lost: clocks step by 15 MHz of 1,980 on H200."""
+"""Share of the maximum clock below which clock counts as lost. Ours: clocks step by 15 MHz of 1,980 on H200, so this is
+the third step."""
+
+NEAR_CAP_FRAC: Final = 0.95
+"""Share of the enforced limit from which the power before a reading counts as at the cap.
+
+Ours, from recordings. On five H200s that matrix products hold at their cap (`tests/golden`: `dp4`, `idle_busy`), 93 to
+97 % of the 200 ms means are above it. The reason bit is set in every reading of every recording, also where such means
+are below half of the limit.
+"""
+
+CAP_WINDOW_S: Final = 0.2
+"""Time before a reading over which power is averaged. Ours: two updates of the slowest sensor that counts, the H200's
+instant power of 100 ms."""
 
 _BLOCK: Final = 2**14
 """Readings processed together: few enough for a processor's cache."""
@@ -36,15 +50,71 @@ class Throttle:
     """One device's shares of time and clock."""
 
     by_cause_frac: dict[str, float]
+    """Without `power` if nobody knows whether power was near the cap."""
     loss_by_cause_frac: dict[str, float]
-    any_frac: float
-    loss_frac: float
+    any_frac: float | None
+    """None if a cause is unknown."""
+    loss_frac: float | None
+    computing_loss_frac: float | None
+    """Lost clock while the device computes, over that time; None where either is unknown."""
     deficit_frac: float
 
 
-def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -> Throttle | None:
-    """Computes throttling of one device, None unless clock and reasons were read together twice in the window."""
-    causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS}
+def near_cap(power: Series, limit_w: float, at_s: Floats) -> Floats:
+    """Tells at which times a device was at its power cap.
+
+    Args:
+        power: Watts, linear between samples.
+        limit_w: The limit enforced on the same sensor.
+        at_s: Any times.
+
+    Returns:
+        1 where the mean power over `CAP_WINDOW_S` up to a time is at least `NEAR_CAP_FRAC` of the limit, else 0. At the
+        ends of the series the part of the mean counts that the series covers. NaN beyond that.
+    """
+    start_s, end_s = float(power.time_s[0]), float(power.time_s[-1])
+    until_s = np.clip(at_s, start_s, end_s)
+    since_s = np.clip(at_s - CAP_WINDOW_S, start_s, end_s)
+    until_j, since_j = np.split(power.cumulative(np.concatenate([until_s, since_s])), 2)
+    width_s = until_s - since_s
+    value_w = np.interp(until_s, power.time_s, power.value)
+    mean_w = np.divide(until_j - since_j, width_s, out=value_w, where=width_s > 0)
+    near = (mean_w >= NEAR_CAP_FRAC * limit_w).astype(np.float64)
+    near[(at_s < start_s - CAP_WINDOW_S) | (at_s > end_s + CAP_WINDOW_S)] = np.nan
+    return near
+
+
+def with_cap_causes(readings: Readings, power: Series | None, limit_w: float | None) -> Readings:
+    """Returns readings whose power cause is 1 only near the cap.
+
+    The reason bit of the power cap alone says nothing: it is set through any busy load. If power or limit is unknown,
+    the cause is left out, unless the bit was never set.
+    """
+    name = cause_column("power")
+    if name not in readings.columns:
+        return readings
+    columns = {key: column for key, column in readings.columns.items() if key != name}
+    if power is not None and limit_w:
+        near = near_cap(power, limit_w, readings.time_s)
+        # A reading without the bit has no such cause, whatever the power was.
+        columns[name] = np.where(readings.columns[name] == 0.0, 0.0, readings.columns[name] * near)
+    elif not np.any(readings.columns[name] == 1.0):
+        columns[name] = readings.columns[name]
+    return Readings(readings.time_s, columns)
+
+
+def device_throttle(
+    readings: Readings, clock_max_mhz: float, window_s: float, timeline: Segments | None = None
+) -> Throttle | None:
+    """Computes throttling of one device, None unless clock and reasons were read together twice in the window.
+
+    Args:
+        readings: From `with_cap_causes`.
+        clock_max_mhz: The device's maximum SM clock.
+        window_s: Length of the window.
+        timeline: Its rank's phases, None where there are none.
+    """
+    causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS if cause_column(name) in readings.columns}
     # Only readings with both clock and reasons count, so that all shares are of the same time.
     known = readings.complete("sm_clock_mhz", *causes.values())
     if known is None:
@@ -66,14 +136,32 @@ def device_throttle(readings: Readings, clock_max_mhz: float, window_s: float) -
         deficit_s += float(weighed[1].sum())
     if whole_s <= 0:
         return None
-    shares = lost_s / whole_s
+    shares, complete = lost_s / whole_s, len(causes) == len(THROTTLE_REASON_BITS)
     return Throttle(
         by_cause_frac=dict(zip(causes, shares[:-1, 0].tolist(), strict=True)),
         loss_by_cause_frac=dict(zip(causes, shares[:-1, 1].tolist(), strict=True)),
-        any_frac=float(shares[-1, 0]),
-        loss_frac=float(shares[-1, 1]),
+        any_frac=float(shares[-1, 0]) if complete else None,
+        loss_frac=float(shares[-1, 1]) if complete else None,
+        computing_loss_frac=_computing_loss_frac(known, clock_max_mhz, timeline) if complete and timeline else None,
         deficit_frac=max(deficit_s / whole_s, 0.0),
     )
+
+
+def _computing_loss_frac(known: Readings, clock_max_mhz: float, timeline: Segments) -> float | None:
+    """Averages lost clock over the time a rank computes, or over its whole steps if no phases were marked.
+
+    Lost clock is linear between readings, as in `weights_s`. Time before the first reading and after the last does not
+    count. None where no time is left.
+    """
+    deficit = 1.0 - known.columns["sm_clock_mhz"] / clock_max_mhz
+    caused = np.maximum.reduce([known.columns[cause_column(cause)] for cause in THROTTLE_REASON_BITS])
+    lost = Series(known.time_s, caused * deficit * (deficit > 1.0 - LOST_BELOW_FRAC))
+    chosen = timeline.inside(*COMPUTING)
+    if not chosen.any():
+        chosen = timeline.inside(*IN_STEPS)
+    edge_s = np.clip(timeline.edge_s, known.time_s[0], known.time_s[-1])
+    busy_s = float(np.diff(edge_s)[chosen].sum())
+    return float(np.diff(lost.cumulative(edge_s))[chosen].sum()) / busy_s if busy_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +180,17 @@ class Stretches:
 def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict[str, Stretches]:
     """Finds when each cause lowered the clock of one device, in order of time; empty without clock and reasons.
 
-    A reading holds until the next one, so a stretch shorter than the readings' interval may be missed.
+    A reading holds until the next one, so a stretch shorter than the readings' interval may be missed. Causes that were
+    not read are missing.
+
+    Args:
+        readings: From `with_cap_causes`.
+        clock_max_mhz: The device's maximum SM clock.
+        window_s: Length of the window.
     """
     columns = readings.columns
-    if any(name not in columns for name in ("sm_clock_mhz", *map(cause_column, THROTTLE_REASON_BITS))):
+    causes = [cause for cause in THROTTLE_REASON_BITS if cause_column(cause) in columns]
+    if "sm_clock_mhz" not in columns or not causes:
         return {}
     rows = np.flatnonzero((readings.time_s >= 0) & (readings.time_s < window_s) & np.isfinite(columns["sm_clock_mhz"]))
     rows = rows[np.argsort(readings.time_s[rows], kind="stable")]
@@ -103,7 +198,7 @@ def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict
     deficit = 1.0 - columns["sm_clock_mhz"][rows] / clock_max_mhz
     temp_c = columns["gpu_temp_c"][rows] if "gpu_temp_c" in columns else np.full(len(rows), np.nan)
     found = {}
-    for cause in THROTTLE_REASON_BITS:
+    for cause in causes:
         lost = (columns[cause_column(cause)][rows] == 1.0) & (deficit > 1.0 - LOST_BELOW_FRAC) & (width_s > 0)
         edges = np.diff(lost.astype(np.int8), prepend=0, append=0)
         begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
@@ -128,36 +223,40 @@ def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> 
     """Computes time and clock lost, and shares by the raw counters; every figure is the mean over devices.
 
     `throttle_frac`: share of device-time in which a power, thermal or hardware cause is active *and* the SM clock is
-    below 0.98 of the device's maximum. `throttle_{power,thermal,hw}_frac`: the same for one cause; causes overlap.
+    below 0.98 of the device's maximum. The power cause is active where the driver says so and power is near the cap
+    (`near_cap`). `throttle_{power,thermal,hw}_frac`: the same for one cause; causes overlap.
     `throttle_time_s`: `throttle_frac` of the window. `throttle_loss_frac`: integral of 1 minus clock over maximum
     during that time, over the window; `throttle_{power,thermal,hw}_loss_frac`: the same for one cause.
     `clock_deficit_frac`: the same at all times, whatever the cause.
     `{power_cap,thermal,hw}_active_frac`: the raw counter's rise over its own span; on H200 the power-cap counter runs
     through any busy load, also where no clock is lost.
 
+    Without power or its limit the power cause is unknown: its metrics are absent, and those of all causes together.
+
     Args:
         aligned: The trial.
         throttles: Every device's `device_throttle`; empty unless all devices have it.
     """
-    metrics = _counter_metrics(aligned)
+    metrics: dict[str, float | None] = {**_counter_metrics(aligned)}
     found = list(throttles.values())
-    if not found:
-        return metrics
-    throttle_frac = float(np.mean([one.any_frac for one in found]))
-    return metrics | {
-        "throttle_frac": throttle_frac,
-        "throttle_time_s": throttle_frac * aligned.duration_s,
-        "throttle_loss_frac": float(np.mean([one.loss_frac for one in found])),
-        "clock_deficit_frac": float(np.mean([one.deficit_frac for one in found])),
-        **{
-            f"throttle_{cause}_frac": float(np.mean([one.by_cause_frac[cause] for one in found]))
-            for cause in THROTTLE_REASON_BITS
-        },
-        **{
-            f"throttle_{cause}_loss_frac": float(np.mean([one.loss_by_cause_frac[cause] for one in found]))
-            for cause in THROTTLE_REASON_BITS
-        },
-    }
+    if found:
+        throttle_frac = _mean([one.any_frac for one in found])
+        metrics |= {
+            "throttle_frac": throttle_frac,
+            "throttle_time_s": None if throttle_frac is None else throttle_frac * aligned.duration_s,
+            "throttle_loss_frac": _mean([one.loss_frac for one in found]),
+            "clock_deficit_frac": _mean([one.deficit_frac for one in found]),
+        }
+    for cause in THROTTLE_REASON_BITS if found else ():
+        metrics[f"throttle_{cause}_frac"] = _mean([one.by_cause_frac.get(cause) for one in found])
+        metrics[f"throttle_{cause}_loss_frac"] = _mean([one.loss_by_cause_frac.get(cause) for one in found])
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean, None unless all are known."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
 
 
 def _counter_metrics(aligned: Aligned) -> dict[str, float]:

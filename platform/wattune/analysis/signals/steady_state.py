@@ -1,5 +1,6 @@
 """Start of the steady state, found from step times and temperatures instead of a fixed number of steps."""
 
+import math
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,19 @@ TRANSIENT_FRAC: Final = 0.02
 """Least deviation of the left-out steps' median from that of the rest. A smaller transient stays: its bias is below the
 bound of `unsteady_steps`, and one slow step is never taken for warm-up."""
 
+TREND_LEVEL: Final = 2.807
+"""Standard errors beyond which a trend is not chance: 0.5 % of runs without one, by the normal distribution."""
+
+JUMP_LEVEL: Final = 4.5
+"""Standard errors beyond which a difference of halves is not chance. Ours: the scatter of few steps is known badly, so
+chance exceeds it more often than the normal distribution says."""
+
+MOST_LEFT: Final = 0.8
+"""Largest correlation of neighbouring steps that is used: more comes from the trend itself."""
+
+_MOST_POINTS: Final = 512
+"""Steps compared pair by pair; longer runs are averaged to as many."""
+
 SETTLED_C_PER_MIN: Final = 1.0
 """Change of temperature that counts as settled: readings are whole degrees, so a minute does not show less."""
 
@@ -52,7 +66,8 @@ def steady_from(times_s: Floats) -> int | None:
 
     Returns:
         Steps to leave out, 0 without a transient that matters; None if the steady state does not begin in the first
-        half.
+        half, or if the steps that are left still drift (`drift_frac`), by more than `TRANSIENT_FRAC` over
+        as many steps as there are.
     """
     count = len(times_s)
     if count < LEAST_STEPS:
@@ -68,7 +83,67 @@ def steady_from(times_s: Floats) -> int | None:
     later = half + 1 + int(np.argmin(spread[half + 1 : furthest + 1])) if furthest > half else half
     if spread[later] < spread[least] * LATER_FRAC and _apart(times_s, later):
         return None
-    return least if least and _apart(times_s, least) else 0
+    left_out = least if least and _apart(times_s, least) else 0
+    # A line left to itself would seem to settle: of its later half, the halves differ half as much.
+    drift = (drift_frac(times_s[left_out:]) or 0.0) * count / (count - left_out)
+    return None if drift > TRANSIENT_FRAC else left_out
+
+
+def drift_frac(times_s: Floats) -> float | None:
+    """Computes by how much the later half of the steps differs from the earlier one; 0 where it may be chance.
+
+    A slow change is a line, a sudden one two levels. The larger of both counts:
+
+    - The slope of Theil (1950) and Sen (1968), the median over all pairs of steps, times half the length of the run. It
+      counts if the test of Mann (1945) and Kendall finds a trend at `TREND_LEVEL`.
+    - The difference of the halves' medians. It counts above `JUMP_LEVEL` of its standard errors.
+
+    Neighbouring steps resemble each other, so the variance of both grows by (1 + r) / (1 - r) for their correlation r,
+    as in an autoregressive series of first order. A sawtooth of many periods does not drift: its scatter is in the
+    uncertainty of the mean.
+
+    Args:
+        times_s: Step times in order.
+
+    Returns:
+        The difference over the median, never negative; None below `LEAST_STEPS`.
+    """
+    if len(times_s) < LEAST_STEPS:
+        return None
+    size = -(-len(times_s) // _MOST_POINTS)
+    points = times_s[len(times_s) % size :].reshape(-1, size).mean(axis=1)
+    count, median = len(points), float(np.median(points))
+    first, second = np.triu_indices(count, 1)
+    rise = points[second] - points[first]
+    slope = float(np.median(rise / (second - first)))
+    left = _correlation_about_trend(points, slope)
+    inflation = math.sqrt((1 + left) / (1 - left))
+    error = math.sqrt(count * (count - 1) * (2 * count + 5) / 18) * inflation
+    line_s = abs(slope) * count / 2 if abs(float(np.sign(rise).sum())) - 1 > TREND_LEVEL * error else 0.0
+    halves = points[: count // 2], points[count // 2 :]
+    apart = np.concatenate([half - np.median(half) for half in halves])
+    # Standard error of a median is 1.25 times that of a mean; there are two of count / 2 points each.
+    jump_error_s = 1.2533 * 1.4826 * float(np.median(np.abs(apart))) * 2 / math.sqrt(count) * inflation
+    jump_s = abs(float(np.median(halves[1]) - np.median(halves[0])))
+    return max(line_s, jump_s if jump_s > JUMP_LEVEL * jump_error_s else 0.0) / median
+
+
+def _correlation_about_trend(points: Floats, slope: float) -> float:
+    """Estimates the correlation of neighbours about a line or about two levels, whichever fits better.
+
+    It is corrected for its bias at small numbers (Kendall 1954) and lies between 0 and `MOST_LEFT`.
+    """
+    count = len(points)
+    apart = points - points.mean()
+    about_line = apart - slope * (np.arange(count) - (count - 1) / 2)
+    cut = np.arange(2, count - 1)
+    before = np.cumsum(apart)[cut - 1]
+    at = int(cut[np.argmax(before**2 / cut + before**2 / (count - cut))])
+    about_levels = np.concatenate([part - part.mean() for part in np.split(apart, [at])])
+    about = min((about_line - about_line.mean(), about_levels), key=lambda each: float((each**2).sum()))
+    total = float((about**2).sum())
+    lag_1 = float((about[1:] * about[:-1]).sum()) / total if total > 0 else 0.0
+    return min(max((count * lag_1 + 1) / (count - 4), 0.0), MOST_LEFT)
 
 
 def _apart(times_s: Floats, at: int) -> bool:

@@ -19,7 +19,12 @@ DEVICES = [("n0", "gpu0"), ("n0", "gpu1")]
 def throttle(loss_frac):
     nothing = {"power": loss_frac, "thermal": 0.0, "hw": 0.0}
     return Throttle(
-        by_cause_frac=nothing, loss_by_cause_frac=nothing, any_frac=1.0, loss_frac=loss_frac, deficit_frac=loss_frac
+        by_cause_frac=nothing,
+        loss_by_cause_frac=nothing,
+        any_frac=1.0,
+        loss_frac=0.0,  # of the window: it says nothing of compute
+        computing_loss_frac=loss_frac,
+        deficit_frac=loss_frac,
     )
 
 

@@ -89,6 +89,43 @@ def test_stages_of_a_pipeline_may_differ_as_they_like(bench):
     assert trial(bench, clocks=(1900, 500, 900, 900), spec_=spec(Plan(pp=2))).quality == INVALID
 
 
+def test_a_layout_the_plan_makes_uneven_is_no_broken_device(bench):
+    """Layers 24 and 8: three times the work, at other clocks and powers."""
+    uneven = spec(Plan(pp=2, layout=(24, 8)))
+    found = trial(
+        bench, clocks=(1500, 1510, 1980, 1980), watts=(695.0, 690.0, 420.0, 430.0), busy_s=(0.9,) * 2 + (0.3,) * 2,
+        spec_=uneven,
+    )  # fmt: skip
+    assert found.quality == PUBLISHABLE and "outlier" not in found.tags
+    assert found.metrics["device_outlier_frac"] == pytest.approx(430 / 420 - 1, abs=1e-3)
+    # The same figures are a fault if a device's own replica in its stage has others.
+    swapped = trial(bench, clocks=(1500, 1980, 1510, 1980), watts=(695.0, 420.0, 690.0, 430.0), spec_=uneven)
+    assert swapped.quality == INVALID
+
+
+def experts(**axes):
+    """Four devices and Mixtral, its experts on two ranks: ranks 0 and 2 hold the same, and 1 and 3."""
+    return replace(spec(Plan(ep=2, **axes)), model=MODELS["mixtral_8x7b"])
+
+
+def test_busy_experts_are_imbalance_and_no_broken_device(bench):
+    busy = {"clocks": (1500, 1950, 1500, 1950), "watts": (690.0, 450.0, 695.0, 440.0)}
+    found = trial(bench, **busy, spec_=experts())
+    assert found.quality == PUBLISHABLE
+    assert found.metrics["device_outlier_frac"] == pytest.approx(450 / 440 - 1, abs=1e-3)
+    # Without experts the ranks do the same work, and with them two that hold the same must agree.
+    assert trial(bench, **busy).quality == INVALID
+    assert trial(bench, clocks=(1500, 1950, 600, 1950), spec_=experts()).quality == INVALID
+
+
+def test_slices_of_a_tensor_are_compared_between_replicas_alone(bench):
+    slices = {"clocks": (1950, 1100, 1950, 1100)}
+    assert trial(bench, **slices, spec_=spec(Plan(tp=2))).quality == PUBLISHABLE
+    assert trial(bench, clocks=(1950, 1950, 1950, 1100), spec_=spec(Plan(tp=2))).quality == INVALID
+    alone = trial(bench, **slices, spec_=spec(Plan(tp=2, pp=2)))
+    assert "device_outlier_frac" not in alone.metrics and alone.quality == PUBLISHABLE
+
+
 def test_a_stage_of_one_device_has_no_peers(bench):
     found = trial(bench, clocks=(1900, 1000, 1900, 1000), spec_=spec(Plan(pp=4)))
     assert "device_outlier_frac" not in found.metrics

@@ -2,20 +2,39 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wattune.analysis.examine import clocks_and_temperatures
-from wattune.analysis.metrics.throttle import throttle_metrics
+from wattune.analysis.metrics.energy import powers
+from wattune.analysis.metrics.phases import segments
+from wattune.analysis.metrics.throttle import (
+    CAP_WINDOW_S,
+    NEAR_CAP_FRAC,
+    device_throttle,
+    near_cap,
+    throttle_metrics,
+    with_cap_causes,
+)
 from wattune.analysis.signals.align import align
+from wattune.analysis.signals.readings import Readings
+from wattune.analysis.signals.series import Series
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
 TIME_S = np.arange(-1.0, 21.0, 0.05)
 POWER_CAP, HW_SLOWDOWN, THERMAL, IDLE = 0x4, 0x8, 0x20, 0x1
-MANIFEST = {"n0": {"devices": {"gpu0": {"sm_clock_max_mhz": 2000.0}, "gpu1": {"sm_clock_max_mhz": 2000.0}}}}
+FACTS = {"sm_clock_max_mhz": 2000.0, "power_limit_w": 700.0}
+MANIFEST = {"n0": {"devices": {"gpu0": FACTS, "gpu1": FACTS}}}
 
 
-def fast(bench, **devices):
+def at_the_cap(time_s):
+    return np.full(len(time_s), 695.0)
+
+
+def fast(bench, watts=at_the_cap, **devices):
     return {
+        "ring": bench.ring({("n0", name): watts for name in devices}),
         "fast": bench.tier(
             "fast",
             {
@@ -26,13 +45,13 @@ def fast(bench, **devices):
                 }
                 for name, (clock, reasons) in devices.items()
             },
-        )
+        ),
     }
 
 
 def metrics_of(bench, tables, devices=(GPU,), manifests=MANIFEST, clock_max_mhz=None):
     aligned = align(tables, bench.steps(list(devices)), manifests)
-    return throttle_metrics(aligned, clocks_and_temperatures(aligned, clock_max_mhz)[1])
+    return throttle_metrics(aligned, clocks_and_temperatures(aligned, clock_max_mhz, powers(aligned))[1])
 
 
 def test_clock_lost_for_a_quarter_of_the_time(bench):
@@ -71,13 +90,130 @@ def test_high_vendor_bits_do_not_hide_low_ones(bench):
 
 def test_the_catalogs_clock_stands_in_for_the_manifests(bench):
     tables = fast(bench, gpu0=(1000, POWER_CAP))
-    assert "throttle_frac" not in metrics_of(bench, tables, manifests={})
-    assert metrics_of(bench, tables, manifests={}, clock_max_mhz=2000.0)["throttle_loss_frac"] == pytest.approx(0.5)
+    manifests = {"n0": {"devices": {"gpu0": {"power_limit_w": 700.0}}}}
+    assert "throttle_frac" not in metrics_of(bench, tables, manifests=manifests)
+    found = metrics_of(bench, tables, manifests=manifests, clock_max_mhz=2000.0)
+    assert found["throttle_loss_frac"] == pytest.approx(0.5)
 
 
 def test_one_device_without_readings_makes_it_absent(bench):
     tables = fast(bench, gpu0=(1000, POWER_CAP))
     assert metrics_of(bench, tables, (GPU, TWIN)) == {}
+
+
+@pytest.mark.parametrize(("watts", "throttled"), [(600.0, 0.0), (660.0, 0.0), (670.0, 1.0)])
+def test_the_cap_takes_clock_only_where_power_is_near_it(bench, watts, throttled):
+    """The reason bit is set all the time, as on a busy H200."""
+    found = metrics_of(bench, fast(bench, lambda t: np.full(len(t), watts), gpu0=(1500, POWER_CAP)))
+    assert found["throttle_frac"] == found["throttle_power_frac"] == throttled
+    assert found["throttle_power_loss_frac"] == pytest.approx(0.25 * throttled)
+    assert found["clock_deficit_frac"] == pytest.approx(0.25)
+
+
+def test_heat_needs_no_power(bench):
+    found = metrics_of(bench, fast(bench, lambda t: np.full(len(t), 300.0), gpu0=(1500, POWER_CAP | THERMAL)))
+    assert (found["throttle_frac"], found["throttle_thermal_frac"], found["throttle_power_frac"]) == (1.0, 1.0, 0.0)
+
+
+def test_without_power_or_its_limit_nobody_knows_whether_it_was_the_cap(bench):
+    without_power = {"fast": fast(bench, gpu0=(1500, POWER_CAP))["fast"]}
+    no_limit = {"n0": {"devices": {"gpu0": {"sm_clock_max_mhz": 2000.0}}}}
+    for tables, manifests in ((without_power, MANIFEST), (fast(bench, gpu0=(1500, POWER_CAP)), no_limit)):
+        found = metrics_of(bench, tables, manifests=manifests)
+        assert found == {
+            "clock_deficit_frac": pytest.approx(0.25),
+            **dict.fromkeys(("throttle_thermal_frac", "throttle_thermal_loss_frac"), 0.0),
+            **dict.fromkeys(("throttle_hw_frac", "throttle_hw_loss_frac"), 0.0),
+        }
+    # A bit that was never set needs no power to be known.
+    never = metrics_of(bench, {"fast": fast(bench, gpu0=(1500, IDLE))["fast"]})
+    assert never["throttle_frac"] == never["throttle_power_frac"] == 0.0
+
+
+def brute_force_mean_w(power, at_s, count=20_001):
+    """Means over the 200 ms before a time, or what of them the series covers, by fine numerical integration."""
+    time_s = np.linspace(max(at_s - CAP_WINDOW_S, power.time_s[0]), min(at_s, power.time_s[-1]), count)
+    return float(np.trapezoid(np.interp(time_s, power.time_s, power.value), time_s) / (time_s[-1] - time_s[0]))
+
+
+def some_power(seed, count=200):
+    rng = np.random.default_rng(seed)
+    return Series(np.cumsum(rng.uniform(0.007, 0.046, count)), rng.uniform(300.0, 950.0, count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_near_the_cap_agrees_with_numerical_integration(seed):
+    power = some_power(seed)
+    at_s = np.random.default_rng(seed + 100).uniform(power.time_s[0] + 0.01, power.time_s[-1], 60)
+    means_w = np.array([brute_force_mean_w(power, each_s) for each_s in at_s])
+    clear = np.abs(means_w / (NEAR_CAP_FRAC * 650.0) - 1) > 1e-4
+    assert clear.sum() > 50
+    assert near_cap(power, 650.0, at_s)[clear].tolist() == (means_w >= NEAR_CAP_FRAC * 650.0)[clear].tolist()
+
+
+def test_beyond_the_series_nothing_is_known():
+    power = Series(np.array([1.0, 2.0]), np.array([700.0, 700.0]))
+    near = near_cap(power, 700.0, np.array([0.5, 1.0, 2.0, 2.1, 2.5]))
+    assert np.isnan(near[[0, 4]]).all() and near[1:4].tolist() == [1.0, 1.0, 1.0]
+
+
+def some_readings(seed, power, count=150):
+    rng = np.random.default_rng(seed)
+    time_s = np.linspace(power.time_s[0], power.time_s[-1], count)
+    columns = {f"{cause}_cause": (rng.random(count) < 0.1).astype(float) for cause in ("thermal", "hw")}
+    clock = rng.choice([1200.0, 1700.0, 1990.0], count)
+    return Readings(time_s, {"sm_clock_mhz": clock, "power_cause": np.ones(count), **columns})
+
+
+def throttled(readings, power, limit_w, end_s, clock_max_mhz=2000.0):
+    return device_throttle(with_cap_causes(readings, power, limit_w), clock_max_mhz, end_s)
+
+
+@given(st.integers(0, 1000), st.floats(0.1, 10.0), st.floats(-100.0, 0.0))
+def test_units_of_power_and_clock_and_the_origin_of_time_do_not_matter(seed, factor, shift_s):
+    power = some_power(seed)
+    readings, end_s = some_readings(seed, power), float(power.time_s[-1])
+    one = throttled(readings, power, 650.0, end_s)
+    scaled = Readings(readings.time_s, {**readings.columns, "sm_clock_mhz": factor * readings.columns["sm_clock_mhz"]})
+    other = throttled(scaled, Series(power.time_s, 2.0 * power.value), 1300.0, end_s, factor * 2000.0)
+    assert (one.any_frac, one.loss_frac) == pytest.approx((other.any_frac, other.loss_frac), rel=1e-6)
+    moved = Series(power.time_s + shift_s, power.value)
+    assert near_cap(moved, 650.0, readings.time_s + shift_s).mean() == pytest.approx(
+        near_cap(power, 650.0, readings.time_s).mean(), abs=0.01
+    )
+
+
+@given(st.integers(0, 1000), st.integers(5, 145))
+def test_shares_of_two_halves_add_up_to_those_of_the_whole(seed, at):
+    power = some_power(seed)
+    readings = with_cap_causes(some_readings(seed, power), power, 650.0)
+    start_s, cut_s, end_s = (float(readings.time_s[index]) for index in (0, at, -1))
+    halves = [
+        Readings(readings.time_s[rows], {name: column[rows] for name, column in readings.columns.items()})
+        for rows in (slice(at + 1), slice(at, None))
+    ]
+    whole, first, second = (device_throttle(one, 2000.0, end_s) for one in (readings, *halves))
+    for name in ("any_frac", "loss_frac", "deficit_frac"):
+        together = getattr(first, name) * (cut_s - start_s) + getattr(second, name) * (end_s - cut_s)
+        assert together == pytest.approx(getattr(whole, name) * (end_s - start_s), abs=1e-9)
+
+
+def test_compute_loses_what_clock_is_lost_while_computing(bench):
+    """The first half of each second computes at 1500 of 2000 MHz at the cap, the second half waits at full clock."""
+    busy = np.mod(TIME_S + 1e-6, 1.0) < 0.5
+    tables = fast(bench, gpu0=(np.where(busy, 1500, 2000), POWER_CAP))
+    rows = []
+    for step in range(20):
+        rows += [(GPU, 0, step, "step", step, step + 1.0), (GPU, 0, step, "forward", step + 0.025, step + 0.475)]
+    spans = bench.spans(rows)
+    aligned = align(tables, spans, MANIFEST)
+    found = clocks_and_temperatures(aligned, None, powers(aligned), segments(aligned, spans))[1][GPU]
+    assert found.loss_frac == pytest.approx(0.125, rel=0.01)
+    # Readings stand at 0, 0.05, ... s: clock falls back between 0.45 and 0.5 s, half of which is in the forward.
+    assert found.computing_loss_frac == pytest.approx((0.425 * 0.25 + 0.025 * 0.75 * 0.25) / 0.45, rel=0.01)
+    steps_alone = bench.steps([GPU])
+    whole = clocks_and_temperatures(aligned, None, powers(aligned), segments(aligned, steps_alone))[1][GPU]
+    assert whole.computing_loss_frac == pytest.approx(whole.loss_frac, rel=1e-3)
 
 
 def counters(bench, power_ns, thermal_ns=np.zeros_like):

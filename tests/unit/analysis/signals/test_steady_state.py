@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.analysis.signals.series import series
-from wattune.analysis.signals.steady_state import settled_from_s, steady_from
+from wattune.analysis.signals.steady_state import drift_frac, settled_from_s, steady_from
 
 
 def noisy(count, frac=0.005, seed=0):
@@ -56,6 +56,70 @@ def test_a_change_late_in_the_run_is_no_steady_state():
     times_s = noisy(100)
     times_s[70:] *= 1.2
     assert steady_from(times_s) is None
+
+
+def along(count):
+    return np.arange(count) / (count - 1)
+
+
+UNSTEADY = {
+    "ramp up": lambda t: 1 + 0.25 * t,
+    "ramp down": lambda t: 1.25 - 0.25 * t,
+    "slow drift": lambda t: 1 + 0.06 * t,
+    "one sawtooth": lambda t: 1 + 0.25 * np.mod(t, 1),
+    "step in the middle": lambda t: 1 + 0.05 * (t > 0.5),
+    "late step": lambda t: 1 + 0.2 * (t > 0.7),
+    "slow growth": lambda t: np.exp(0.1 * t),
+}
+
+
+@pytest.mark.parametrize("shape", UNSTEADY)
+@pytest.mark.parametrize("count", [20, 40, 100, 1500])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_changes_through_the_run_is_no_steady_state(shape, count, seed):
+    times_s = UNSTEADY[shape](along(count)) * noisy(count, 0.003, seed)
+    change = np.ptp(UNSTEADY[shape](along(count)))
+    assert drift_frac(times_s) > 0.02
+    if "step" not in shape:
+        assert drift_frac(times_s) == pytest.approx(change / 2 / np.median(times_s), rel=0.3)
+        assert steady_from(times_s) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sawtooth_of_many_periods_and_a_small_drift_are_steady(seed):
+    count = 100
+    for shape in (1 + 0.25 * np.mod(10 * along(count), 1), 1 + 0.01 * along(count)):
+        times_s = shape * noisy(count, 0.003, seed)
+        assert drift_frac(times_s) < 0.02 and steady_from(times_s) == 0
+
+
+def correlated(count, correlation, rng):
+    """An autoregressive series of first order, of unit variance."""
+    shocks, found = rng.normal(size=count + 60), np.zeros(count + 60)
+    for at in range(1, len(found)):
+        found[at] = correlation * found[at - 1] + np.sqrt(1 - correlation**2) * shocks[at]
+    return found[60:]
+
+
+@pytest.mark.parametrize(
+    ("count", "correlation"), [(8, 0.0), (12, 0.0), *((n, r) for n in (20, 40, 100) for r in (0.0, 0.3, 0.5))]
+)
+def test_honest_noise_is_called_a_drift_in_less_than_5_percent_of_runs(count, correlation):
+    rng = np.random.default_rng(count)
+    times_s = [1 + 0.05 * correlated(count, correlation, rng) for _ in range(400)]
+    assert np.mean([drift_frac(each) > 0.02 for each in times_s]) < 0.05
+
+
+def test_equal_steps_do_not_drift_and_few_say_nothing():
+    assert drift_frac(np.full(40, 0.1)) == 0.0
+    assert drift_frac(np.linspace(1, 2, 7)) is None
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=8, max_size=20), st.floats(0.1, 10.0))
+def test_drift_has_no_unit_and_no_direction(times_s, factor):
+    found = drift_frac(np.array(times_s))
+    assert found >= 0
+    assert drift_frac(np.array(times_s) * factor) == pytest.approx(found, abs=1e-9)
 
 
 @given(st.integers(0, 20), st.floats(1e-3, 1e3))
