@@ -48,6 +48,29 @@ ROOMS = {
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 
+WITHOUT_TWIN = {
+    "__main__": "two calls; tests/e2e/test_wheel.py runs it",
+    "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
+    "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
+    "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
+    "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",
+    "cli/study": "the verbs are one surface: tests/unit/test_cli*.py",
+    "engines/deepspeed/context": "undoes process-wide state: the contract runs trial after trial in one process",
+    "engines/deepspeed/grad_norm": "needs several ranks: the contract compares norms on every plan",
+    "engines/deepspeed/model": "its parts are tested by test_engine, its plans by the contract",
+    "engines/deepspeed/pipeline": "needs several ranks: the contract compares losses and spans",
+    "engines/megatron/context": "needs process groups and the shim: tests/contracts/test_megatron.py",
+    "engines/megatron/engine": "needs process groups and the shim: tests/contracts/test_megatron.py",
+    "engines/megatron/lora": "needs process groups and the shim: tests/contracts/test_megatron.py",
+    "engines/megatron/routing": "needs process groups and the shim: tests/contracts/test_megatron.py",
+    "engines/model/hyperparameters": "constants: the engines' tests of their configuration assert them",
+    "engines/torch/mesh": "needs several ranks: the contract runs every plan",
+    "engines/torch/parallel": "needs several ranks: the contract runs every plan",
+    "engines/torch/pipeline": "needs several ranks: the contract runs every plan",
+    "version": "one function: tests/e2e/test_wheel.py reads it",
+}
+"""Modules without a unit test of their own name, each with what tests it instead."""
+
 LONGEST_FILE_LINES = 500
 
 PURE = (
@@ -67,6 +90,14 @@ def test_every_room_holds_exactly_its_files(room: str) -> None:
 def test_there_are_no_other_rooms() -> None:
     rooms = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
     assert rooms == set(ROOMS)
+
+
+def test_every_module_has_the_unit_test_of_its_name_or_a_reason() -> None:
+    """`wattune/a/b.py` is tested by `tests/unit/a/test_b.py`."""
+    modules = {path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py") if path.stem != "__init__"}
+    unit = ROOT / "tests" / "unit"
+    missing = {str(module) for module in modules if not (unit / module.parent / f"test_{module.name}.py").exists()}
+    assert missing == set(WITHOUT_TWIN)
 
 
 def test_no_file_is_two_things() -> None:
