@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.speed import step_times_s
-from wattune.analysis.metrics.step_time import Division, divide
+from wattune.analysis.metrics.step_time import UNDIVIDED_WAIT, Division, divide, replayed_shares
 from wattune.analysis.metrics.thermal import Temperature, temperature
 from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align
@@ -85,7 +85,7 @@ def examine(
     clock_mhz = None if sensed is None else sensed.sm_clock_max_mhz
     core, throttles = clocks_and_temperatures(aligned, clock_mhz, traces, ways)
     division = _division(aligned, spans, spec)
-    profiled, profiled_metrics = ({}, {}) if division is not None else _profiled(kernels, spec)
+    profiled, profiled_metrics = ({}, {}) if division is not None else _profiled(kernels, aligned, spans, spec)
     return Examined(
         spec=spec,
         spans=spans,
@@ -104,19 +104,39 @@ def examine(
     )
 
 
-def _profiled(kernels: pa.Table | None, spec: TrialSpec | None) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns shares of a step by its kernels, compute as one and communication by axis, and the same as metrics."""
+def _profiled(
+    kernels: pa.Table | None, aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns shares of a step by its kernels, compute as one and communication by axis, and the same as metrics.
+
+    The waiting of a pipeline that cannot be replayed is one part, `wait`, and its metrics are absent.
+    """
     if kernels is None or spec is None:
         return {}, {}
-    count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    plan = spec.plan
+    count = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    replay = None
+    if plan.pp > 1 and spans is not None and aligned.steps is not None:
+        replay = replayed_shares(spans, aligned.steps, plan, num_micro_batches=count)
+        if replay is not None and not set(kernels["rank"].unique().to_pylist()) <= replay.keys():
+            replay = None
     shares: dict[str, float] = {}
-    for part, share in parts(kernels, spec.plan, num_micro_batches=count).items():
+    for part, share in parts(kernels, plan, num_micro_batches=count, replay=replay).items():
         kind, _, rest = part.partition("_")
         name = {"compute": "compute", "comm": f"exposed_comm:{rest.partition('_')[0]}"}.get(kind, part)
+        if plan.pp > 1 and replay is None and name in _UNTOLD:
+            name = UNDIVIDED_WAIT
         shares[name] = shares.get(name, 0.0) + share
     order = sorted(shares, key=lambda name: (name != "compute", not name.startswith("exposed_comm")))
-    metrics = kernel_metrics(kernels, spec.plan, num_micro_batches=count)
+    metrics = kernel_metrics(kernels, plan, num_micro_batches=count, replay=replay)
+    if plan.pp > 1 and replay is None:
+        gone = ("exposed_comm_frac", "exposed_comm_pp_frac", "bubble_frac", "straggler_frac")
+        metrics = {name: value for name, value in metrics.items() if name not in gone}
     return {name: shares[name] for name in order}, metrics
+
+
+_UNTOLD: Final = ("exposed_comm:pp", "bubble", "straggler")
+"""Parts of a profiled step that only a replay can tell apart."""
 
 
 def clocks_and_temperatures(

@@ -87,6 +87,50 @@ def test_kernels_divide_a_step_where_its_spans_cannot(bench):
         assert examine(spec, spans, {}, {}, kernels=kernel_table).profiled == {}
 
 
+def stage_kernels() -> pa.Table:
+    """A step of 1,000 ns on two stages: 500 ns of matrices, then 500 of waiting for the other stage."""
+    rows = []
+    for rank in (0, 1):
+        texts = {"rank": rank, "step": 0, "stream": 7, "collective": "", "group": "", "group_ranks": "", "fabric": ""}
+        wait = {"collective": "recv", "group": "mesh_pp_0", "group_ranks": "[0, 1]", "fabric": "node"}
+        rows += [
+            {**texts, "name": "step", "start_ns": 0, "end_ns": 1000},
+            {**texts, "name": "nvjet_tst_128x256", "start_ns": 0, "end_ns": 500},
+            {**texts, **wait, "name": "ncclDevKernel_SendRecv", "start_ns": 500, "end_ns": 1000},
+        ]
+    return pa.Table.from_pylist(rows, schema=KERNELS)
+
+
+def test_the_measured_stages_divide_the_waiting_of_a_profiled_pipeline(bench):
+    """Two micro-batches; passes of stage 0 take 0.05 s and those of stage 1 0.1 s.
+
+    Stage 1 works without pause from 0.05 to 0.45 s and stage 0 ends at 0.5 s, so they idle 0.3 and 0.1 s. Stages of
+    0.075 s a pass would end at (2 + 1) x 0.15 s and together idle 2 x 0.45 - 0.6 = 0.3 s: three quarters of that.
+    """
+    passes = (
+        [("forward", 0.0), ("forward", 0.05), ("backward", 0.25), ("backward", 0.45)],
+        [("forward", 0.05), ("backward", 0.15), ("forward", 0.25), ("backward", 0.35)],
+    )
+    rows = []
+    for rank, device in enumerate((GPU, TWIN)):
+        for step in range(20):
+            rows += [(device, rank, step, "step", step, step + 1.0)]
+            rows += [
+                (device, rank, step, name, step + at_s, step + at_s + 0.05 * (1 + rank)) for name, at_s in passes[rank]
+            ]
+    spec = replace(SPEC, plan=Plan(pp=2, sharding="zero2", micro_batch_size=4))
+    found = examine(spec, bench.spans(rows), {}, {}, kernels=stage_kernels())
+    assert found.division is None
+    assert found.profiled_metrics["bubble_frac"] == pytest.approx(0.75 * (0.3 + 0.1) / 2)
+    assert found.profiled_metrics["straggler_frac"] == pytest.approx(0.25 * (0.3 + 0.1) / 2)
+    assert found.profiled_metrics["exposed_comm_frac"] == pytest.approx(0.5 - 0.2)
+    assert sum(found.profiled.values()) == pytest.approx(1.0)
+    # Spans of steps alone say nothing of the stages: one undivided wait.
+    alone = examine(spec, bench.steps([GPU, TWIN]), {}, {}, kernels=stage_kernels())
+    assert alone.profiled == pytest.approx({"compute": 0.5, "wait": 0.5, "other": 0.0})
+    assert alone.profiled_metrics == pytest.approx({"compute_frac": 0.5, "other_frac": 0.0})
+
+
 def test_spans_that_can_divide_a_step_go_before_kernels(bench):
     rows = []
     for rank, device in enumerate((GPU, TWIN)):

@@ -5,7 +5,7 @@ Inductor kernels on H200). Names of AMD's libraries (Tensile, AOTriton, RCCL) co
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -62,6 +62,9 @@ _ROLE_PATTERNS: Final = tuple((role, re.compile(pattern)) for role, pattern in _
 
 Floats = npt.NDArray[np.float64]
 
+Replayed = Mapping[int, tuple[float, float]]
+"""From `wattune.analysis.metrics.step_time.replayed_shares`."""
+
 
 def kind_of(name: str) -> str:
     """Returns the kind of a kernel or operator: `communication`, one of `COMPUTE`, or `HOST`."""
@@ -90,29 +93,33 @@ def role_of(name: str, collective: str, group: str) -> str:
     return "world"
 
 
-def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
+def kernel_metrics(
+    kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Replayed | None = None
+) -> dict[str, float]:
     """Computes shares of rank-time in the profiled steps; the first five sum to 1.
 
     - `compute_frac`: some compute runs.
     - `exposed_comm_frac`: communication runs and no compute does, less the time spent waiting for others. Its parts by
       axis are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; the rest is communication of all ranks together.
-    - `bubble_frac`: exposed pipeline communication, up to what an ideal schedule idles: `pipeline_bubble_ratio` of the
-      slowest rank's forward and backward compute.
+    - `bubble_frac`: exposed pipeline communication, up to the bubble of the rank's replay. Without a replay up to what
+      an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and backward compute.
     - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective. The
       kernel of that rank runs only for the transfer, the others also wait for it. Between pipeline stages, exposed time
-      beyond the ideal bubble, up to the difference between the slowest rank's compute and this rank's. If the ranks of
-      a group are unknown (gloo), waiting in its collectives stays in `exposed_comm_frac`.
+      beyond the bubble, up to the rest of the rank's idle time in the replay. Without a replay up to the difference
+      between the slowest rank's compute and this rank's. If the ranks of a group are unknown (gloo), waiting in its
+      collectives stays in `exposed_comm_frac`.
     - `other_frac`: nothing runs. Above 0.05 the decomposition explains too little to rely on.
 
     Args:
         kernels: A table of `wattune.schema.KERNELS`, all ranks.
         plan: How the model was laid out.
         num_micro_batches: Micro-batches a replica runs per step.
+        replay: Idle time of the pipeline's replay, from the measured steps.
 
     Returns:
         The shares, or nothing where no step was profiled.
     """
-    shares = parts(kernels, plan, num_micro_batches=num_micro_batches)
+    shares = parts(kernels, plan, num_micro_batches=num_micro_batches, replay=replay)
     if not shares:
         return {}
 
@@ -132,7 +139,7 @@ def kernel_metrics(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> 
     return metrics
 
 
-def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str, float]:
+def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Replayed | None = None) -> dict[str, float]:
     """Divides the step into parts that sum to 1, finer than `kernel_metrics`.
 
     Returns:
@@ -152,8 +159,11 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int) -> dict[str,
     whole_ns = float(sum(rows.spans.values()))
     for index, (cell, each) in enumerate(zip(rows.spans, exposed, strict=True)):
         same = steps == cell[1]
-        ideal = pipeline_bubble_ratio(plan, num_micro_batches) * float(model[same].max())
-        slower = float(busy[same].max() - busy[index])
+        if replay is None:
+            ideal = pipeline_bubble_ratio(plan, num_micro_batches) * float(model[same].max())
+            slower = float(busy[same].max() - busy[index])
+        else:
+            ideal, slower = (share * rows.spans[cell] for share in replay[cell[0]])
         for name, time_ns in each.items():
             left_ns = time_ns
             if name.startswith("comm_pp_"):

@@ -119,17 +119,39 @@ class Idle:
     """Part of it that equal stages would idle too, shape (steps, 1)."""
 
 
+def replayed_shares(
+    spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int
+) -> dict[int, tuple[float, float]] | None:
+    """Computes every rank's idle time in the replay over its measured steps, as shares of its time in them.
+
+    Communication inside passes counts as the stage's time, so any plan with a pipeline can be replayed.
+
+    Returns:
+        Shares of bubble, and of what unequal stages and replicas add, by rank. None if it cannot be replayed.
+    """
+    phases = PhaseSpans.of(spans, steps)
+    model_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
+    idle = replayed(phases, steps, plan, num_micro_batches, model_s) if np.all(model_s > 0) else None
+    if idle is None:
+        return None
+    whole_s = steps.duration_s().sum(axis=0)
+    bubble = (idle.time_s * idle.bubble_share).sum(axis=0) / whole_s
+    rest = (idle.time_s * (1 - idle.bubble_share)).sum(axis=0) / whole_s
+    return dict(zip(steps.rank.tolist(), zip(bubble.tolist(), rest.tolist(), strict=True), strict=True))
+
+
 def replayed(phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: int, model_s: Floats) -> Idle | None:
     """Replays every measured step's pipeline with each stage's own measured passes and free communication.
 
-    Replicas end together, because they reduce gradients. A rank idles from its own passes to the end of the slowest
+    The ranks at one place of their stages are a pipeline of their own: a replica, or a slice of one. They all end
+    together, because they reduce gradients. A rank idles from its own passes to the end of the slowest
     replica. Of all ranks' idle time, the bubble is what the same schedule idles if every stage and replica takes the
     mean time of each pass. The rest comes from unequal stages and replicas. Every rank's idle time is divided alike.
 
     Args:
         phases: Phases of the measured steps.
         steps: The measured steps.
-        plan: A plan without tensor, context and expert parallelism.
+        plan: How the model was laid out.
         num_micro_batches: Micro-batches a replica runs per step.
         model_s: Every rank's forward and backward time, shape (steps, ranks).
 
