@@ -94,8 +94,10 @@ def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
     try:
         spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
         return TrialSpec.from_json(spec), TrialResult.from_json(result)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TrackingError(f"run {run.info.run_id} was written by another version of wattune ({error})") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TrackingError(
+            f"run {run.info.run_id} was written by another version of wattune or is damaged ({error})"
+        ) from error
 
 
 def _read_whole(client: Any, run: Any, tag: str) -> str:
