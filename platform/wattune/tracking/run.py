@@ -29,8 +29,12 @@ RUN_STATUS: Final = {
     TrialStatus.COMPLETED: "FINISHED",
     TrialStatus.ABORTED: "KILLED",
     TrialStatus.INTERRUPTED: "KILLED",
+    TrialStatus.INFRA_FAILED: "KILLED",
 }
 """MLflow's status of a run by the trial's; FAILED for all others."""
+
+NOT_FINAL: Final = tuple(str(status) for status in TrialStatus if not status.is_final)
+"""Statuses of trials that run again."""
 
 NS_PER_MS: Final = NS_PER_S // 1000
 
@@ -40,8 +44,8 @@ _WHOLE: Final = {"wattune.spec": "spec.json", "wattune.result": "result.json"}
 
 
 def is_over(run: Any) -> bool:
-    """Returns true if a run holds a complete trial: its end is sent last, and an interrupted trial runs again."""
-    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") != TrialStatus.INTERRUPTED)
+    """Returns true if a run holds a complete trial: its end is sent last, and one that is not final runs again."""
+    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") not in NOT_FINAL)
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
