@@ -44,8 +44,8 @@ ROOMS = {
     "telemetry/sampler": "lease loop process",
     "terminal": "progress ranking recording tables",
     "tracking": "reader run store tracker view",
-    "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler recorder "
-    "watchdog",
+    "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
+    "recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 

@@ -28,7 +28,8 @@ from wattune.trial import TrialStatus
 from wattune.upload import Delivery
 from wattune.version import __version__
 
-_VERSIONED: Final = ("torch", "megatron-core", "transformer-engine", "deepspeed", "ray", "mlflow", "pyarrow", "numpy")
+_VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
+"""Packages that the study's own process uses. Ranks say themselves what they run with."""
 
 RETRIABLE: Final = (
     TrialStatus.CRASHED,
@@ -255,20 +256,32 @@ def _conclude(study: StudyFolder) -> Ranking:
 
 
 def environment_tags() -> dict[str, str]:
-    """Returns versions of what a trial's figures depend on, and the commit of the code where it is a checkout."""
+    """Returns versions of what the study's own process runs with, and the commit of wattune where it is a checkout."""
     tags = {"version.wattune": __version__}
     for name in _VERSIONED:
         try:
-            tags[f"version.{name}"] = version(name)
+            tags[f"head.version.{name}"] = version(name)
         except PackageNotFoundError:
             continue
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=10,
-    )
-    if commit.returncode == 0:
-        tags["git_commit"] = commit.stdout.strip()
+    if commit := git_commit(Path(__file__).parents[1]):
+        tags["git_commit"] = commit
     return tags
+
+
+def git_commit(package: Path) -> str:
+    """Returns the commit of wattune's own checkout; empty where it was installed, also inside another repository.
+
+    Args:
+        package: The folder of the package, `platform/wattune` in a checkout.
+    """
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):  # there is no git, or no answer
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    own = ask("rev-parse", "--show-toplevel") == str(package.resolve().parents[1])
+    return ask("rev-parse", "HEAD") if own and ask("ls-files", "version.py") else ""

@@ -13,6 +13,7 @@ from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.workers.loop import RankOutcome
+from wattune.workers.provenance import agreed
 
 _Ending = tuple[TrialStatus, str, Failure | None]
 """Status and reason of a run, and the failure of the cluster where it was one."""
@@ -145,6 +146,7 @@ def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dic
     if reserved_bytes := max(outcome.memory_reserved_peak_bytes for outcome in outcomes):
         tags["memory_reserved_peak_bytes"] = str(reserved_bytes)
     tags |= outcomes[0].facts
+    tags |= agreed({outcome.rank: outcome.provenance for outcome in outcomes if outcome.provenance})
     if unprofiled := {outcome.rank: outcome for outcome in outcomes if "profile" in outcome.facts}:
         # The first failure is the cause. The lane knows which was first: clocks of different nodes do not compare.
         heard = unprofiled.get(cause.rank) if cause is not None else None

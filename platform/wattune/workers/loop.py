@@ -102,6 +102,8 @@ class RankOutcome:
     """Kernels of the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Choices of the engine that no axis holds, such as the compiler of its layers."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
 

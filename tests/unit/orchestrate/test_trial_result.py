@@ -159,6 +159,16 @@ def test_the_tags_of_ranks_are_those_of_the_slowest_and_fullest() -> None:
     assert rank_tags([outcome(0)], None) == {} == rank_tags([], None)
 
 
+def test_tags_say_what_the_ranks_found_and_where_they_differ() -> None:
+    one, other = {"version.torch": "2.13.0", "env.NCCL_ALGO": "Ring"}, {"version.torch": "2.12.1"}
+    outcomes = [outcome(0, provenance=one), outcome(1, provenance=one), outcome(3, provenance=other), outcome(2)]
+    assert rank_tags(outcomes, None) == {
+        "version.torch": "rank0-1: 2.13.0; rank3: 2.12.1",
+        "env.NCCL_ALGO": "rank0-1: Ring; rank3: absent",
+    }
+    assert rank_tags(outcomes[:2], None) == one
+
+
 def test_every_result_has_its_engine_and_device_also_one_that_never_ran(tmp_path: Path) -> None:
     tags = result_of(tmp_path, Answer(failure="no resources")).tags
     assert {name: tags[name] for name in ("engine", "device", "simulated")} == {

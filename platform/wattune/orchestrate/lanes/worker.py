@@ -33,6 +33,7 @@ from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
 from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workers.provenance import provenance
 from wattune.workers.watchdog import WatchedEngine
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class _Worker:
         assert assigned.assignment is not None
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
+        outcome = replace(outcome, provenance=provenance(self._device))
         ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()
