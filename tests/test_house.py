@@ -26,7 +26,7 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "orchestrate": "cluster cooldown events node_products power_limit ray_settings run_study run_trial "
+    "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes order trial_queue",
@@ -44,7 +44,8 @@ ROOMS = {
     "telemetry/sampler": "lease loop process",
     "terminal": "progress ranking recording tables",
     "tracking": "reader run store tracker view",
-    "workers": "calibration_load device engine loop memory_check phases process_groups profiler recorder watchdog",
+    "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
+    "recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 

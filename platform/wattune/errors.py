@@ -51,6 +51,10 @@ class EngineError(WattuneError):
     """A training engine that cannot build or run a specification."""
 
 
+class NodeError(EngineError):
+    """A node that cannot run what others may: it lacks a library, or its sensors do not see a device."""
+
+
 class TelemetryError(WattuneError):
     """A sensor backend, sampler or recording that cannot be used."""
 

@@ -287,13 +287,15 @@ class TrialStatus(StrEnum):
     ABORTED = "aborted"
     """It was stopped at a hard limit."""
     INTERRUPTED = "interrupted"
+    INFRA_FAILED = "infra_failed"
+    """The cluster failed it, not its configuration (`wattune.orchestrate.failures`)."""
     INVALID = "invalid"
     """It ran, but its measurement fails the quality checks."""
 
     @property
     def is_final(self) -> bool:
         """True where a resumed study does not run this trial again."""
-        return self is not TrialStatus.INTERRUPTED
+        return self not in (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

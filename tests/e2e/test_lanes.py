@@ -1,13 +1,16 @@
 """Lanes with real Ray, real workers and engines that fail in every way: what a trial costs the next one."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -131,9 +134,10 @@ with connect() as cluster, Lanes() as lanes:
         "first": "completed",
         "large": "out_of_memory",
         "profiled": "completed",
-        "killed": "crashed",
+        "killed": "infra_failed",
         "after killed": "completed",
     }
+    assert found["killed"]["tags"]["infra_cause"] == "worker_killed", found["killed"]
     assert found["large"]["reason"].startswith("rank 1 in ")
     assert "4,503,599,627,370,496 bytes asked for" in found["large"]["reason"]
     assert "group_lost" not in found["large"]["tags"] and found["profiled"]["tags"]["lane_trial"] > "2"
@@ -144,6 +148,40 @@ with connect() as cluster, Lanes() as lanes:
     ranks = json.loads((Path(found["first"]["folder"]) / "ranks.json").read_text())["ranks"]
     assert [(one["rank"], one["device"], one["slot"]) for one in ranks] == [(0, "cpu0", 0), (1, "cpu1", 1)]
     assert len({one["pid"] for one in ranks}) == 2
+
+
+def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
+    start_wattune, write_two_trials, results, storage: Path
+) -> None:
+    running = start_wattune("run", write_two_trials("killed_worker", min_seconds=3))
+    for number, pattern in ((signal.SIGKILL, r"^\[0/2\]"), (signal.SIGABRT, r"^\[1/2\]")):
+        running.says(pattern + r".* measure [1-9]")
+        workers = [one for one in processes_of(running.process) if "RayTrainWorker" in one.name()]
+        assert workers
+        workers[-1].send_signal(number)
+        if number == signal.SIGKILL:
+            running.says(r"infra_failed: .*killed from outside.*; tried again$")
+    assert running.ends(250) in (0, 3), running.text
+    assert "Traceback" not in running.text
+    found = list(results(storage / "killed_worker").values())
+    (repeated,) = (one for one in found if one["status"] == "completed")
+    assert repeated["tags"]["attempt"] == "2"
+    (attempt,) = (storage / "killed_worker").glob("trials/*/attempts/1/result.json")
+    killed = json.loads(attempt.read_text())
+    assert killed["status"] == "infra_failed" and killed["tags"]["infra_cause"] == "worker_killed"
+    assert "ended without reporting, killed from outside" in killed["reason"]
+    (aborted,) = (one for one in found if one["status"] != "completed")
+    assert aborted["status"] == "crashed" and aborted["reason"].endswith("Fatal Python error: Aborted")
+
+
+def processes_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """The processes of a study whose names can be read."""
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            one.name()
+            found.append(one)
+    return found
 
 
 @pytest.mark.slow
@@ -176,7 +214,7 @@ with connect() as cluster, Lanes() as lanes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "status"), [("keeper", "crashed"), ("actor", "completed"), ("sampler", "completed")]
+    ("victim", "status"), [("keeper", "infra_failed"), ("actor", "completed"), ("sampler", "completed")]
 )
 def test_whatever_is_killed_the_next_trial_completes(script, victim: str, status: str) -> None:
     found = script(
@@ -223,7 +261,7 @@ with connect() as cluster, Lanes() as lanes:
     (left,) = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 """
     )
-    assert [found[label]["status"] for label in ("killed", "next")] == ["crashed", "completed"]
+    assert [found[label]["status"] for label in ("killed", "next")] == ["infra_failed", "completed"]
     assert "the process that holds the lanes ended" in found["killed"]["reason"]
     assert found["next"]["tags"]["lane_trial"] == "1" and float(found["next"]["tags"]["group_start_s"]) < 60
 

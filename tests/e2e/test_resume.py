@@ -154,7 +154,7 @@ def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits
     assert sorted(one["status"] for one in found.values()) == ["completed", "completed"]
     (attempt,) = study.glob("trials/*/attempts/1/result.json")
     lost = json.loads(attempt.read_text())
-    assert lost["status"] == "interrupted" and "left the cluster" in lost["reason"]
+    assert lost["status"] == "infra_failed" and "left the cluster" in lost["reason"]
     assert found[attempt.parents[2].name]["tags"]["attempt"] == "2"
 
     raylets("add c")

@@ -208,7 +208,7 @@ def test_what_one_node_measured_is_kept_when_the_other_is_lost(
     nodes.lose(1)
     assert running.ends(240) == 1 and "Traceback" not in running.text, running.text
     (result,) = results(storage / "lost").values()
-    assert result["status"] == "interrupted" and "left the cluster" in result["reason"], running.text
+    assert result["status"] == "infra_failed" and "left the cluster" in result["reason"], running.text
     folder = _folder(storage / "lost")
     (kept,) = folder.nodes()
     host = pq.read_table(folder.path / "telemetry" / kept / "host.parquet")

@@ -126,8 +126,11 @@ def test_a_result_survives_json(result):
     assert TrialResult.from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
-def test_only_an_interrupted_trial_runs_again():
-    assert [status for status in TrialStatus if not status.is_final] == [TrialStatus.INTERRUPTED]
+def test_only_trials_that_say_nothing_about_their_plan_run_again():
+    assert [status for status in TrialStatus if not status.is_final] == [
+        TrialStatus.INTERRUPTED,
+        TrialStatus.INFRA_FAILED,
+    ]
 
 
 def test_tokens_of_a_step():

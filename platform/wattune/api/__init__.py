@@ -2,11 +2,12 @@
 
 from wattune.api.recordings import analyze, calibrate, record, send_recording
 from wattune.api.results import compare, figures, rank, report, sync
-from wattune.api.runs import StudyOutcome, preview, run_study
+from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
 from wattune.api.studies import Study, Trial, load_study
 
 __all__ = [
+    "RETRIABLE",
     "Space",
     "Study",
     "StudyOutcome",

@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.controller import Ending, StudyController, will_repeat
+from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
 from wattune.ranking.order import Ranking
 from wattune.ranking.table import to_table
@@ -24,10 +24,21 @@ from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
+from wattune.trial import TrialStatus
 from wattune.upload import Delivery
 from wattune.version import __version__
 
-_VERSIONED: Final = ("torch", "megatron-core", "transformer-engine", "deepspeed", "ray", "mlflow", "pyarrow", "numpy")
+_VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
+"""Packages that the study's own process uses. Ranks say themselves what they run with."""
+
+RETRIABLE: Final = (
+    TrialStatus.CRASHED,
+    TrialStatus.TIMED_OUT,
+    TrialStatus.OUT_OF_MEMORY,
+    TrialStatus.INFRA_FAILED,
+    TrialStatus.ABORTED,
+)
+"""Statuses that `run_study` takes as `retry`. Trials that are `infra_failed` run again in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +57,14 @@ class StudyOutcome:
     storage_problem: str
     """The reason results were not sent to the storage's URL; empty when all were, or there is none."""
     ending: Ending
-    """`finished`, `interrupted` (Ctrl-C), `budget`, or `nodes` (missing for what is left)."""
+    """`finished`, `interrupted` (Ctrl-C), `budget`, `nodes` (missing for what is left), or `failures` (the cluster
+    failed trials that are left, or all of a kind failed alike)."""
     num_left: int
     """Trials, with repeats, that the same call would go on with, as far as it is known."""
     missing: tuple[str, ...]
     """The nodes that are needed and that the cluster lacks, in words."""
+    stopped: tuple[str, ...]
+    """Other reasons that trials which are left were not started, in words."""
 
     @property
     def finished(self) -> bool:
@@ -66,6 +80,7 @@ def run_study(
     tracking_uri: str | None = None,
     max_hours: float | None = None,
     max_trials: int | None = None,
+    retry: Collection[str] = (),
     listener: Listener | None = None,
 ) -> StudyOutcome:
     """Runs a study to its end, or to Ctrl-C, and ranks what it found.
@@ -80,6 +95,7 @@ def run_study(
         max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later. 0 starts none
             and only ranks what is there.
         max_trials: Trials this call starts at most, repeats and references counted.
+        retry: Statuses of failed trials that run again (`RETRIABLE`); what they left stays in `attempts/`.
         listener: Called with what is going to happen, and with every trial that starts or ends.
 
     Raises:
@@ -91,7 +107,7 @@ def run_study(
     """
     planned, place = _runnable(space), find_storage(storage)
     budget = _budget(max_hours, max_trials)
-    run = _study_run(planned, place.folder, budget)
+    run = replace(_study_run(planned, place.folder, budget), retry=_statuses(retry))
     remote = RemoteStorage(place.url) if place.url else None
     study = StudyFolder.create(place.folder, planned.name, planned.spec.document)
     uri = tracking_uri or default_uri(place.folder)
@@ -119,11 +135,17 @@ def run_study(
         ending=ending,
         num_left=0 if ending == "finished" else controller.num_left,
         missing=tuple(controller.missing),
+        stopped=tuple(controller.stopped),
     )
 
 
 def preview(
-    space: Space, *, storage: str | None = None, max_hours: float | None = None, max_trials: int | None = None
+    space: Space,
+    *,
+    storage: str | None = None,
+    max_hours: float | None = None,
+    max_trials: int | None = None,
+    retry: Collection[str] = (),
 ) -> Preview:
     """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
 
@@ -136,12 +158,15 @@ def preview(
         PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
     """
     planned, place = _runnable(space), find_storage(storage)
-    run = _study_run(planned, place.folder, _budget(max_hours, max_trials))
+    run = replace(_study_run(planned, place.folder, _budget(max_hours, max_trials)), retry=_statuses(retry))
     study = StudyFolder(place.folder / planned.name)
     require_writable(study.path)
     if (study.path / "study.yaml").exists():
         study.require_space(planned.spec.document)
-    return TrialQueue(planned.strategy(), run, study.results()).preview()
+    finished = study.finished()
+    unreadable = tuple(finished.unreadable)
+    queue = TrialQueue(planned.strategy(), run, finished.results, unreadable=[one.name for one in unreadable])
+    return replace(queue.preview(), unreadable=unreadable)
 
 
 def _runnable(space: Space) -> StudyPlan:
@@ -156,6 +181,14 @@ def _budget(max_hours: float | None, max_trials: int | None) -> Budget:
     if max_hours is not None and not max_hours >= 0:
         raise PlanError(f"--max-hours: got {max_hours}, allowed: 0 or more")
     return Budget(max_hours=max_hours, max_trials=max_trials)
+
+
+def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
+    allowed = [str(status) for status in RETRIABLE]
+    for name in names:
+        if name not in allowed:
+            raise PlanError(f'--retry: got "{name}", allowed: {", ".join(allowed)}; it may be given several times')
+    return frozenset(map(TrialStatus, names))
 
 
 def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
@@ -179,7 +212,7 @@ def _passing_on(delivery: Delivery, listener: Listener | None) -> Listener:
     """Returns a listener that sends results where they are kept, then calls the caller's own."""
 
     def heard(event: Event) -> None:
-        if isinstance(event, TrialEvent) and event.result is not None and not will_repeat(event.result):
+        if isinstance(event, TrialEvent) and event.result is not None and not event.again:
             send = delivery.send_again if event.kind == "skipped" else delivery.send
             send(event.spec, event.result)
         if listener is not None:
@@ -223,20 +256,32 @@ def _conclude(study: StudyFolder) -> Ranking:
 
 
 def environment_tags() -> dict[str, str]:
-    """Returns versions of what a trial's figures depend on, and the commit of the code where it is a checkout."""
+    """Returns versions of what the study's own process runs with, and the commit of wattune where it is a checkout."""
     tags = {"version.wattune": __version__}
     for name in _VERSIONED:
         try:
-            tags[f"version.{name}"] = version(name)
+            tags[f"head.version.{name}"] = version(name)
         except PackageNotFoundError:
             continue
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=10,
-    )
-    if commit.returncode == 0:
-        tags["git_commit"] = commit.stdout.strip()
+    if commit := git_commit(Path(__file__).parents[1]):
+        tags["git_commit"] = commit
     return tags
+
+
+def git_commit(package: Path) -> str:
+    """Returns the commit of wattune's own checkout; empty where it was installed, also inside another repository.
+
+    Args:
+        package: The folder of the package, `platform/wattune` in a checkout.
+    """
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):  # there is no git, or no answer
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    own = ask("rev-parse", "--show-toplevel") == str(package.resolve().parents[1])
+    return ask("rev-parse", "HEAD") if own and ask("ls-files", "version.py") else ""

@@ -66,6 +66,14 @@ def run(
     max_trials: Annotated[
         int | None, typer.Option(help="Trials this call starts at most, repeats counted.", show_default=False)
     ] = None,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STATUS",
+            help=f"Run failed trials of this status again: {', '.join(api.RETRIABLE)}. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
     ] = False,
@@ -78,7 +86,8 @@ def run(
         planned = api.plan(space)
         view = view_of(planned, err if as_json else out)
         if dry_run:
-            view(found := api.preview(planned, storage=storage, max_hours=max_hours, max_trials=max_trials))
+            bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
+            view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
             (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
                 print_json({"dry_run": True, "study": planned.name, **_as_json(found)})
@@ -91,6 +100,7 @@ def run(
                 tracking_uri=tracking_uri,
                 max_hours=max_hours,
                 max_trials=max_trials,
+                retry=retry or (),
                 listener=view,
             )
     raise typer.Exit(show(outcome, as_json=as_json))
@@ -139,7 +149,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
     if as_json:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
-        ended |= {"missing": list(outcome.missing), "mlflow": ui}
+        ended |= {"missing": list(outcome.missing), "stopped": list(outcome.stopped), "mlflow": ui}
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
         print_ranking(out, ranking)
@@ -153,7 +163,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
     if problems:
         raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
-    if outcome.ending in ("nodes", "interrupted"):
+    if outcome.ending in ("nodes", "failures", "interrupted"):
         return 1
     return feasible_code(ranking) if outcome.finished or ranking.trials else 0
 
@@ -166,5 +176,9 @@ def _say_why(outcome: api.StudyOutcome) -> None:
         for missing in outcome.missing:
             err.print(f"not run: {missing}", highlight=False, soft_wrap=True)
         err.print(f"{outcome.num_left} trial(s) wait for nodes; start them, the same command continues")
+    elif outcome.ending == "failures":
+        for stopped in outcome.stopped:
+            err.print(f"stopped: {stopped}", highlight=False, soft_wrap=True)
+        err.print(f"{outcome.num_left} trial(s) are left that failed, or would; the same command tries them again")
     elif not outcome.finished:
         err.print(_STOPPED)

@@ -3,7 +3,7 @@
 import importlib.util
 from typing import Final
 
-from wattune.errors import EngineError
+from wattune.errors import NodeError
 from wattune.trial import TrialSpec
 
 OPTIONAL: Final = ("deepspeed", "megatron")
@@ -14,14 +14,14 @@ def check_libraries(spec: TrialSpec) -> None:
     """Looks for what a specification needs to be installed on this node, without loading any of it.
 
     Raises:
-        EngineError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
+        NodeError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
     """
     if spec.engine in OPTIONAL and importlib.util.find_spec(spec.engine) is None:
-        raise EngineError(not_installed(spec.engine, spec.engine))
+        raise NodeError(not_installed(spec.engine, spec.engine))
     if not spec.cluster.transformer_engine or spec.engine != "megatron":
         return
     if importlib.util.find_spec("transformer_engine") is None:
-        raise EngineError(
+        raise NodeError(
             f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
             "install it on every node, or set transformer_engine: false"
         )

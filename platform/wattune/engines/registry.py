@@ -4,7 +4,7 @@ import importlib
 from typing import Final, cast
 
 from wattune.engines.libraries import not_installed
-from wattune.errors import EngineError, closest
+from wattune.errors import EngineError, NodeError, closest
 from wattune.workers.engine import Engine
 
 ENGINES: Final[dict[str, str]] = {
@@ -22,7 +22,8 @@ def load_engine(name: str) -> Engine:
         name: A name of `ENGINES`, or `module:Class` of an engine of one's own.
 
     Raises:
-        EngineError: There is none, or its library is not installed.
+        EngineError: There is none.
+        NodeError: Its library is not installed.
     """
     if name not in ENGINES and ":" not in name:
         raise EngineError(f'unknown engine "{name}"; {closest(name, ENGINES)}')
@@ -30,5 +31,5 @@ def load_engine(name: str) -> Engine:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise EngineError(not_installed(name, error.name)) from error
+        raise NodeError(not_installed(name, error.name)) from error
     return cast(Engine, getattr(module, class_name)())

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 Role = Literal["trial", "reference", "finalist"]
@@ -31,6 +32,8 @@ class Preview:
     """The same for the trials this call starts at most."""
     most_s: float
     """Seconds this call has on the clock; infinite without a budget of hours."""
+    unreadable: tuple[UnreadableTrial, ...] = ()
+    """Trials of earlier calls whose files cannot be read; they are neither counted nor run."""
     measured: bool
     """The times come from finished trials. Else they are the least the settings allow, without build and warm-up."""
 
@@ -96,6 +99,8 @@ class TrialEvent:
     role: Role = "trial"
     nodes: tuple[str, ...] = ()
     """Names of the nodes it runs on."""
+    again: bool = False
+    """It ended, and the same call runs it again."""
     num_left: int | None = None
     """Trials this call is expected to start after those that run now, with repeats, reference trials and finalists;
     None if nobody counted them."""
@@ -103,6 +108,27 @@ class TrialEvent:
     """Asks the workers of a trial that started for its progress. May take a moment; None if nobody answers."""
 
 
-Event = Preview | Placement | TrialEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStopped:
+    """Trials for the same workers failed alike in a row: no more of them start, and the study goes on with others."""
+
+    cluster: ClusterSpec
+    engine: str
+    result: TrialResult
+    """The latest failure."""
+    count: int
+    """Failures in the row."""
+    num_held: int
+    """Queued trials that are not started."""
+
+    def __str__(self) -> str:
+        """Describes the row in one line."""
+        return (
+            f"{self.count} trials of {self.engine} on {self.cluster.label} in a row were {self.result.status}, the "
+            f"last one because: {self.result.reason}; no more of them start, {self.num_held} that waited are left"
+        )
+
+
+Event = Preview | Placement | TrialEvent | RowStopped
 
 Listener = Callable[[Event], None]

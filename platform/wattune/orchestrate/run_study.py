@@ -4,6 +4,7 @@ Tune does little on purpose. Its trainable runs one trial and reports only that 
 study folder, so a study continues from its folder whatever happened to Tune. Tune's own restore is not used.
 """
 
+import contextlib
 import logging
 import tempfile
 import time
@@ -23,6 +24,7 @@ from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
+from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
@@ -198,19 +200,21 @@ def _note_failure(work: _Work, error: Exception) -> None:
     """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
     request, now_ns = work.request, time.time_ns()
     folder = TrialFolder(request.folder)
-    folder.write_error("".join(traceback.format_exception(error)))
-    conclude(
-        folder,
-        TrialResult(
-            trial_id=request.spec.trial_id,
-            repeat=request.repeat,
-            status=TrialStatus.CRASHED,
-            reason=f"wattune failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt",
-            tags=dict(request.tags),
-            start_wall_ns=now_ns,
-            end_wall_ns=now_ns,
-        ),
+    with contextlib.suppress(OSError):  # the disk may be what failed
+        folder.write_error("".join(traceback.format_exception(error)))
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
+    result = TrialResult(
+        trial_id=request.spec.trial_id,
+        repeat=request.repeat,
+        status=TrialStatus.CRASHED,
+        reason=f"wattune failed: {said}",
+        tags=dict(request.tags),
+        start_wall_ns=now_ns,
+        end_wall_ns=now_ns,
     )
+    if is_of_the_machine(error):
+        result = Failure(Cause.HEAD, f"the study's node failed: {said}").of(result)
+    conclude(folder, result)
 
 
 def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:

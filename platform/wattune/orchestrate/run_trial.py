@@ -10,11 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from wattune.engines.libraries import check_libraries
-from wattune.errors import EngineError, TelemetryError
+from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.cluster import Cluster
+from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
+from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_result import EndedTrial, trial_result
@@ -88,6 +89,7 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
         tags |= _lane_tags(attempt.nodes, attempt.answer) | (attempt.limit.tags if attempt.limit is not None else {})
         ended = EndedTrial(
             spec=spec,
+            node_names={node.node_id: node.name for node in attempt.nodes.nodes},
             repeat=request.repeat,
             answer=attempt.answer,
             limits=request.limits,
@@ -115,14 +117,25 @@ def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
             attempt.telemetry = telemetry
             attempt.assignment = _assignment(request, attempt.nodes, resources, telemetry)
             attempt.limit = _limit(request, telemetry, workers)
-            attempt.answer = workers.run(attempt.assignment, attempt.limit)
+            attempt.answer = answer = workers.run(attempt.assignment, attempt.limit)
+            if answer.deaths:
+                deaths = telemetry.explained(answer.deaths, attempt.nodes.nodes)
+                attempt.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
             telemetry.places = attempt.answer.places
         attempt.recorded = telemetry.recorded
         if telemetry.lost:
             failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))
-            attempt.answer = replace(attempt.answer, failure=failure)
+            infra = attempt.answer.infra if attempt.answer.failure else Cause.TELEMETRY
+            attempt.answer = replace(attempt.answer, failure=failure, infra=infra)
     except (EngineError, TelemetryError) as error:
-        attempt.answer = Answer(failure=cause(error), interrupted=attempt.answer.interrupted)
+        kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
+        infra = next((infra for kind, infra in kinds if isinstance(error, kind)), Cause.PLACEMENT)
+        attempt.answer = Answer(failure=cause(error), infra=infra, interrupted=attempt.answer.interrupted)
+
+
+def _words(deaths: Sequence[Death]) -> dict[int, str]:
+    """Returns the last words of ranks that have some, by rank."""
+    return {death.rank: death.words for death in deaths if death.words}
 
 
 def conclude(folder: TrialFolder, result: TrialResult) -> None:

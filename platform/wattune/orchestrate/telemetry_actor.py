@@ -25,6 +25,7 @@ from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import s_to_ns
+from wattune.workers.last_words import forget_dead, last_words, num_oom_kills
 
 RENEW_INTERVAL_S: Final = 2.0
 """Seconds between renewals of a running sampler's lease; without one it lives 10 s."""
@@ -54,6 +55,16 @@ class NodeTelemetry:
     manifest: Mapping[str, Any]
     losses: tuple[str, ...]
     """Descriptions of data that could not be read back; empty if the sampler closed its files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """Traces that processes of a node left when they ended."""
+
+    words: Mapping[int, str]
+    """Last words of those that a fatal signal of their own ended, by process."""
+    num_oom_kills: int
+    """Processes the kernel ended because memory ran out since the trial began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +138,7 @@ class TelemetryActor:
         self._sampler = next((sampler for sampler in running if sampler.alive()), None)
         if self._sampler is not None:
             self._sampler.renew()
+        self._num_oom_kills = num_oom_kills()
         self._lock = threading.Lock()
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
@@ -142,6 +154,7 @@ class TelemetryActor:
         """
         cpus = spare_cpus(sorted(os.sched_getaffinity(0)), num_ranks)
         with self._lock:
+            self._num_oom_kills = num_oom_kills()
             self._sampler = self._start(key, cpus)
             devices: Mapping[str, Mapping[str, Any]] = self._sampler.manifest()["devices"]
         return Sensed(
@@ -197,6 +210,11 @@ class TelemetryActor:
         latest = zip(fast["device"].to_pylist(), fast["gpu_temp_c"].to_pylist(), strict=True)
         return {name: float(value) for name, value in latest if value is not None}
 
+    def fates(self, pids: Sequence[int]) -> Fates:
+        """Returns the traces of processes that ended on this node since the trial began."""
+        words = {pid: said for pid in pids if (said := last_words(pid))}
+        return Fates(words=words, num_oom_kills=num_oom_kills() - self._num_oom_kills)
+
     def wall_ns(self) -> int:
         """This node's wall clock."""
         return time.time_ns()
@@ -211,6 +229,7 @@ class TelemetryActor:
             sampler, self._sampler = self._sampler, None
             if sampler is not None:
                 sampler.end(STOP_TIMEOUT_S)
+        forget_dead()
         # Also recordings of a driver that was killed between `stop` and `forget`.
         shutil.rmtree(self._spool, ignore_errors=True)
 

@@ -2,17 +2,22 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.summary import Summary, summarize
+from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.workers.loop import RankOutcome
+from wattune.workers.provenance import agreed
+
+_Ending = tuple[TrialStatus, str, Failure | None]
+"""Status and reason of a run, and the failure of the cluster where it was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,27 +34,55 @@ class EndedTrial:
     """Facts to keep with the result."""
     start_wall_ns: int
     """Wall time at which it began."""
+    node_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of its nodes by Ray's ids."""
 
 
-def status_of(spec: TrialSpec, answer: Answer) -> tuple[TrialStatus, str]:
-    """Status and reason of a run, from its first failure and not from its measurement.
+def status_of(spec: TrialSpec, answer: Answer, node_names: Mapping[str, str] | None = None) -> _Ending:
+    """Returns how a run ended, by its first failure and not by its measurement.
 
     Args:
         spec: The trial.
         answer: The answer of its lane.
+        node_names: Names of its nodes by Ray's ids.
+
     """
     if answer.interrupted:
-        return TrialStatus.INTERRUPTED, answer.failure
+        return TrialStatus.INTERRUPTED, answer.failure, None
     silent = sorted(set(range(spec.cluster.world_size)) - {one.rank for one in answer.outcomes})
     lost = f"rank {', '.join(map(str, silent))} ended without reporting" if silent and answer.outcomes else ""
     cause = answer.cause
-    if cause is not None and cause.status is not TrialStatus.COMPLETED:
+    failed = cause is not None and cause.status is not TrialStatus.COMPLETED
+    stands = failed and cause is not None and cause.status in (TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY)
+    if answer.deaths and not stands:  # errors and hangs of the other ranks follow from them
+        return _of_deaths(answer, node_names or {})
+    if failed and cause is not None:
         # Ranks that were ended because of another rank's failure add nothing to the reason.
-        said = "" if cause.status in (TrialStatus.TIMED_OUT, TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY) else lost
-        return cause.status, "; ".join(filter(None, (said, cause.reason)))
+        said = "" if stands or cause.status is TrialStatus.TIMED_OUT else lost
+        reason = "; ".join(filter(None, (said, cause.reason)))
+        nodes = tuple(place.node for place in answer.places if place.rank == cause.rank)
+        unfit = Failure(Cause.NODE_UNFIT, reason, nodes)
+        return cause.status, reason, unfit if cause.status is TrialStatus.INFRA_FAILED else None
     if silent or answer.failure:
-        return TrialStatus.CRASHED, "; ".join(filter(None, (lost, answer.failure))) or "no rank reported"
-    return TrialStatus.COMPLETED, ""
+        reason = "; ".join(filter(None, (lost, answer.failure))) or "no rank reported"
+        return TrialStatus.INFRA_FAILED, reason, Failure(answer.infra or Cause.WORKERS_LOST, reason)
+    return TrialStatus.COMPLETED, "", None
+
+
+def _of_deaths(answer: Answer, node_names: Mapping[str, str]) -> _Ending:
+    """Ending of a run whose workers died: of themselves, for want of memory, or by a signal from outside."""
+    for death in answer.deaths:
+        if death.words:  # the rest may have been ended because of it
+            return TrialStatus.CRASHED, f"rank {death.rank}: {death.words.splitlines()[0]}", None
+    for death in answer.deaths:
+        if death.out_of_memory:
+            node = node_names.get(death.node_id, death.node_id)
+            reason = f"rank {death.rank}: its process was ended because the memory of node {node} ran out"
+            return TrialStatus.OUT_OF_MEMORY, reason, None
+    names = dict.fromkeys(node_names[death.node_id] for death in answer.deaths if death.node_id in node_names)
+    ranks = ", ".join(str(death.rank) for death in answer.deaths)
+    reason = f"rank {ranks} ended without reporting, killed from outside: {answer.deaths[0].why}"
+    return TrialStatus.INFRA_FAILED, reason, Failure(Cause.WORKER_KILLED, reason, tuple(names))
 
 
 def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None) -> TrialResult:
@@ -61,7 +94,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         spans: Spans of all ranks.
     """
     spec, answer = ended.spec, ended.answer
-    status, reason = status_of(spec, answer)
+    status, reason, failure = status_of(spec, answer, ended.node_names)
     summary = Summary(quality="")
     if status is TrialStatus.COMPLETED:
         summary = summarize(
@@ -81,7 +114,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         "device": spec.cluster.device,
         "simulated": str(spec.cluster.simulate_sensors_of is not None).lower(),
     }
-    return TrialResult(
+    result = TrialResult(
         trial_id=spec.trial_id,
         repeat=ended.repeat,
         status=status,
@@ -93,6 +126,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         start_wall_ns=ended.start_wall_ns,
         end_wall_ns=time.time_ns(),
     )
+    return result if failure is None else failure.of(result)
 
 
 def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dict[str, str]:
@@ -116,6 +150,7 @@ def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dic
     if reserved_bytes := max(outcome.memory_reserved_peak_bytes for outcome in outcomes):
         tags["memory_reserved_peak_bytes"] = str(reserved_bytes)
     tags |= outcomes[0].facts
+    tags |= agreed({outcome.rank: outcome.provenance for outcome in outcomes if outcome.provenance})
     if unprofiled := {outcome.rank: outcome for outcome in outcomes if "profile" in outcome.facts}:
         # The first failure is the cause. The lane knows which was first: clocks of different nodes do not compare.
         heard = unprofiled.get(cause.rank) if cause is not None else None

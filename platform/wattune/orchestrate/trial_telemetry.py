@@ -15,9 +15,10 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.lanes.messages import Place
+from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import (
     ClockOffset,
+    Fates,
     NodeTelemetry,
     Sensed,
     clock_offset,
@@ -35,6 +36,9 @@ LOOK_S: Final = 5.0
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
 """Backends that read a node's sensors, by the vendor of its devices."""
+
+_RAYS_MEMORY_MONITOR: Final = ("NODE_OUT_OF_MEMORY", "running low on memory")
+"""Words of Ray 2.60 about a worker that its memory monitor ended."""
 
 _REFERENCE: Final = ClockOffset(clock_offset_ns=0, clock_offset_uncertainty_ns=0)
 
@@ -54,6 +58,13 @@ class TrialTelemetry:
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Nodes whose telemetry could not be fetched, and the reason."""
+
+    def explained(self, deaths: Sequence[Death], nodes: Sequence[Node]) -> tuple[Death, ...]:
+        """Adds to deaths of workers what their nodes know about them."""
+        actors = {node.node_id: (node, actor) for node, actor in zip(nodes, self.actors, strict=False)}
+        return tuple(
+            _explained(death, *actors[death.node_id]) if death.node_id in actors else death for death in deaths
+        )
 
 
 def sensor_backends(spec: TrialSpec) -> list[str]:
@@ -100,6 +111,15 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
             known: dict[str, Any] = without_own_processes(part.manifest, pids)
             known |= asdict(offsets.get(part.node, _REFERENCE))
             telemetry.recorded.append(replace(part, manifest=known))
+
+
+def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:
+    starved = any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)
+    try:
+        fates: Fates = _answer(node, actor.fates.remote([death.pid]), LOOK_S)
+    except TelemetryError:  # the node is gone, which the study's controller finds out
+        return replace(death, out_of_memory=starved)
+    return replace(death, words=fates.words.get(death.pid, ""), out_of_memory=starved or fates.num_oom_kills > 0)
 
 
 def forget(key: str, telemetry: TrialTelemetry) -> None:

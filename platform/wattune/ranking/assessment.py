@@ -27,7 +27,7 @@ _UNCERTAINTIES: Final = {
 }
 """Metrics that are a mean over steps or its inverse, with the metric that has the uncertainty of one run's mean."""
 
-_UNDECIDED: Final = (TrialStatus.INTERRUPTED, TrialStatus.INVALID)
+_UNDECIDED: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
 """Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
 
 
@@ -39,7 +39,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
     """A metric that the objective or a constraint needs was not measured."""
     INTERRUPTED = "interrupted"
-    """Its study was stopped, or died, before anything was measured: the same command runs it again."""
+    """Its study was stopped, or died, or the cluster failed it: the same command runs it again."""
     FAILED = "failed"
     """It ran and did not complete, or it will never run."""
 
@@ -288,7 +288,7 @@ def assess_trial(
     missing = [name for name in needed if any(name not in result.metrics for result in counted)]
     failing = [margin for margin in margins if not margin.holds]
     if failures:
-        runs_again = not broken and any(result.status is TrialStatus.INTERRUPTED for result in failures)
+        runs_again = not broken and any(not result.status.is_final for result in failures)
         verdict = Verdict.INTERRUPTED if runs_again else Verdict.FAILED
         share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
         reason = "; ".join(sorted({": ".join(filter(None, (str(r.status), r.reason))) for r in failures})) + share

@@ -52,6 +52,7 @@ class Source:
         return cls(
             name=name,
             results=tracked.results,
+            unreadable=tracked.unreadable,
             objective=tracked.objective,
             constraints=tracked.constraints,
             place=f"{uri}, study {name}",

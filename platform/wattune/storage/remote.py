@@ -112,12 +112,14 @@ class RemoteStorage:
         whole = (folder.path / _RESULT).read_bytes()
         place = f"{study}/trials/{folder.path.name}"
         files = [path for path in _files(folder.path) if path.name != _RESULT]
+        # A trial that was tried again has what it was before among its attempts.
+        earlier = [path.read_bytes() for path in folder.path.glob(f"attempts/*/{_RESULT}")]
 
         def send(fs: Any) -> bool:
             there = _read(fs, f"{self._root}{place}/{_RESULT}")
             if there == whole:
                 return False
-            if there is not None and _result(there) is not None:
+            if there is not None and _result(there) is not None and there not in earlier:
                 raise TrackingError(
                     f"{self.shown}/{place} holds another measurement of this trial, made elsewhere; it is not written "
                     "over: give one of the two studies another name, or remove the trial there"

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -131,7 +131,8 @@ class TrialFolder(MeasuredFolder):
 
     def set_aside(self) -> None:
         """Moves the files of an attempt that does not count to `attempts/<n>`. The next attempt begins empty."""
-        target = self.path / _ATTEMPTS / str(len(self.attempts()) + 1)
+        numbers = [int(path.name) for path in (self.path / _ATTEMPTS).glob("[0-9]*") if path.name.isdecimal()]
+        target = self.path / _ATTEMPTS / str(max(numbers, default=0) + 1)
         target.mkdir(parents=True, exist_ok=True)
         stays = {_ATTEMPTS, "spec.json", "result.json"}
         for entry in [*(path for path in self.path.iterdir() if path.name not in stays), self.path / "result.json"]:
@@ -139,9 +140,24 @@ class TrialFolder(MeasuredFolder):
                 entry.rename(target / entry.name)  # the result comes last: with it the attempt is whole
 
     def attempts(self) -> list[TrialResult]:
-        """Reads the results of the attempts that were set aside, in order."""
-        paths = sorted((self.path / _ATTEMPTS).glob("*/result.json"), key=lambda path: int(path.parent.name))
-        return [_read_result(path) for path in paths]
+        """Reads the results of the attempts that were set aside, in order; those that can be read."""
+        paths = [path for path in (self.path / _ATTEMPTS).glob("*/result.json") if path.parent.name.isdecimal()]
+        found = []
+        for path in sorted(paths, key=lambda path: int(path.parent.name)):
+            with suppress(PlanError):  # of a trial that is done or tried again, it only counts
+                found.append(_read_result(path))
+        return found
+
+    def key(self) -> tuple[str, int]:
+        """Returns the trial's id and the repeat, from the folder's name.
+
+        Raises:
+            PlanError: The name is of another form.
+        """
+        trial_id, _, repeat = self.path.name.rpartition("-")
+        if not (trial_id and repeat.isdecimal() and repeat.isascii()):
+            raise PlanError(f"{self.path}: no folder of a trial; move it out of the study")
+        return trial_id, int(repeat)
 
     def begun_wall_ns(self) -> int:
         """Returns the time at which the latest attempt wrote its specification, on the file system's clock."""

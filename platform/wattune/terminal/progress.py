@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.objective import Constraint, Objective
-from wattune.orchestrate.events import Event, Placement, Preview, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Event, Placement, Preview, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
@@ -77,6 +77,8 @@ class Tally:
     end_s: float = math.inf
     """Time at which this call's budget of hours is used, on the clock of `add`."""
     best: RankedTrial | None = None
+    stopped: list[str] = field(default_factory=list)
+    """Descriptions of trials that are not started, because those before them failed alike."""
     _measured: bool = False
     _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
     _feasible: dict[str, RankedTrial] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class Tally:
         elif isinstance(event, Placement):
             self.lanes = max(1, event.num_at_once)
             self.expected_s = event.wall_s if self._measured else None
+        elif isinstance(event, RowStopped):
+            self.stopped.append(str(event))
         elif event.kind == "started":
             self.running[_key(event)] = _Running(event, now_s)
         else:
@@ -103,7 +107,9 @@ class Tally:
         begun = self.running.pop(_key(event), None)
         if begun is not None:
             self.took_s.append(now_s - begun.begun_s)
-        if event.result.status is TrialStatus.INTERRUPTED:
+        if not event.result.status.is_final:
+            if event.result.status is TrialStatus.INFRA_FAILED and not event.again:
+                self.failed[event.result.status] += 1
             return
         self.done += 1
         self.skipped += event.kind == "skipped"
@@ -217,9 +223,10 @@ class StudyProgress:
             if tally.failed:
                 kinds = ", ".join(f"{count} {status}" for status, count in tally.failed.most_common())
                 parts.append(Text(f"failed   {kinds}", style="red"))
+            parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
             if tally.best is not None:
                 parts.append(self._best_line(tally.best))
-            elif tally.done > tally.failed.total():
+            elif tally.done > tally.failed.total() - tally.failed[TrialStatus.INFRA_FAILED]:
                 parts.append(Text.assemble(("best     ", "bold"), ("none measured so far keeps every bound", "yellow")))
         return Group(*parts)
 
@@ -273,6 +280,8 @@ class StudyProgress:
             lanes = f"{event.num_at_once} at once on {', '.join(event.lanes)}"
             waiting = [Text(f"waits for nodes: {one}", style="yellow") for one in event.missing]
             return [Text(f"{lanes}; {self._duration_of(event)}", style="dim"), *waiting]
+        if isinstance(event, RowStopped):
+            return [Text(str(event), style="red")]
         if event.kind == "started":
             return []
         if event.kind == "skipped":
@@ -287,7 +296,8 @@ class StudyProgress:
         how = "about" if preview.measured else "at least"
         basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
         whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
-        lines = [Text(f"{preview.num_left} trial(s) to run{among}: {whole}")]
+        lines = [Text(f"not read and not run: {one.reason}", style="yellow") for one in preview.unreadable]
+        lines.append(Text(f"{preview.num_left} trial(s) to run{among}: {whole}"))
         bounds = []
         if preview.num_now < preview.num_left:
             now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
@@ -324,7 +334,8 @@ class StudyProgress:
         if event.kind == "skipped":
             line.append("done before  ")
         if result.status is not TrialStatus.COMPLETED:
-            return line.append(f"{result.status}: {result.reason}", style="red")
+            again = "; tried again" if event.again else ""
+            return line.append(f"{result.status}: {result.reason}{again}", style="red")
         metric = self._tally.objective.metric
         value = result.metrics.get(metric)
         line.append(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")

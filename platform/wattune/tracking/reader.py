@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.errors import TrackingError
+from wattune.storage.study import UnreadableTrial
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
 from wattune.tracking.store import Store, check_alive, require_store, search
 from wattune.trial import TrialResult, TrialSpec
@@ -44,6 +45,8 @@ class TrackedStudy:
     objective: str | None
     """The study's own, None if the store does not have it."""
     constraints: tuple[str, ...]
+    unreadable: tuple[UnreadableTrial, ...] = ()
+    """Repeats that were sent and cannot be read, and so are not among the results."""
 
 
 def read_study(uri: str, name: str) -> TrackedStudy:
@@ -54,7 +57,7 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         name: The study's name.
 
     Raises:
-        TrackingError: The store cannot be reached, has no such study, or its runs are of another version of wattune.
+        TrackingError: The store cannot be reached or has no such study, or not one of its trials can be read.
     """
     require_store(uri)
     with Store(uri, time.monotonic).speaking(f"read study {name}") as client:
@@ -65,15 +68,24 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         check_alive(found, uri)
         parent = next(search(client, found.experiment_id, {STUDY_TAG: name}), None)
         rows = _rows(client, parent.info.run_id) if parent else []
-        results = {row["trial"]: _pair(row) for row in rows}
-        for run in _later(client, found.experiment_id, rows):
+        results, problems = _pairs(rows)
+        # A row that cannot be read may be there as a run, at any age.
+        for run in _later(client, found.experiment_id, [] if problems else rows):
             trial = run.data.tags[TRIAL_TAG]
-            spec, result = read_run(client, run)
+            try:
+                spec, result = read_run(client, run)
+            except TrackingError as error:  # one damaged run costs itself alone
+                problems.setdefault(trial, str(error))
+                continue
             if trial not in results or result.end_wall_ns >= results[trial][1].end_wall_ns:
                 results[trial] = spec, result
+        unreadable = {trial: why for trial, why in problems.items() if trial not in results}
+        if unreadable and not results:
+            raise TrackingError(next(iter(unreadable.values())))
         tags = parent.data.tags if parent else {}
         return TrackedStudy(
             results=list(results.values()),
+            unreadable=tuple(UnreadableTrial(name=trial, reason=why) for trial, why in unreadable.items()),
             objective=tags.get("objective"),
             constraints=tuple(json.loads(tags.get("wattune.constraints", "[]"))),
         )
@@ -98,20 +110,32 @@ def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[Tria
 
 
 def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
-    """Reads the rows of the delivery log, none if there is no log yet."""
+    """Reads the rows of the delivery log; none if there is no log yet, or it is damaged and the runs have to do."""
     if not any(entry.path == DELIVERY_LOG for entry in client.list_artifacts(parent_id)):
         return []
     with TemporaryDirectory() as folder:
         path = client.download_artifacts(parent_id, DELIVERY_LOG, folder)
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return rows
+        try:
+            rows: list[dict[str, Any]] = pq.read_table(path, schema=_COLUMNS).to_pylist()
+        except (pa.ArrowException, OSError):
+            return []
+    return [row for row in rows if None not in row.values()]
 
 
-def _pair(row: dict[str, Any]) -> tuple[TrialSpec, TrialResult]:
-    try:
-        return TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TrackingError(f"{DELIVERY_LOG} was written by another version of wattune ({error})") from error
+def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, TrialResult]], dict[str, str]]:
+    """Returns the trials of the delivery log by name, and by name the reasons that others cannot be read."""
+    results, problems = {}, {}
+    for row in rows:
+        try:
+            pair = TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            problems[row["trial"]] = (
+                f"trial {row['trial']} in {DELIVERY_LOG} was written by another version of wattune or is damaged "
+                f"({error})"
+            )
+        else:
+            results[row["trial"]] = pair
+    return results, problems
 
 
 def _later(client: Any, experiment_id: str, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:

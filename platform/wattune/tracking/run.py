@@ -29,8 +29,12 @@ RUN_STATUS: Final = {
     TrialStatus.COMPLETED: "FINISHED",
     TrialStatus.ABORTED: "KILLED",
     TrialStatus.INTERRUPTED: "KILLED",
+    TrialStatus.INFRA_FAILED: "KILLED",
 }
 """MLflow's status of a run by the trial's; FAILED for all others."""
+
+NOT_FINAL: Final = tuple(str(status) for status in TrialStatus if not status.is_final)
+"""Statuses of trials that run again."""
 
 NS_PER_MS: Final = NS_PER_S // 1000
 
@@ -40,8 +44,8 @@ _WHOLE: Final = {"wattune.spec": "spec.json", "wattune.result": "result.json"}
 
 
 def is_over(run: Any) -> bool:
-    """Returns true if a run holds a complete trial: its end is sent last, and an interrupted trial runs again."""
-    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") != TrialStatus.INTERRUPTED)
+    """Returns true if a run holds a complete trial: its end is sent last, and one that is not final runs again."""
+    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") not in NOT_FINAL)
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
@@ -94,8 +98,10 @@ def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
     try:
         spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
         return TrialSpec.from_json(spec), TrialResult.from_json(result)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TrackingError(f"run {run.info.run_id} was written by another version of wattune ({error})") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TrackingError(
+            f"run {run.info.run_id} was written by another version of wattune or is damaged ({error})"
+        ) from error
 
 
 def _read_whole(client: Any, run: Any, tag: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from wattune.objective import parse_constraint, parse_objective
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
+    NOT_FINAL,
     NS_PER_MS,
     RUN_STATUS,
     STUDY_TAG,
@@ -24,7 +25,7 @@ from wattune.tracking.run import (
 )
 from wattune.tracking.store import Store, artifacts_beside, check_alive, log, search
 from wattune.tracking.view import view_path, view_tags
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
@@ -87,7 +88,7 @@ class Tracker:
         with self._store.speaking(f"send trial {name} of study {self.study_name}") as client:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run):
+                if is_over(run) and run.data.tags.get("attempt", "1") == result.tags.get("attempt", "1"):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -147,14 +148,14 @@ class Tracker:
             client.set_terminated(parent_id)
 
     def interrupted(self) -> list[tuple[str, int]]:
-        """Returns trial and repeat of every run with the status interrupted.
+        """Returns trial and repeat of every run with a status that is not final.
 
         Raises:
             TrackingError: The store cannot be reached.
         """
         with self._store.speaking(f"find interrupted trials of study {self.study_name}") as client:
             self._parent(client)
-            runs = list(search(client, self._experiment_id, {"status": str(TrialStatus.INTERRUPTED)}))
+            runs = [run for status in NOT_FINAL for run in search(client, self._experiment_id, {"status": status})]
         return [(run.data.tags["trial_id"], int(run.data.tags["repeat"])) for run in runs]
 
     def page(self) -> str:

@@ -104,6 +104,8 @@ class RankOutcome:
     """Tokens this rank sent to each expert of each layer in the measured steps; empty without experts."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Choices of the engine that no axis holds, such as the compiler of its layers."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
 
@@ -206,15 +208,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns True where an error means that host or device memory ran out.
 
     PyTorch has a class of its own only for what its device allocator is asked for. Its CPU allocator, the driver, and
-    the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS) end up in a RuntimeError, the operating
-    system in an OSError.
+    the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS, cuDNN and MIOpen) end up in a
+    RuntimeError, the operating system in an OSError.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(str(error)) is not None
 
 
-_NO_MEMORY: Final = re.compile(r"(can't|cannot) allocate memory|out of memory|BLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NO_MEMORY: Final = re.compile(
+    r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
+    r"|failed to (cuda|hip) (host )?[cm]alloc",
+    re.IGNORECASE,
+)
 
 
 PROFILE_STEPS: Final = 2

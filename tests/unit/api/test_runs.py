@@ -1,6 +1,7 @@
 """Previews of a run, and bounds that are refused: nothing is started, nothing is written."""
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 import wattune
 from wattune.api import preview
+from wattune.api.runs import environment_tags, git_commit
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 
@@ -69,3 +71,52 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
     shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
+
+
+def test_the_versions_of_the_study_are_not_given_as_those_of_its_ranks() -> None:
+    tags = environment_tags()
+    assert {name for name in tags if name.startswith("version.")} == {"version.wattune"}
+    assert "head.version.ray" in tags and "head.version.torch" not in tags
+
+
+def test_the_commit_is_of_wattunes_own_checkout_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str, at: Path = tmp_path) -> str:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(at), *own, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    checkout = tmp_path / "checkout"
+    package = checkout / "platform" / "wattune"
+    installed = checkout / ".venv" / "lib" / "wattune"
+    for folder in (package, installed):
+        folder.mkdir(parents=True)
+        (folder / "version.py").write_text("")
+    assert git_commit(package) == "", "no repository"
+    git("init", "-q", str(checkout))
+    git("add", "platform", at=checkout)
+    git("commit", "-q", "-m", "first", at=checkout)
+    assert git_commit(package) == git("rev-parse", "HEAD", at=checkout)
+    assert git_commit(installed) == "", "somebody's repository with an environment in it"
+    git("rm", "-q", "--cached", "-r", "platform", at=checkout)
+    assert git_commit(package) == "", "not a part of that repository"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit(package) == "", "no git"
+
+
+def test_a_status_that_cannot_run_again_is_refused(tmp_path: Path) -> None:
+    for call in (preview, wattune.run_study):
+        with pytest.raises(wattune.WattuneError, match='--retry: got "completed", allowed: crashed, timed_out, out_of'):
+            call(SPACE, storage=str(tmp_path / "storage"), retry=["completed"])
+    assert not (tmp_path / "storage").exists()
+
+
+def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> None:
+    planned = wattune.plan(SPACE)
+    study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+    for kept, status in zip(planned.kept, (TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY), strict=False):
+        folder = study.trial(kept.spec.trial_id, 0)
+        folder.write_spec(kept.spec)
+        folder.write_result(TrialResult(trial_id=kept.spec.trial_id, repeat=0, status=status, reason="x"))
+    asked = {names: preview(planned, storage=str(tmp_path), retry=names) for names in ((), ("crashed",))}
+    assert asked[()].num_again == 0 and asked[()].done == {TrialStatus.CRASHED: 1, TrialStatus.OUT_OF_MEMORY: 1}
+    assert asked["crashed",].num_again == 1 and asked["crashed",].done == {TrialStatus.OUT_OF_MEMORY: 1}

@@ -124,6 +124,20 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     assert reported == [{"done_trials": 1}]
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])
+def test_a_full_disk_of_the_head_is_no_bad_configuration(
+    world, specs, searcher, reported, monkeypatch, error: Exception
+) -> None:
+    def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(run_study, "run_trial", broken)
+    _trainable(searcher.suggest("t0"), lanes=FakeLanes())
+    result = world.result(specs[0])
+    assert result.status is TrialStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
+    assert type(error).__name__ in result.reason and reported == [{"done_trials": 1}]
+
+
 def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searcher, reported, monkeypatch) -> None:
     def gone(*_: Any) -> None:
         raise RayError("no answer")

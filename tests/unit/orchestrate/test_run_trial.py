@@ -124,7 +124,7 @@ def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: 
     answer = Answer(failure="a worker died", number=3, group_start_s=1.5, restart_s=2.0)
     lanes = FakeLanes(answer, lost="it leaked")
     result = ran(tmp_path, cluster, lanes, limits={"node_device_power_w": 900.0})
-    assert (result.status, result.reason) == (TrialStatus.CRASHED, "a worker died")
+    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, "a worker died")
     assert lanes.assigned[0].node_names == {"n0": "n0"} and not lanes.assigned[0].fresh
     expected = {"a": "b", "isolation": "warm", "lane": "n0", "lane_trial": "3", "group_lost": "it leaked"}
     expected |= {"group_start_s": "1.500", "group_restart_s": "2.000", "limit_looks": "1 of 1"}
@@ -142,7 +142,8 @@ def test_isolation_decides_whether_workers_are_new(tmp_path: Path, cluster: Clus
 @pytest.mark.usefixtures("telemetry")
 def test_an_error_of_workers_is_the_trials_failure(tmp_path: Path, cluster: Cluster) -> None:
     result = ran(tmp_path, cluster, FakeLanes(error=TelemetryError("the lanes\nare gone")))
-    assert (result.status, result.reason) == (TrialStatus.CRASHED, "the lanes are gone")
+    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, "the lanes are gone")
+    assert result.tags["infra_cause"] == "telemetry"
     assert result.tags["lane"] == "n0" and "lane_trial" not in result.tags
 
 
@@ -152,7 +153,8 @@ def test_telemetry_that_is_lost_fails_a_trial_that_trained(
     telemetry.lost = ["telemetry of node n0: OSError: disk full"]
     outcomes = tuple(RankOutcome(rank=rank, status=TrialStatus.COMPLETED) for rank in range(2))
     result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
-    assert (result.status, result.reason) == (TrialStatus.CRASHED, telemetry.lost[0])
+    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, telemetry.lost[0])
+    assert result.tags["infra_cause"] == "telemetry"
 
 
 @pytest.mark.usefixtures("telemetry")
@@ -160,5 +162,6 @@ def test_a_cluster_that_is_too_small_fails_the_trial_before_any_worker_starts(tm
     lanes = FakeLanes()
     large = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=3))
     result = ran(tmp_path, cluster, lanes, spec=large)
-    assert result.status is TrialStatus.CRASHED and "needs 3 node(s)" in result.reason
+    assert result.status is TrialStatus.INFRA_FAILED and "needs 3 node(s)" in result.reason
+    assert result.tags["infra_cause"] == "placement"
     assert not lanes.assigned and result.tags["lane"] == "n0,n1"

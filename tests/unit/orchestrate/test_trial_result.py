@@ -4,10 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from wattune.analysis.summary import Summary
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.orchestrate.lanes.messages import Answer
+from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
+from wattune.orchestrate.lanes.messages import Answer, Death, Place
 from wattune.orchestrate.trial_result import EndedTrial, against_limits, rank_tags, trial_result
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
@@ -28,7 +31,9 @@ def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: An
 
 
 def result_of(tmp_path: Path, answer: Answer) -> TrialResult:
-    ended = EndedTrial(spec=SPEC, repeat=3, answer=answer, limits={}, tags={"a": "b"}, start_wall_ns=7)
+    ended = EndedTrial(
+        spec=SPEC, repeat=3, answer=answer, limits={}, tags={"a": "b"}, start_wall_ns=7, node_names={"id0": "n0"}
+    )
     result = trial_result(ended, TrialFolder(tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"), None)
     assert (result.trial_id, result.repeat, result.tags["a"], result.start_wall_ns) == (SPEC.trial_id, 3, "b", 7)
     return result
@@ -67,11 +72,45 @@ def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: P
         found = result_of(tmp_path, answer)
         assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no spans here
         assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
-    assert assessed(tmp_path, first, cause=first) == (TrialStatus.CRASHED, "rank 0 ended without reporting")
+    assert assessed(tmp_path, first, cause=first) == (TrialStatus.INFRA_FAILED, "rank 0 ended without reporting")
 
 
 def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
-    assert assessed(tmp_path, failure="no resources") == (TrialStatus.CRASHED, "no resources")
+    assert assessed(tmp_path, failure="no resources") == (TrialStatus.INFRA_FAILED, "no resources")
+
+
+def died(rank: int = 1, **facts: Any) -> Death:
+    return Death(rank=rank, node_id="id0", pid=7, why="The actor died unexpectedly", **facts)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT])
+def test_a_worker_killed_from_outside_is_no_crash_whatever_the_others_say(tmp_path: Path, status: TrialStatus) -> None:
+    other = outcome(0, status, reason="rank 0: closed by peer")
+    found = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(),)))
+    assert found.status is TrialStatus.INFRA_FAILED and "rank 1 ended without reporting" in found.reason
+    assert (found.tags[CAUSE_TAG], found.tags[NODES_TAG]) == (Cause.WORKER_KILLED, "n0")
+
+
+def test_what_a_worker_did_to_itself_is_its_own(tmp_path: Path) -> None:
+    other = outcome(0, TrialStatus.CRASHED, reason="rank 0: closed by peer")
+    fatal = died(words="Fatal Python error: Segmentation fault\n\nThread 0x7f")
+    found = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(0), fatal)))
+    assert (found.status, found.reason) == (TrialStatus.CRASHED, "rank 1: Fatal Python error: Segmentation fault")
+    starved = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(out_of_memory=True),)))
+    assert starved.status is TrialStatus.OUT_OF_MEMORY and "memory of node n0 ran out" in starved.reason
+    large = outcome(0, TrialStatus.OUT_OF_MEMORY, reason="rank 0: out of memory")
+    found = result_of(tmp_path, Answer(outcomes=(large,), cause=large, deaths=(died(),)))
+    assert (found.status, found.reason) == (TrialStatus.OUT_OF_MEMORY, large.reason), "it came first"
+
+
+def test_a_node_that_lacks_a_library_is_named(tmp_path: Path) -> None:
+    lacking = outcome(1, TrialStatus.INFRA_FAILED, reason="rank 1: NodeError: not installed")
+    places = tuple(
+        Place(rank=rank, node=f"n{rank}", slot=0, device="cpu0", device_uuid=None, pid=1) for rank in range(2)
+    )
+    found = result_of(tmp_path, Answer(outcomes=(outcome(0), lacking), cause=lacking, places=places))
+    assert found.status is TrialStatus.INFRA_FAILED
+    assert (found.tags[CAUSE_TAG], found.tags[NODES_TAG]) == (Cause.NODE_UNFIT, "n1")
 
 
 def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None:
@@ -82,7 +121,7 @@ def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None
 
 def test_telemetry_that_was_lost_is_no_completed_trial(tmp_path: Path) -> None:
     status, reason = assessed(tmp_path, outcome(0), outcome(1), failure="telemetry of node n0 did not answer")
-    assert status is TrialStatus.CRASHED and "n0" in reason
+    assert status is TrialStatus.INFRA_FAILED and "n0" in reason
 
 
 def test_completed_without_any_measurement_is_invalid(tmp_path: Path) -> None:
@@ -118,6 +157,16 @@ def test_the_tags_of_ranks_are_those_of_the_slowest_and_fullest() -> None:
         "memory_reserved_peak_bytes": "50",
     }
     assert rank_tags([outcome(0)], None) == {} == rank_tags([], None)
+
+
+def test_tags_say_what_the_ranks_found_and_where_they_differ() -> None:
+    one, other = {"version.torch": "2.13.0", "env.NCCL_ALGO": "Ring"}, {"version.torch": "2.12.1"}
+    outcomes = [outcome(0, provenance=one), outcome(1, provenance=one), outcome(3, provenance=other), outcome(2)]
+    assert rank_tags(outcomes, None) == {
+        "version.torch": "rank0-1: 2.13.0; rank3: 2.12.1",
+        "env.NCCL_ALGO": "rank0-1: Ring; rank3: absent",
+    }
+    assert rank_tags(outcomes[:2], None) == one
 
 
 def test_every_result_has_its_engine_and_device_also_one_that_never_ran(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """A study read back from MLflow."""
 
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tracked_trials import DOCUMENT, START_NS, folder_of, result_of, spec_of
 
 from wattune.errors import TrackingError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.order import rank
+from wattune.ranking.sources import Source
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialStatus
@@ -54,3 +58,63 @@ def test_an_unknown_study_is_an_error_that_names_the_known_ones(tracker, tmp_pat
     tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
     with pytest.raises(TrackingError, match=f'no study "nobody" in .*{tracker.study_name}'):
         read_study(tracker.uri, "nobody")
+
+
+def test_a_damaged_row_or_run_costs_itself_alone(tracker, client, tmp_path):
+    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    pairs = {size: (spec_of(size), result_of(spec_of(size))) for size in (1, 2, 4, 8)}
+    for size in (4, 8):
+        tracker.log_trial(*pairs[size], tmp_path / "none")
+    tracker.log_study(DOCUMENT, ranking, None, [pairs[1], pairs[2], pairs[4]])
+    rewrite_log(client, tracker, {pairs[2][1].trial_id: "{", pairs[4][1].trial_id: '{"status": 7}'})
+    (run,) = (one for one in runs_of(client, tracker) if one.data.tags.get("trial_id") == pairs[8][1].trial_id)
+    client.set_tag(run.info.run_id, "wattune.result", "[]")
+    found = read_study(tracker.uri, tracker.study_name)
+    assert {result.trial_id for _, result in found.results} == {pairs[1][1].trial_id, pairs[4][1].trial_id}, (
+        "the fourth is damaged in the log and whole as a run"
+    )
+    reasons = {one.name: one.reason for one in found.unreadable}
+    assert reasons.keys() == {f"{pairs[size][1].trial_id}-0" for size in (2, 8)}
+    assert all("damaged" in reason and "by another version" in reason for reason in reasons.values())
+    assert len(Source.of_store(tracker.uri, tracker.study_name).unreadable) == 2
+
+
+def test_where_nothing_can_be_read_the_reason_is_the_error(tracker, client, tmp_path):
+    spec = spec_of()
+    tracker.log_trial(spec, result_of(spec), tmp_path / "none")
+    (run,) = (one for one in runs_of(client, tracker) if "trial_id" in one.data.tags)
+    client.set_tag(run.info.run_id, "wattune.spec", "{}")
+    with pytest.raises(TrackingError, match="another version of wattune or is damaged"):
+        read_study(tracker.uri, tracker.study_name)
+
+
+def test_a_damaged_delivery_log_is_made_up_for_by_the_runs(tracker, client, tmp_path):
+    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    pair = spec_of(), result_of(spec_of())
+    tracker.log_trial(*pair, tmp_path / "none")
+    tracker.log_study(DOCUMENT, ranking, None, [pair])
+    client.log_text(parent_of(client, tracker), "PAR1 and no more", "results.parquet")
+    assert read_study(tracker.uri, tracker.study_name).results == [pair]
+    tracker.log_study(DOCUMENT, ranking, None, [pair])
+    assert read_study(tracker.uri, tracker.study_name).results == [pair]
+
+
+def runs_of(client, tracker):
+    experiment = client.get_experiment_by_name(tracker.study_name)
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def parent_of(client, tracker) -> str:
+    return next(one.info.run_id for one in runs_of(client, tracker) if "wattune.study" in one.data.tags)
+
+
+def rewrite_log(client, tracker, results: dict[str, str]) -> None:
+    """Damages rows of the delivery log, by trial."""
+    parent_id = parent_of(client, tracker)
+    with TemporaryDirectory() as folder:
+        path = client.download_artifacts(parent_id, "results.parquet", folder)
+        rows = pq.read_table(path).to_pylist()
+        for row in rows:
+            row["result"] = results.get(row["trial"].removesuffix("-0"), row["result"])
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        client.log_artifact(parent_id, path)

@@ -6,14 +6,22 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -162,15 +170,15 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].show(group, number, rank, spans)
 
-    async def lost(self, lane: str, run: int, reason: str) -> bool:
+    async def lost(self, lane: str, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
         """See `Lane.lost`."""
-        return lane in self._lanes and self._lanes[lane].lost(run, reason)
+        return lane in self._lanes and self._lanes[lane].lost(run, reason, died)
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
             launcher = _Launcher(self._self, name, self._scratch)
-            self._lanes[name] = Lane(nodes, launcher.launch, _kill)
+            self._lanes[name] = Lane(nodes, launcher.launch, _kill, _probe)
         return self._lanes[name]
 
 
@@ -185,6 +193,28 @@ def _kill(worker: WorkerPlace) -> None:
     ray.kill(worker.actor, no_restart=True)
 
 
+async def _probe(worker: WorkerPlace) -> str:
+    """See `wattune.orchestrate.lanes.worker_group.Probe`."""
+    try:
+        await worker.actor.__ray_ready__.remote()
+    except RayError as error:
+        return death(error)
+    return ""
+
+
+def death(error: BaseException) -> str:
+    """Returns Ray's words about a process that ended; empty if the error is of another kind, such as one it raised."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ActorUnavailableError | RayTaskError):  # it may come back; it raised an error
+            return ""
+        if isinstance(seen, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError):
+            return " ".join(str(seen).split()) or type(seen).__name__
+        # Ray Train wraps what it found when it asked a worker.
+        seen = getattr(seen, "health_check_failure", None) or seen.__cause__
+    return ""
+
+
 class _Losses(UserCallback):  # type: ignore[misc]
     """Tells the lane at once that workers failed, and why. Train itself then starts others."""
 
@@ -194,8 +224,9 @@ class _Losses(UserCallback):  # type: ignore[misc]
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
         number, first = min(worker_exceptions.items())
         reason = f"worker {number} of the group: {cause(first)}"
+        died = {rank: why for rank, error in worker_exceptions.items() if (why := death(error))}
         try:
-            wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason), timeout=LOST_S)
+            wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason, died), timeout=LOST_S)
         except RayError as error:
             _log.warning("the process that holds the lanes did not answer: %s", error)
             wanted = False
@@ -213,7 +244,7 @@ class _Launcher:
         self._keeper, self._lane, self._scratch = keeper, lane, scratch
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
-        """See `wattune.orchestrate.lanes.lane.Launch`."""
+        """See `wattune.orchestrate.lanes.worker_group.Launch`."""
         scratch = tempfile.mkdtemp(dir=self._scratch)
         try:
             await asyncio.to_thread(self._fit, key, nodes, restarts, number, scratch)

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.events import TrialProgress
+from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 
@@ -75,7 +76,7 @@ class Lanes:
             answer: Answer = ray.get(pending)
         except RayActorError as error:
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            return Answer(failure=f"the process that holds the lanes ended: {why}")
+            return Answer(failure=f"the process that holds the lanes ended: {why}", infra=Cause.WORKERS_LOST)
         return answer
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:

@@ -24,12 +24,13 @@ so nothing here needs a lock. Whatever happens to a trial, its driver gets an an
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import pyarrow as pa
 
 from wattune.errors import WattuneError
+from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.messages import (
     Answer,
     Assignment,
@@ -40,7 +41,7 @@ from wattune.orchestrate.lanes.messages import (
     StopOrder,
     WorkerPlace,
 )
-from wattune.orchestrate.lanes.worker_group import Group, LaneError, Run, Trial
+from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, Launch, Probe, Run, Trial
 from wattune.trial import TrialStatus
 from wattune.workers.loop import RankOutcome
 
@@ -65,26 +66,21 @@ QUIT_S: Final = 5.0
 MOST_LOSSES: Final = 4
 """Groups lost in a row, without one trial that all ranks answered, after which the lane stops waiting."""
 
-Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
-"""Starts workers for a key on nodes; returns when they exit, raises their error.
-
-The third argument says whether Ray Train may replace lost workers, the fourth is the number of the run.
-"""
-
 
 class Lane:
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
-    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Callable[[WorkerPlace], None]) -> None:
+    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe) -> None:
         """Starts nothing.
 
         Args:
             nodes: Ray's ids of the nodes, in the plan's order.
             launch: Starts workers.
             kill: Ends a worker's process at once.
+            probe: Finds out whether a worker's process has ended.
         """
         self.nodes = nodes
-        self._launch, self._kill = launch, kill
+        self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
         self._changed = asyncio.Event()
         self._run: Run | None = None
@@ -109,7 +105,8 @@ class Lane:
                 trial = group.begin(assignment)
             except WattuneError as error:
                 start_s = time.monotonic() - begun_s
-                return Answer(failure=str(error), interrupted=self._interrupts, group_start_s=start_s)
+                infra = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST
+                return Answer(failure=str(error), infra=infra, interrupted=self._interrupts, group_start_s=start_s)
             self._notify()
             await self._watch(group, trial)
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
@@ -119,6 +116,8 @@ class Lane:
                 cause=trial.cause,
                 places=tuple(trial.places[rank] for rank in sorted(trial.places)),
                 failure="" if trial.answered and not trial.interrupted else self._closed or group.lost or "",
+                infra=None if self._closed is None else Cause.NODE_LOST,
+                deaths=group.deaths(trial),
                 interrupted=trial.interrupted,
                 stacks=trial.stacks,
                 group_start_s=start_s,
@@ -273,11 +272,13 @@ class Lane:
         if trial is not None:
             trial.spans[rank] = spans
 
-    def lost(self, run: int, reason: str) -> bool:
-        """Notes that Ray Train lost workers; returns whether it may start new ones by itself."""
+    def lost(self, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
+        """Notes that Ray Train lost workers, some of which `died`; returns whether it may start new ones by itself."""
         if self._run is None or self._run.number != run:
             return False
         if self._group is not None:
+            if self._group.lost is None:  # after that the lane may have ended them itself
+                self._group.died |= dict(died or {})
             self._lose(self._group, reason)
         return True
 
@@ -430,6 +431,8 @@ class Lane:
             await self._clear_out(group, trial, trial.cause)
         if trial.answered:
             self._num_losses = 0
+        elif not trial.interrupted and self._closed is None and not group.died:
+            await group.find_deaths(trial, self._probe_worker)
         trial.closed = True
         self._notify()
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ray.actor import ActorHandle
 
+from wattune.orchestrate.failures import Cause
 from wattune.plan.engines import CAPABILITIES
 from wattune.plan.placement import Slot
 from wattune.trial import Measure, TrialSpec
@@ -143,6 +144,21 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A worker whose process ended while it ran a trial, though its lane had not ended it."""
+
+    rank: int
+    node_id: str
+    pid: int
+    why: str
+    """Ray's words."""
+    words: str = ""
+    """Stacks of a process that a fatal signal of its own ended, such as a segmentation fault; else empty."""
+    out_of_memory: bool = False
+    """The kernel or Ray ended it because the node's memory ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Result of an assignment."""
 
@@ -153,6 +169,10 @@ class Answer:
     places: tuple[Place, ...] = ()
     failure: str = ""
     """The reason the group failed; empty if it did not."""
+    infra: Cause | None = None
+    """The part of the cluster that `failure` is about, where the lane knows it."""
+    deaths: tuple[Death, ...] = ()
+    """Workers that died in the trial."""
     interrupted: bool = False
     """The study ended: the trial is to be run again."""
     stacks: Mapping[int, str] = field(default_factory=dict)

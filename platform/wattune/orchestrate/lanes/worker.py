@@ -22,15 +22,18 @@ from ray.train.torch import get_device
 from wattune.catalog.hardware import device
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
-from wattune.errors import EngineError, WattuneError
+from wattune.errors import NodeError, WattuneError
+from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.workers.device import device_uuid
 from wattune.workers.engine import Ranks
+from wattune.workers.last_words import kept
 from wattune.workers.loop import RankOutcome, is_out_of_memory, measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
 from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workers.provenance import provenance
 from wattune.workers.watchdog import WatchedEngine
 
 _log = logging.getLogger(__name__)
@@ -51,10 +54,11 @@ def serve(config: dict[str, Any]) -> None:
     Args:
         config: `keeper` (the actor that holds the lane), `lane` (its name there), `run` (the number of the run).
     """
-    worker = _Worker(config["keeper"], config["lane"], config["run"])
-    report: Report | None = None
-    while (assigned := worker.next_trial(report)) is not None:
-        report = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+    with kept():
+        worker = _Worker(config["keeper"], config["lane"], config["run"])
+        report: Report | None = None
+        while (assigned := worker.next_trial(report)) is not None:
+            report = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
 
 
 class _Worker:
@@ -103,6 +107,7 @@ class _Worker:
         assert assigned.assignment is not None
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
+        outcome = replace(outcome, provenance=provenance(self._device))
         ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()
@@ -326,7 +331,10 @@ def _leave_to_sampler(cpus: tuple[int, ...]) -> None:
 
 def failed(rank: int, error: BaseException) -> RankOutcome:
     """The outcome of a rank whose engine raised."""
-    status = TrialStatus.OUT_OF_MEMORY if is_out_of_memory(error) else TrialStatus.CRASHED
+    if is_out_of_memory(error):
+        status = TrialStatus.OUT_OF_MEMORY
+    else:
+        status = TrialStatus.INFRA_FAILED if is_of_the_machine(error) else TrialStatus.CRASHED
     reason = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
     return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
 
@@ -353,13 +361,13 @@ def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str
         The name. Only NVIDIA's tools agree about uuids (checked on H200); elsewhere it is the slot's.
 
     Raises:
-        EngineError: Telemetry does not see the device, so its readings would be those of another one.
+        NodeError: Telemetry does not see the device, so its readings would be those of another one.
     """
     if device(spec.cluster.device).vendor != "nvidia":
         return device_name(spec, slot)
     if uuid is None or uuid not in names:
         seen = ", ".join(f"{name} {known}" for known, name in sorted(names.items(), key=lambda item: item[1])) or "none"
-        raise EngineError(
+        raise NodeError(
             f"telemetry does not see device {uuid}, which this rank drives; it sees {seen}; let the sampler's "
             "container see all devices of its node, and turn MIG off"
         )

@@ -1,13 +1,16 @@
 """State of one group of a lane's workers, and of the trial it runs, without Ray."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 
 from wattune.errors import EngineError
 from wattune.orchestrate.lanes.messages import (
     Assignment,
+    Death,
     GroupKey,
     Place,
     RankAssignment,
@@ -18,6 +21,21 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.plan.placement import place
 from wattune.trial import TrialStatus
 from wattune.workers.loop import RankOutcome
+
+Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
+"""Starts workers for a key on nodes; returns when they exit, raises their error.
+
+The third argument says whether Ray Train may replace lost workers, the fourth is the number of the run.
+"""
+
+Kill = Callable[[WorkerPlace], None]
+"""Ends a worker's process at once."""
+
+Probe = Callable[[WorkerPlace], Awaitable[str]]
+"""Returns Ray's words about a worker whose process has ended; empty while it lives."""
+
+PROBE_S: Final = 5.0
+"""Longest a worker that reported nothing may take to show that its process lives."""
 
 
 class LaneError(EngineError):
@@ -102,6 +120,8 @@ class Group:
     """Time at which all workers first waited for a trial."""
     lost: str | None = None
     """The reason it cannot run anything any more."""
+    died: dict[int, str] = field(default_factory=dict)
+    """Ray's words about workers whose process ended by itself, by number."""
 
     @property
     def complete(self) -> bool:
@@ -118,6 +138,30 @@ class Group:
         """The reason a waiting worker must not run another trial; None if all may."""
         found = (report.problem for report in self.reports.values() if report is not None)
         return next(filter(None, found), None)
+
+    async def find_deaths(self, trial: Trial, probe: Probe) -> None:
+        """Finds workers that died, where Ray Train has not said so yet: another rank's error may be first."""
+
+        async def ask(worker: WorkerPlace) -> None:
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    why = await probe(worker)
+            except TimeoutError:  # it hangs, which is no death
+                return
+            if why:
+                self.died.setdefault(worker.number, why)
+
+        silent = [number for number, rank in trial.ranks.items() if rank.rank not in trial.outcomes]
+        await asyncio.gather(*(ask(self.workers[number]) for number in silent))
+
+    def deaths(self, trial: Trial) -> tuple[Death, ...]:
+        """Returns the workers that died before they delivered their outcome of a trial."""
+        places = ((trial.ranks[number].rank, self.workers[number], why) for number, why in sorted(self.died.items()))
+        return tuple(
+            Death(rank=rank, node_id=place.node_id, pid=place.pid, why=why)
+            for rank, place, why in places
+            if rank not in trial.outcomes
+        )
 
     def begin(self, assignment: Assignment, *, only_meet: bool = False) -> Trial:
         """Begins a trial; its workers take their ranks from it.

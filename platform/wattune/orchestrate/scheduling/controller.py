@@ -9,14 +9,17 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from wattune.errors import PlanError
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
+from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, is_tried_again
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.trial_queue import QueuedTrial, RunningTrial, StudyRun, TrialQueue
 from wattune.search.strategy import Strategy
-from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 if TYPE_CHECKING:
@@ -24,19 +27,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Ending = Literal["finished", "interrupted", "budget", "nodes"]
-"""The end of a call: nothing is left, Ctrl-C, the budget is spent, or nodes are missing for trials that are left."""
+Ending = Literal["finished", "interrupted", "budget", "nodes", "failures"]
+"""The end of a call: nothing is left, Ctrl-C, the budget is spent, nodes are missing for trials that are left, or the
+cluster failed trials that are left (or all of a kind failed alike, and the rest was not started)."""
 
 AskProgress = Callable[[RunningTrial], Callable[[], TrialProgress | None]]
 
-MOST_DEATHS: Final = 2
-"""A trial whose run died so often is `crashed`: it may be causing the crashes."""
-
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two looks at which nodes are alive."""
-
-DIED_TAG: Final = "died"
-"""Tag of a result whose run died; a run that a person stopped has not."""
 
 STOPPED: Final = "stopped by the user; the same command runs it again"
 """Reason of trials that ran at a Ctrl-C, a SIGTERM or `ray job stop`.
@@ -50,53 +48,52 @@ NO_ESTIMATE_TAG: Final = "no_estimate"
 LIMIT_METRICS: Final = {"node_device_power_w": "node_device_power_peak_1s_w"}
 """The metric each hard limit bounds."""
 
-_MAY_BE_A_DEAD_NODE: Final = (TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID)
+_MAY_BE_A_DEAD_NODE: Final = (
+    TrialStatus.CRASHED,
+    TrialStatus.TIMED_OUT,
+    TrialStatus.INVALID,
+    TrialStatus.INFRA_FAILED,
+)
 """Statuses of a trial whose node may have died."""
 
 
-def recover(study: StudyFolder, tags: Mapping[str, str]) -> list[tuple[TrialSpec, TrialResult]]:
-    """Reads every result of a study, and marks trials that ran when the study's last process died.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The trials of a study that earlier calls began."""
 
-    They are marked `interrupted`, to be run once more, or `crashed` if their run died `MOST_DEATHS` times.
+    results: list[tuple[TrialSpec, TrialResult]]
+    unreadable: list[UnreadableTrial]
+    """Trials whose files cannot be read. They are left as they are, and not run again."""
+
+
+def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
+    """Reads every result of a study, and marks trials that ran when the study's last process died as `interrupted`.
 
     Args:
         study: A study that no process runs.
         tags: Tags of the results written here.
     """
-    found = []
+    found = Recovered(results=[], unreadable=[])
     for folder in study.trials():
-        spec, result = folder.spec(), folder.result()
+        try:
+            spec, result = folder.spec(), folder.result()
+            trial_id, repeat = folder.key()
+        except PlanError as error:
+            found.unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))
+            continue
         if result is None:
-            trial_id, _, repeat = folder.path.name.rpartition("-")
-            cut_off = TrialResult(
+            result = TrialResult(
                 trial_id=trial_id,
-                repeat=int(repeat),
-                status=TrialStatus.CRASHED,
-                reason="the study's process ended while it ran",
+                repeat=repeat,
+                status=TrialStatus.INTERRUPTED,
+                reason=CUT_OFF,
                 tags=dict(tags),
                 start_wall_ns=folder.begun_wall_ns(),
                 end_wall_ns=time.time_ns(),
             )
-            result = _died(folder, cut_off)
             folder.write_result(result)
-        found.append((spec, result))
+        found.results.append((spec, result))
     return found
-
-
-def _died(folder: TrialFolder, result: TrialResult) -> TrialResult:
-    """The result of a run that died: to be run once more, unless it died before."""
-    earlier = [one.reason for one in folder.attempts() if one.tags.get(DIED_TAG) == "true"]
-    tags, num_deaths = {**result.tags, DIED_TAG: "true"}, len(earlier) + 1
-    if num_deaths < MOST_DEATHS:
-        reason = f"{result.reason}; it is run once more"
-        return replace(result, status=TrialStatus.INTERRUPTED, reason=reason, tags=tags)
-    reason = f"its run died {num_deaths} times: {'; before that: '.join([result.reason, *reversed(earlier)])}"
-    return replace(result, status=TrialStatus.CRASHED, reason=reason, tags=tags)
-
-
-def will_repeat(result: TrialResult) -> bool:
-    """Returns whether the same call runs the trial once more, which sets the contents of its folder aside."""
-    return result.status is TrialStatus.INTERRUPTED and result.tags.get(DIED_TAG) == "true"
 
 
 class StudyController:
@@ -112,7 +109,9 @@ class StudyController:
             listener: Receives every event; called from one thread at a time.
         """
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        self._queue = TrialQueue(strategy, run, recover(study, run.tags))
+        recovered = recover(study, run.tags)
+        self._unreadable = tuple(recovered.unreadable)
+        self._queue = TrialQueue(strategy, run, recovered.results, unreadable=[one.name for one in self._unreadable])
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None
@@ -120,6 +119,8 @@ class StudyController:
         self._has_left: Callable[[Node], bool] = lambda _node: False
         self._looked_s = -math.inf
         self._running: dict[str, RunningTrial] = {}
+        self.stopped: list[str] = []
+        """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
     def begin(self) -> Preview:
         """Emits the preview and the trials that are skipped.
@@ -128,7 +129,7 @@ class StudyController:
             The work that is left, as far as it is known before the first trial.
         """
         with self._lock:
-            preview = self._queue.preview()
+            preview = replace(self._queue.preview(), unreadable=self._unreadable)
             self._emit(preview)
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
@@ -185,19 +186,18 @@ class StudyController:
                 found = self._queue.pop(self._opened, self._affords)
                 if found is not None:
                     running, estimate = self._estimated(self._placed(*found))
-                    if not self._rejected(running, estimate):
-                        self._begin(tune_id, running, progress)
+                    if not self._rejected(running, estimate) and self._begun(tune_id, running, progress):
                         return running
                 elif self._ending is not None or not self._queue.refill(self._opened, idle=not self._running):
                     break
             if self._ending is None and not self._running and not self._queue.num_waiting:
-                self._ending = "nodes" if self._queue.stranded else "finished"
+                self._ending = "nodes" if self._queue.stranded else "failures" if self._queue.failed else "finished"
             return None
 
     def finish(self, tune_id: str, *, error: bool) -> None:
         """Reads the result that a trial left in its folder, and passes it to strategy and listener.
 
-        A trial whose own driver or node died is interrupted and queued once more; the second time it is crashed.
+        A trial that the cluster failed is queued again, for other nodes if there are some, up to `MOST_TRIES`.
 
         Args:
             tune_id: As given to `next`.
@@ -207,21 +207,34 @@ class StudyController:
             # It stays there until the end: after a Ctrl-C between any two of these lines `interrupt` concludes it.
             running = self._running[tune_id]
             folder = self._folder(running.queued)
-            result = folder.result()
-            dead = self._dead_nodes(running) if result is None or result.status in _MAY_BE_A_DEAD_NODE else ""
-            died = bool(dead) or (result is None and error) or (result is not None and not result.status.is_final)
-            if result is None:
-                why = "the trial's driver process ended" if error else "the trial left no result"
-                result = self._write(running, TrialStatus.CRASHED, why)
-            if died:
-                reason = "; ".join(filter(None, (dead, result.reason)))
-                result = _died(folder, replace(result, reason=reason))
-                folder.write_result(result)
+            result = self._ended_as(running, folder, error=error)
             self._opened.release(running.nodes)
-            if not result.status.is_final:
-                self._queue.again(running.queued)
-            self._conclude(running, result)
+            again = is_tried_again(result, folder.attempts()) or result.status is TrialStatus.INTERRUPTED
+            if again:
+                self._queue.again(replace(running.queued, avoid=failed_nodes(result)))
+            elif not result.status.is_final:
+                self._queue.give_up(running.queued)
+            self._conclude(running, result, again=again)
+            if (stopped := self._queue.add_to_row(running.queued.spec, result)) is not None:
+                self.stopped.append(str(stopped))
+                self._emit(stopped)
             del self._running[tune_id]
+
+    def _ended_as(self, running: RunningTrial, folder: TrialFolder, *, error: bool) -> TrialResult:
+        """Returns the result of a trial that ended, and writes it unless the trial has."""
+        found = folder.result()
+        dead = self._dead_nodes(running) if found is None or found.status in _MAY_BE_A_DEAD_NODE else ()
+        result = found or self._ended(running, TrialStatus.CRASHED, "the trial left no result")
+        if dead:
+            self._looked_s = -math.inf  # the repeat must not start there
+            reason = f"node {', '.join(dead)} left the cluster"
+            reason = reason if found is None else f"{reason}; {found.reason}"
+            result = Failure(Cause.NODE_LOST, reason, dead).of(result)
+        elif found is None and error:
+            result = Failure(Cause.HEAD, "the trial's driver process ended").of(result)
+        if result is not found:
+            self._keep(folder, result)
+        return result
 
     def interrupt(self) -> None:
         """Marks running trials as interrupted, unless their result arrived at the last moment."""
@@ -296,6 +309,19 @@ class StudyController:
                 return True
         return False
 
+    def _begun(self, tune_id: str, running: RunningTrial, progress: AskProgress | None) -> bool:
+        """Begins a trial; returns whether the study's disk let it. If not, no other trial could begin either."""
+        try:
+            self._begin(tune_id, running, progress)
+        except OSError as error:
+            del self._running[tune_id]
+            self._opened.release(running.nodes)
+            self._queue.give_up(running.queued)
+            self._ending = "failures"
+            self.stopped.append(f"nothing can be written in {self._study.path}: {error.strerror or error}")
+            return False
+        return True
+
     def _begin(self, tune_id: str, running: RunningTrial, progress: AskProgress | None) -> None:
         folder = self._folder(running.queued)
         self._running[tune_id] = running  # first: after a Ctrl-C between any two of these lines `interrupt` marks it
@@ -306,17 +332,23 @@ class StudyController:
             self._run.budget.spend()
         self._report("started", running, None, progress(running) if progress is not None else None)
 
-    def _conclude(self, running: RunningTrial, result: TrialResult) -> None:
+    def _conclude(self, running: RunningTrial, result: TrialResult, *, again: bool = False) -> None:
         if result.status.is_final:
             self._queue.note(running.queued.spec, result, running.tags["nodes"])
             self._strategy.tell(running.queued.spec, result)
-        self._report("finished", running, result)
+        self._report("finished", running, result, again=again)
 
-    def _dead_nodes(self, running: RunningTrial) -> str:
+    def _dead_nodes(self, running: RunningTrial) -> tuple[str, ...]:
         """Names the nodes of a trial that are dead; empty if all live."""
         alive = {node.node_id for node in self._alive()}
-        dead = [node.name for node in running.nodes if node.node_id not in alive or self._has_left(node)]
-        return f"node {', '.join(dead)} left the cluster" if dead else ""
+        return tuple(node.name for node in running.nodes if node.node_id not in alive or self._has_left(node))
+
+    def _keep(self, folder: TrialFolder, result: TrialResult) -> None:
+        """Writes a result. Where the disk does not take it, the next call finds the trial cut off."""
+        try:
+            folder.write_result(result)
+        except OSError as error:
+            _log.warning("the result of trial %s cannot be written: %s", result.trial_id, error)
 
     def _write(self, running: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
         """Writes a result for a trial that left none."""
@@ -328,7 +360,8 @@ class StudyController:
         """Makes a result for a trial that left none, and writes its specification."""
         folder, queued, now_ns = self._folder(running.queued), running.queued, time.time_ns()
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
-        folder.write_spec(queued.spec)
+        with suppress(OSError):  # a full disk; where the trial began, it is there
+            folder.write_spec(queued.spec)
         return TrialResult(
             trial_id=queued.trial_id,
             repeat=queued.repeat,
@@ -348,6 +381,8 @@ class StudyController:
         running: RunningTrial,
         result: TrialResult | None,
         progress: Callable[[], TrialProgress | None] | None = None,
+        *,
+        again: bool = False,
     ) -> None:
         queued = running.queued
         self._emit(
@@ -357,6 +392,7 @@ class StudyController:
                 repeat=queued.repeat,
                 result=result,
                 role=queued.role,
+                again=again,
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,

@@ -1,7 +1,7 @@
 """Free nodes, and the choice of nodes for a trial."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,12 +34,16 @@ class Slots:
         """The nodes that are alive."""
         return self._cluster.nodes
 
-    def take(self, spec: ClusterSpec) -> tuple["Node", ...] | None:
+    def take(self, spec: ClusterSpec, avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
         """Takes nodes for a trial until `release`; None if too few are free.
 
         Sets that were used before come first: their workers may still be warm, and results of one set compare best.
+
+        Args:
+            spec: The nodes that are wanted.
+            avoid: Names of nodes to take only if there would not be enough others with nothing running.
         """
-        nodes = self._choose(spec, set(self._taken))
+        nodes = self._choose(spec, set(self._taken), avoid)
         if nodes is None:
             return None
         used = self._sets[_kind(spec)]
@@ -55,9 +59,9 @@ class Slots:
         for node in nodes:
             self._taken.pop(node.domain, None)
 
-    def is_free(self, spec: ClusterSpec) -> bool:
+    def is_free(self, spec: ClusterSpec, avoid: Set[str] = frozenset()) -> bool:
         """Returns whether `take` would find nodes now."""
-        return self._choose(spec, set(self._taken)) is not None
+        return self._choose(spec, set(self._taken), avoid) is not None
 
     def exists(self, spec: ClusterSpec) -> bool:
         """Returns whether `take` would find nodes if nothing ran."""
@@ -76,8 +80,10 @@ class Slots:
         """Describes the nodes a trial wants and the nodes there are."""
         return self._cluster.missing(spec)
 
-    def _choose(self, spec: ClusterSpec, taken: set[str]) -> tuple["Node", ...] | None:
-        free = [node for node in self._cluster.fitting(spec) if node.domain not in taken]
+    def _choose(self, spec: ClusterSpec, taken: set[str], avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
+        fitting = self._cluster.fitting(spec)
+        others = [node for node in fitting if node.name not in avoid]
+        free = [node for node in (others if len(others) >= spec.num_nodes else fitting) if node.domain not in taken]
         if len(free) < spec.num_nodes:
             return None
         ids = {node.node_id for node in free}

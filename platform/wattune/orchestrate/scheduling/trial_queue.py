@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, Role
+from wattune.orchestrate.events import Preview, Role, RowStopped
+from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.order import run_order, workers_of
@@ -46,6 +47,8 @@ class StudyRun:
     reference: TrialSpec | None = None
     """The trial that is measured again and again; None takes the first that completes, for each kind of workers."""
     budget: Budget | None = None
+    retry: frozenset[TrialStatus] = frozenset()
+    """Statuses of earlier calls' trials that run again, beside those that do anyway."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial. A trial that is estimated above a hard limit is rejected instead of run."""
 
@@ -59,6 +62,13 @@ class QueuedTrial:
     repeat: int
     measure: Measure
     role: Role = "trial"
+    avoid: frozenset[str] = frozenset()
+    """Names of nodes that failed it; others come first."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.trial_id}-{self.repeat}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +97,20 @@ def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, fl
 class TrialQueue:
     """Waiting trials in the order they run, filled by the strategy and by results."""
 
-    def __init__(self, strategy: Strategy, run: StudyRun, results: Iterable[tuple[TrialSpec, TrialResult]]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        run: StudyRun,
+        results: Iterable[tuple[TrialSpec, TrialResult]],
+        unreadable: Iterable[str] = (),
+    ) -> None:
         """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
 
         Args:
             strategy: Proposes specifications.
             run: Settings of the study.
             results: Results of earlier calls; trials whose result is not final run again.
+            unreadable: Names of the folders of trials that cannot be read, which do not run.
         """
         self._strategy, self._run = strategy, run
         self._queues: dict[str, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
@@ -110,13 +127,21 @@ class TrialQueue:
         self._since_reference: Counter[Hashable] = Counter()
         self._running_references: set[tuple[str, int]] = set()
         self._num_again = 0
+        self._left_out = set(unreadable)
+        """Folder names of trials that this call does not queue (again)."""
+        self._given_up: list[QueuedTrial] = []
+        self._rows: dict[Hashable, Row] = {}
+        self._held: dict[Hashable, list[QueuedTrial]] = {}
+        self._last: set[tuple[str, int]] = set()
         self.done: dict[tuple[str, int], TrialResult] = {}
         """Final results by trial and repeat."""
         if run.reference is not None:
             self._references[workers_of(run.reference)] = run.reference
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
-            if not result.status.is_final:
+            if not result.status.is_final or result.status in run.retry:
                 self._num_again += 1
+                if result.status is TrialStatus.INFRA_FAILED or result.reason == CUT_OFF:
+                    self._last.add((result.trial_id, result.repeat))
                 continue
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
@@ -152,13 +177,46 @@ class TrialQueue:
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
-        waiting = sum(counts) + len(self._stranded)
+        waiting = sum(counts) + len(self._stranded) + len(self.failed)
         return waiting + num_references + num_to_ask * measure.repeats + num_repeats + num_finalists
 
     @property
     def stranded(self) -> tuple[QueuedTrial, ...]:
         """Trials whose nodes do not exist."""
         return tuple(self._stranded)
+
+    @property
+    def failed(self) -> tuple[QueuedTrial, ...]:
+        """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
+        return (*self._given_up, *(queued for held in self._held.values() for queued in held))
+
+    def give_up(self, queued: QueuedTrial) -> None:
+        """Leaves a trial that the cluster failed to a later call."""
+        self._given_up.append(queued)
+        self._left_out.add(queued.name)
+        self._running_references.discard((queued.trial_id, queued.repeat))
+
+    def add_to_row(self, spec: TrialSpec, result: TrialResult) -> RowStopped | None:
+        """Adds the end of a trial to the row of failures of its workers.
+
+        Returns:
+            The row, if it is so long that no more trials for these workers start from now on.
+        """
+        workers = workers_of(spec)
+        row = self._rows.get(workers, Row()).then(result)
+        self._rows[workers] = row
+        if row.count < MOST_ALIKE or workers in self._held:
+            return None
+        held = self._held[workers] = []
+        for queue in self._queues.values():
+            kept = [one for one in queue if workers_of(one[1].spec) != workers]
+            held += [one[1] for one in queue if workers_of(one[1].spec) == workers and not self._is_needless(one[1])]
+            queue.clear()
+            queue.extend(kept)
+        for queued in held:
+            self._left_out.add(queued.name)
+            self._uncount(queued.trial_id, queued.repeat)
+        return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=len(held))
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
         """Keeps a final result, and updates expected times and reference trials.
@@ -184,6 +242,8 @@ class TrialQueue:
 
     def again(self, queued: QueuedTrial) -> None:
         """Queues a trial before all others of its kind of device."""
+        if self._holds(queued):
+            return
         self._num_queued += 1
         self._queues[queued.spec.cluster.device].appendleft((-self._num_queued, queued))
         self._count(queued)
@@ -210,11 +270,11 @@ class TrialQueue:
         for _, device in heads:
             queue = self._queues[device]
             queued = self._head(queue, slots)
-            if queued is None or not slots.is_free(queued.spec.cluster):
+            if queued is None or not slots.is_free(queued.spec.cluster, queued.avoid):
                 continue
             if not affords(queued):
                 return None
-            nodes = slots.take(queued.spec.cluster)
+            nodes = slots.take(queued.spec.cluster, queued.avoid)
             assert nodes is not None, "free a moment ago"
             reference = self._due_reference(queued, ",".join(node.name for node in nodes))
             if reference is None:
@@ -246,7 +306,7 @@ class TrialQueue:
             self._rounds_queued = True
             self._enqueue(self._rounds(list(self._asked.values())))
             return True
-        if measure.soak_finalists and not self._soaks_queued and not self._stranded:
+        if measure.soak_finalists and not self._soaks_queued and not self._stranded and not self._held:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
             finalists = run.finalists()[: measure.soak_finalists]
@@ -309,6 +369,8 @@ class TrialQueue:
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.order == "listed":
             pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
+        # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
+        pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
@@ -316,11 +378,21 @@ class TrialQueue:
 
     def _enqueue(self, trials: Iterable[QueuedTrial]) -> None:
         for queued in trials:
-            if (queued.trial_id, queued.repeat) not in self.done:
+            known = (queued.trial_id, queued.repeat) in self.done or queued.name in self._left_out
+            if not known and not self._holds(queued):
                 self._queues[queued.spec.cluster.device].append((self._num_queued, queued))
                 self._num_queued += 1
                 if not self._is_needless(queued):
                     self._count(queued)
+
+    def _holds(self, queued: QueuedTrial) -> bool:
+        """Keeps a trial from starting, if all of its kind failed; returns whether it does."""
+        held = self._held.get(workers_of(queued.spec))
+        if held is None:
+            return False
+        held.append(queued)
+        self._left_out.add(queued.name)
+        return True
 
     def _count(self, queued: QueuedTrial) -> None:
         """Counts a trial that is going to run."""
@@ -368,6 +440,6 @@ class TrialQueue:
 
     def _wants_more(self, slots: Slots) -> bool:
         """Returns whether nodes are idle that another proposal might use."""
-        if self.num_waiting >= LOOK_AHEAD:
+        if self.num_waiting + sum(map(len, self._held.values())) >= LOOK_AHEAD:
             return False
         return any(not self._queues[spec.device] and slots.is_free(spec) for spec in self._run.clusters)

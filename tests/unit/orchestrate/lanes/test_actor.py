@@ -8,11 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from wattune.errors import TelemetryError
 from wattune.orchestrate.lanes import actor
-from wattune.orchestrate.lanes.actor import LaneKeeper, cause
+from wattune.orchestrate.lanes.actor import LaneKeeper, cause, death
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.workers.loop import RankOutcome
 
@@ -72,7 +79,7 @@ class FakeLane:
 def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
     """An actor's instance in this process, whose lanes are fakes."""
     monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
-    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill: FakeLane(nodes))
+    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe: FakeLane(nodes))
     return LaneKeeper(str(tmp_path))
 
 
@@ -203,5 +210,28 @@ def test_a_train_run_nobody_wants_ends_before_it_starts_other_workers(
     holder: Any = SimpleNamespace(lost=SimpleNamespace(remote=lambda *said: told.append(said)))
     losses = actor._Losses(holder, "lane", 4)
     losses.after_exception(None, {2: ValueError("later"), 0: RayTaskError("f", "", OSError("disk full"))})
-    assert told == [("lane", 4, "worker 0 of the group: OSError: disk full")]
+    assert told == [("lane", 4, "worker 0 of the group: OSError: disk full", {})]
     assert exits == ([1] if ends else [])
+
+
+def test_only_a_process_that_ended_has_died() -> None:
+    polled = RuntimeError("A worker health check failed.")
+    polled.health_check_failure = WorkerCrashedError()  # type: ignore[attr-defined]
+    assert "died" in death(ActorDiedError()) and death(polled)
+    assert death(ActorUnavailableError("no answer", b"\0" * 16)) == "", "it may come back"
+    assert death(RayTaskError("serve", "", ValueError("a broken engine"))) == ""
+    assert death(ValueError("a broken engine")) == ""
+
+
+def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
+    async def ended() -> None:
+        raise ActorDiedError
+
+    async def lives() -> None:
+        return None
+
+    def place(answer: Any) -> Any:
+        return SimpleNamespace(actor=SimpleNamespace(__ray_ready__=SimpleNamespace(remote=answer)))
+
+    assert asyncio.run(actor._probe(place(lives))) == ""
+    assert "died" in asyncio.run(actor._probe(place(ended)))

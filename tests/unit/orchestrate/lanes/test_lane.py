@@ -10,6 +10,7 @@ from virtual_time import run_in_virtual_time
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
@@ -102,9 +103,12 @@ class Workers:
     lane: Lane = None  # type: ignore[assignment]
     fails: list[str] = field(default_factory=list)
     """Reasons for which the next runs end before they begin."""
+    dead: set[int] = field(default_factory=set)
+    """Workers whose process is gone, though nobody has said so."""
+    probed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lane = Lane(("id0",), self.launch, self.kill)
+        self.lane = Lane(("id0",), self.launch, self.kill, self.probe)
         self._present: dict[int, Worker] = {}
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
@@ -128,6 +132,10 @@ class Workers:
                 return
             if not restarts:
                 raise RuntimeError("a worker was killed")
+
+    async def probe(self, asked: WorkerPlace) -> str:
+        self.probed.append(asked.number)
+        return "it has died" if asked.number in self.dead else ""
 
     def kill(self, dead: WorkerPlace) -> None:
         self._present[dead.number].task.cancel()
@@ -443,3 +451,52 @@ def test_trials_that_kill_their_workers_again_and_again_do_not_cost_a_good_one()
         assert statuses(await workers.lane.run(assignment("good"))) == ["completed", "completed"]
 
     assert len(run(scenario, act).launches) == 2  # and the workers' own driver was replaced once
+
+
+def test_a_dead_worker_is_found_behind_the_error_of_the_rank_that_missed_it() -> None:
+    """The connection breaks at once; Ray Train asks its workers every two seconds."""
+
+    async def act(worker: Worker, assigned: RankAssignment) -> Report:
+        assert assigned.assignment is not None
+        if assigned.assignment.name != "killed":
+            return await worker.deliver(assigned)
+        if assigned.rank == 1:
+            worker.workers.dead.add(worker.number)
+            await asyncio.sleep(HANGS_S)
+        broken = crashed(0, "rank 0: RuntimeError: Connection closed by peer")
+        worker.workers.lane.failing(worker.group, assigned.number, broken, keeps_group=False)
+        return await worker.deliver(assigned, broken)
+
+    async def scenario(workers: Workers) -> None:
+        answer = await workers.lane.run(assignment("killed"))
+        (death,) = answer.deaths
+        assert (death.rank, death.node_id, death.why) == (1, "id0", "it has died") and death.pid == 1
+        workers.dead.clear()
+        after = await workers.lane.run(assignment("next"))
+        assert statuses(after) == ["completed", "completed"] and not after.deaths
+
+    assert run(scenario, act).probed == [1], "a rank that reported lives"
+
+
+def test_what_train_says_of_the_dead_is_not_asked_again() -> None:
+    async def act(worker: Worker, assigned: RankAssignment) -> Report:
+        await asyncio.sleep(HANGS_S)
+        return CLEAN
+
+    async def scenario(workers: Workers) -> None:
+        pending = asyncio.create_task(workers.lane.run(assignment("dies")))
+        await asyncio.sleep(0.1)
+        assert workers.lane.lost(1, "worker 1 of the group: killed", {1: "killed"})
+        answer = await pending
+        assert [(one.rank, one.why) for one in answer.deaths] == [(1, "killed")] and answer.infra is None
+
+    assert run(scenario, act).probed == []
+
+
+def test_workers_that_do_not_start_are_a_failure_of_the_cluster() -> None:
+    async def scenario(workers: Workers) -> None:
+        workers.fails = ["no resources"] * 9
+        answer = await workers.lane.run(assignment("a"))
+        assert answer.infra is Cause.PLACEMENT and "no resources" in answer.failure
+
+    run(scenario)

@@ -8,7 +8,7 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
-from wattune.errors import EngineError
+from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.lanes.worker import device_name, failed, sensed_name
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, TrialStatus, Workload
@@ -85,6 +85,22 @@ def test_failures_are_classified_and_stamped() -> None:
     memory = failed(3, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"))
     assert memory.status is TrialStatus.OUT_OF_MEMORY and memory.end_mono_ns >= before_ns
     assert failed(3, ValueError("x")).reason == "rank 3: ValueError: x"
+    assert failed(3, FileNotFoundError(2, "no tokens there")).status is TrialStatus.CRASHED, "the space named it"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NodeError('engine "deepspeed" needs deepspeed, which is not installed'),
+        ImportError("libcudnn.so.9: cannot open shared object file"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_what_one_node_lacks_is_not_the_plans_failure(error: Exception) -> None:
+    assert failed(3, error).status is TrialStatus.INFRA_FAILED
+    wrapped = RuntimeError("compiling failed")
+    wrapped.__cause__ = error
+    assert failed(3, wrapped).status is TrialStatus.INFRA_FAILED
 
 
 def test_a_device_is_named_by_its_kind_and_slot() -> None:

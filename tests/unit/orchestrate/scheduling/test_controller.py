@@ -3,11 +3,13 @@
 import math
 import statistics
 import time
+from dataclasses import replace
 
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Placement, Preview, TrialEvent
+from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEvent
+from wattune.orchestrate.failures import CAUSE_TAG, MOST_ALIKE, MOST_TRIES, NODES_TAG, Cause, Failure
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
 from wattune.storage.study import StudyFolder, TrialFolder
@@ -29,9 +31,16 @@ def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
 
 @pytest.mark.parametrize(
     ("status", "runs_again"),
-    [(TrialStatus.INTERRUPTED, True), (TrialStatus.CRASHED, False), (TrialStatus.ABORTED, False)],
+    [
+        (TrialStatus.INTERRUPTED, True),
+        (TrialStatus.INFRA_FAILED, True),
+        (TrialStatus.CRASHED, False),
+        (TrialStatus.ABORTED, False),
+    ],
 )
-def test_only_an_interrupted_trial_runs_again(world, specs, status: TrialStatus, runs_again: bool) -> None:
+def test_only_a_trial_that_says_nothing_about_its_plan_runs_again(
+    world, specs, status: TrialStatus, runs_again: bool
+) -> None:
     world.write(specs[0], status=status)
     ran = world.drain(world.controller(specs))
     assert (1 in sizes(ran)) is runs_again
@@ -65,18 +74,170 @@ def test_a_trial_that_left_no_result_is_crashed(world, specs) -> None:
     assert controller.next("t1") is None
 
 
-def test_a_trial_whose_driver_dies_runs_once_more_and_then_is_crashed(world, specs) -> None:
+def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later_call(world, specs, learner) -> None:
+    strategy = learner(specs)
+    controller = world.controller(specs, strategy=strategy)
+    for number in range(MOST_TRIES):
+        running = controller.next(f"t{number}")
+        assert running.queued.spec == specs[0] and running.tags.get("attempt", "1") == str(number + 1)
+        controller.finish(f"t{number}", error=True)
+        found = world.result(specs[0])
+        assert found.status is TrialStatus.INFRA_FAILED and found.tags[CAUSE_TAG] == Cause.HEAD
+        assert world.heard[-1].again is (number + 1 < MOST_TRIES) and not strategy.told
+    assert [one.tags[CAUSE_TAG] for one in world.study.trial(specs[0].trial_id, 0).attempts()] == [Cause.HEAD] * 2
+    assert sizes(world.drain(controller)) == [2, 4] and controller.ending == "failures" and controller.num_left == 1
+    assert len(strategy.told) == 2, "nothing is learnt from the cluster's failures"
+
+    later = world.controller(specs)
+    assert sizes(world.drain(later)) == [1] and later.ending == "finished"
+    assert world.result(specs[0]).status is TrialStatus.COMPLETED
+
+
+def test_a_later_call_tries_once_more_and_last_of_all(world, specs) -> None:
+    controller = world.controller(specs[:1])
+    for number in range(MOST_TRIES):
+        controller.next(f"t{number}")
+        controller.finish(f"t{number}", error=True)
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), None
+    assert sizes([first]) == [2]
+    world.run(controller, first, "t0")
+    second = controller.next("t1")
+    world.run(controller, second, "t1")
+    again = controller.next("t2")
+    assert sizes([second, again]) == [4, 1] and again.tags["attempt"] == str(MOST_TRIES + 1)
+    controller.finish("t2", error=True)
+    assert controller.next("t3") is None and controller.ending == "failures"
+
+
+def test_causes_are_counted_apart(world, specs) -> None:
+    controller = world.controller(specs[:1])
+    for number, cause in enumerate((Cause.WORKER_KILLED, Cause.PLACEMENT) * (MOST_TRIES - 1)):
+        fail(world, controller, controller.next(f"t{number}"), f"t{number}", cause)
+    last = controller.next("t9")
+    assert last is not None
+    fail(world, controller, last, "t9", Cause.PLACEMENT)
+    assert controller.next("t10") is None and controller.num_left == 1
+
+
+def fail(world, controller, running, tune_id: str, cause: Cause, *, nodes: tuple[str, ...] = ()) -> None:
+    """Ends a trial with a failure of the cluster, as `run_trial` does."""
+    queued = running.queued
+    world.write(queued.spec, queued.repeat, tags=dict(running.tags))
+    folder = world.study.trial(queued.trial_id, queued.repeat)
+    folder.write_result(Failure(cause, f"{cause} of trial {queued.trial_id}", nodes).of(folder.result()))
+    controller.finish(tune_id, error=False)
+
+
+def test_a_trial_is_tried_again_on_other_nodes_and_waits_for_them(world, specs, new_node) -> None:
+    world.nodes += [new_node("n1")]
+    controller = world.controller(specs)
+    first, second = controller.next("t0"), controller.next("t1")
+    fail(world, controller, first, "t0", Cause.PLACEMENT)
+    assert controller.next("t2") is None and controller.ending is None, "the other node is taken"
+    world.run(controller, second, "t1")
+    again = controller.next("t2")
+    assert again.queued.spec == first.queued.spec and again.nodes == second.nodes
+    assert controller.next("t3").nodes == first.nodes, "which others may use"
+
+
+def test_only_the_node_at_fault_is_avoided(world, make_specs, new_node) -> None:
+    world.nodes += [new_node("n1"), new_node("n2")]
+    (large,) = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    controller = world.controller([large])
+    first = controller.next("t0")
+    assert first.node_names == ("n0", "n1")
+    fail(world, controller, first, "t0", Cause.NODE_UNFIT, nodes=("n1",))
+    assert controller.next("t1").node_names == ("n0", "n2")
+
+
+def test_where_there_is_no_other_node_the_same_one_is_tried(world, specs) -> None:
+    controller = world.controller(specs)
+    fail(world, controller, controller.next("t0"), "t0", Cause.WORKER_KILLED, nodes=("n0",))
+    assert controller.next("t1").node_names == ("n0",)
+
+
+def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_specs) -> None:
+    torch = make_specs(MOST_ALIKE + 3)
+    other = [replace(spec, engine="deepspeed") for spec in make_specs(2)]
+    controller = world.controller([*torch, *other])
+    for number in range(MOST_ALIKE):
+        running = controller.next(f"t{number}")
+        end(world, controller, running, f"t{number}", TrialStatus.CRASHED, f"rank {number}: no /lib/cuda{number}.so")
+    (stopped,) = (one for one in world.heard if isinstance(one, RowStopped))
+    assert (stopped.count, stopped.num_held, stopped.engine) == (MOST_ALIKE, 3, "torch")
+    assert [one.queued.spec.engine for one in world.drain(controller)] == ["deepspeed"] * 2
+    assert controller.ending == "failures" and controller.num_left == 3
+    assert controller.stopped == [str(stopped)] and "were crashed" in str(stopped)
+    assert sizes(world.drain(world.controller([*torch, *other]))) == [6, 7, 8], "the same command tries on"
+
+
+def end(world, controller, running, tune_id: str, status: TrialStatus, reason: str) -> None:
+    """Ends a trial with a status and a reason."""
+    world.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
+    folder = world.study.trial(running.queued.trial_id, running.queued.repeat)
+    folder.write_result(replace(folder.result(), reason=reason))
+    controller.finish(tune_id, error=False)
+
+
+def test_a_success_another_reason_and_findings_about_plans_end_or_pass_a_row(world, make_specs) -> None:
+    specs = make_specs(4 * MOST_ALIKE)
+    controller = world.controller(specs)
+    endings = [(TrialStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(TrialStatus.COMPLETED, "")]
+    endings += [(TrialStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(TrialStatus.CRASHED, "another")]
+    endings += [(TrialStatus.OUT_OF_MEMORY, "rank 1")] * MOST_ALIKE
+    endings += [(TrialStatus.CRASHED, "another")] * (MOST_ALIKE - 2)
+    for number, (status, reason) in enumerate(endings):
+        end(world, controller, controller.next(f"t{number}"), f"t{number}", status, reason)
+    assert not controller.stopped
+    end(world, controller, controller.next("last"), "last", TrialStatus.CRASHED, "another")
+    assert len(controller.stopped) == 1, "out of memory is a finding, and in between no success"
+
+
+def test_failed_trials_run_again_if_asked_and_what_they_left_stays(world, specs) -> None:
+    for spec, status in zip(specs, (TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.COMPLETED), strict=True):
+        world.write(spec, status=status)
+    assert world.drain(world.controller(specs)) == []
+    controller = world.controller(specs, retry=frozenset({TrialStatus.CRASHED}))
+    preview = [one for one in world.heard if isinstance(one, Preview)][-1]
+    assert (preview.num_again, preview.num_done) == (1, 2)
+    (running,) = world.drain(controller)
+    assert running.queued.spec == specs[0] and running.tags["attempt"] == "2"
+    folder = world.study.trial(specs[0].trial_id, 0)
+    assert [one.status for one in folder.attempts()] == [TrialStatus.CRASHED]
+    assert world.result(specs[0]).status is TrialStatus.COMPLETED
+
+
+@pytest.mark.parametrize("damage", ["result.json", "spec.json"])
+def test_one_unreadable_trial_does_not_keep_the_others_from_running(world, specs, damage: str) -> None:
+    world.write(specs[0])
+    folder = world.study.trial(specs[0].trial_id, 0)
+    (folder.path / damage).write_text('{"status": ')
+    stray = world.study.trial("notes", 0).path.with_name("notes")
+    stray.mkdir(parents=True)
+    (stray / "spec.json").write_text((world.study.trial(specs[0].trial_id, 0).path / "spec.json").read_text())
+    controller = world.controller(specs)
+    (preview,) = (one for one in world.heard if isinstance(one, Preview))
+    assert {one.name for one in preview.unreadable} == {folder.path.name, "notes"}
+    assert sizes(world.drain(controller)) == [2, 4] and controller.ending == "finished"
+    assert (folder.path / damage).read_text() == '{"status": ', "it is left as it is"
+
+
+def test_a_full_disk_stops_the_study_in_order_and_costs_no_result(world, specs, monkeypatch) -> None:
     controller = world.controller(specs)
     controller.next("t0")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFolder, "write_result", full)
+    monkeypatch.setattr(TrialFolder, "write_spec", full)
     controller.finish("t0", error=True)
-    first = world.result(specs[0])
-    assert first.status is TrialStatus.INTERRUPTED and first.tags["died"] == "true" and "once more" in first.reason
-    again = controller.next("t1")
-    assert again.queued.spec == specs[0] and again.tags["attempt"] == "2"
-    controller.finish("t1", error=True)
-    second = world.result(specs[0])
-    assert second.status is TrialStatus.CRASHED and "died 2 times" in second.reason
-    assert controller.next("t2").queued.spec == specs[1]
+    assert world.heard[-1].result.status is TrialStatus.INFRA_FAILED
+    assert controller.next("t1") is None and controller.ending == "failures"
+    assert controller.stopped == [f"nothing can be written in {world.study.path}: No space left on device"]
+    monkeypatch.undo()
+    assert len(world.drain(world.controller(specs))) == 3
 
 
 def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, specs) -> None:
@@ -95,19 +256,16 @@ def killed(world, spec: TrialSpec) -> None:
     folder.write_spec(spec)
 
 
-def test_a_killed_study_repeats_its_running_trial_once_and_then_gives_up_on_it(world, specs) -> None:
-    killed(world, specs[0])
-    world.controller(specs)
-    first = world.result(specs[0])
-    assert first.status is TrialStatus.INTERRUPTED and "the study's process ended while it ran" in first.reason
-    assert first.start_wall_ns <= first.end_wall_ns
-
-    killed(world, specs[0])
-    controller = world.controller(specs)
-    assert world.result(specs[0]).status is TrialStatus.CRASHED
-    assert sizes(world.drain(controller)) == [2, 4]
-    attempts = world.study.trial(specs[0].trial_id, 0).attempts()
-    assert [one.status for one in attempts] == [TrialStatus.INTERRUPTED]
+def test_a_killed_study_repeats_its_running_trial_after_all_others_however_often(world, specs) -> None:
+    for num_before in range(4):
+        killed(world, specs[0])
+        controller = world.controller(specs)
+        found = world.result(specs[0])
+        assert found.status is TrialStatus.INTERRUPTED and "the study's process ended while it ran" in found.reason
+        assert found.start_wall_ns <= found.end_wall_ns
+        attempts = world.study.trial(specs[0].trial_id, 0).attempts()
+        assert [one.status for one in attempts] == [TrialStatus.INTERRUPTED] * num_before
+    assert sizes(world.drain(controller)) == [2, 4, 1], "it may be the reason that the study ended"
 
 
 def test_a_trial_that_a_person_stopped_has_not_died(world, specs) -> None:
@@ -215,8 +373,9 @@ def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node,
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
     world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
     marked = world.result(dying.queued.spec)
-    assert marked.status is TrialStatus.INTERRUPTED
-    assert marked.reason == "node n1 left the cluster; made up; it is run once more"
+    assert marked.status is TrialStatus.INFRA_FAILED and world.heard[-1].again
+    assert marked.reason == "node n1 left the cluster; made up"
+    assert (marked.tags[CAUSE_TAG], marked.tags[NODES_TAG]) == (Cause.NODE_LOST, "n1")
     world.run(controller, living, "t1" if dying is first else "t0")
     again = controller.next("t2")
     assert again.queued.spec == dying.queued.spec and again.tags["nodes"] == "n0"
@@ -231,9 +390,13 @@ def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, s
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
     world.unanswering += [node for node in world.nodes if node.name == "n1"]
     world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    world.nodes = [node for node in world.nodes if node.name != "n1"]
+    assert controller.next("t2") is None, "no repeat on the dead node, though the last look was a moment ago"
     world.run(controller, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
-    assert world.result(dying.queued.spec).status is TrialStatus.INTERRUPTED
+    assert world.result(dying.queued.spec).status is TrialStatus.INFRA_FAILED
     assert world.result(living.queued.spec).status is TrialStatus.CRASHED
+    assert controller.next("t3").queued.spec == dying.queued.spec
+    assert len(world.study.trial(dying.queued.trial_id, 0).attempts()) == 1, "its node's death counts once"
 
 
 def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_specs, new_node, monkeypatch) -> None:

@@ -1,0 +1,144 @@
+"""Failures that are the cluster's and not the configuration's: their causes, and when a trial is tried again.
+
+A trial that failed so is `infra_failed`. That says nothing about its plan: it is tried again, and until it has run it
+is left out of rankings and of what a strategy learns.
+"""
+
+import errno
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from wattune.errors import NodeError
+from wattune.trial import TrialResult, TrialStatus
+
+MOST_TRIES: Final = 3
+"""A trial that failed so often for one cause is not tried again by the same call; every later call tries it once."""
+
+MOST_ALIKE: Final = 5
+"""Failures in a row for the same reason, after which no more trials for the same workers start."""
+
+CUT_OFF: Final = "the study's process ended while it ran"
+"""Reason of trials that ran when the study's process was killed."""
+
+CAUSE_TAG: Final = "infra_cause"
+"""Tag of a result with status `infra_failed`: one of `Cause`."""
+
+NODES_TAG: Final = "infra_nodes"
+"""Tag of such a result: names of the nodes at fault, joined by commas. Without it any of its nodes may be."""
+
+_LONGEST_REASON: Final = 120
+"""Characters of a reason that decide whether two are the same."""
+
+_COUNTED: Final = (TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID, TrialStatus.INFRA_FAILED)
+"""Statuses that end a row of trials. Out of memory and a broken limit are findings about a plan, however many."""
+
+_OF_THE_MACHINE: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+)
+"""Errors of the operating system that no plan asks for: a full, broken or vanished disk, no memory, no files."""
+
+
+class Cause(StrEnum):
+    """The part of the cluster that failed a trial."""
+
+    PLACEMENT = "placement"
+    """Its workers did not start in time, or not where they were wanted."""
+    NODE_LOST = "node_lost"
+    WORKER_KILLED = "worker_killed"
+    """A signal from outside ended a rank's process."""
+    WORKERS_LOST = "workers_lost"
+    """Its workers, or the process that holds them, ended for another reason."""
+    NODE_UNFIT = "node_unfit"
+    """A library is missing on a node, a disk there is full, or its sensors do not see a device."""
+    TELEMETRY = "telemetry"
+    """A node's sensors did not start, or what they recorded was lost."""
+    HEAD = "head"
+    """The trial's driver process ended, or could not write or allocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure of the cluster."""
+
+    cause: Cause
+    reason: str
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes at fault; empty if any of the trial's may be."""
+
+    def of(self, result: TrialResult) -> TrialResult:
+        """Returns a trial's result with this failure as its ending."""
+        nodes = {NODES_TAG: ",".join(self.nodes)} if self.nodes else {}
+        return replace(
+            result,
+            status=TrialStatus.INFRA_FAILED,
+            reason=self.reason,
+            metrics={},
+            quality="",
+            quality_reasons=(),
+            tags={**result.tags, CAUSE_TAG: str(self.cause), **nodes},
+        )
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Returns whether an error is of the machine it was raised on: a library, memory, or a disk that is missing."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NodeError | ImportError | MemoryError):
+            return True
+        if isinstance(seen, OSError) and seen.errno in _OF_THE_MACHINE:
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def is_tried_again(result: TrialResult, attempts: Sequence[TrialResult]) -> bool:
+    """Returns whether the call in which a trial failed tries it again.
+
+    Args:
+        result: The failure.
+        attempts: Results of the trial's earlier attempts.
+    """
+    same = [one for one in attempts if one.tags.get(CAUSE_TAG) == result.tags.get(CAUSE_TAG)]
+    failed = [one for one in same if one.status is TrialStatus.INFRA_FAILED]
+    return result.status is TrialStatus.INFRA_FAILED and len(failed) + 1 < MOST_TRIES
+
+
+def failed_nodes(result: TrialResult) -> frozenset[str]:
+    """Returns the names of nodes that a next attempt of a trial avoids if it can."""
+    names = result.tags.get(NODES_TAG) or result.tags.get("nodes", "")
+    return frozenset(filter(None, names.split(","))) if result.status is TrialStatus.INFRA_FAILED else frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Failures in a row of trials for the same workers, for the same reason."""
+
+    reason: str | None = None
+    """Their `likeness`; None while there is none."""
+    count: int = 0
+
+    def then(self, result: TrialResult) -> "Row":
+        """Returns the row after another trial ended."""
+        if result.status is TrialStatus.COMPLETED:
+            return Row()
+        reason = likeness(result)
+        if reason is None:  # neither such a failure nor a success
+            return self
+        return Row(reason=reason, count=self.count + 1 if reason == self.reason else 1)
+
+
+def likeness(result: TrialResult) -> str | None:
+    """Returns a text that is equal for failures of the same reason; None if the result ends no row of trials.
+
+    Numbers, names with digits, paths and quoted texts are left out of a reason: they differ from trial to trial.
+    """
+    if result.status not in _COUNTED:
+        return None
+    cause = result.tags.get(CAUSE_TAG)
+    if cause is not None:
+        return f"{result.status}: {cause}"
+    plain = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[\d/]\S*", "#", result.reason)
+    return f"{result.status}: {' '.join(plain.lower().split())[:_LONGEST_REASON]}"

@@ -1,0 +1,60 @@
+"""Failures of the cluster: their results, the likeness of reasons, and errors of a machine."""
+
+import pytest
+
+from wattune.errors import EngineError, NodeError
+from wattune.orchestrate.failures import Cause, Failure, Row, failed_nodes, is_of_the_machine, likeness
+from wattune.trial import TrialResult, TrialStatus
+
+
+def ended(status: TrialStatus, reason: str = "", **facts: object) -> TrialResult:
+    return TrialResult(trial_id="a" * 12, repeat=0, status=status, reason=reason, **facts)  # type: ignore[arg-type]
+
+
+def test_a_failure_of_the_cluster_takes_what_was_measured_from_a_result() -> None:
+    measured = ended(TrialStatus.COMPLETED, metrics={"mfu_frac": 0.5}, quality="publishable", tags={"nodes": "n0,n1"})
+    lost = Failure(Cause.NODE_LOST, "node n1 left", ("n1",)).of(measured)
+    assert (lost.status, lost.reason, lost.metrics, lost.quality) == (TrialStatus.INFRA_FAILED, "node n1 left", {}, "")
+    assert not lost.status.is_final and failed_nodes(lost) == {"n1"}
+    assert failed_nodes(Failure(Cause.PLACEMENT, "late").of(measured)) == {"n0", "n1"}, "any of them may be at fault"
+    assert failed_nodes(measured) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("rank 3: OSError: /data/a.so: version 12.8", "rank 0: OSError: /data/b.so: version 13.0", True),
+        ('engine "megatron" needs apex', 'engine "deepspeed" needs apex', True),
+        ("no step finished for 61 s", "no step finished for 300 s", True),
+        ("rank 0: ValueError: wrong shape", "rank 0: KeyError: wrong shape", False),
+    ],
+)
+def test_what_differs_from_trial_to_trial_is_no_other_reason(one: str, other: str, alike: bool) -> None:
+    first, second = (likeness(ended(TrialStatus.CRASHED, text)) for text in (one, other))
+    assert (first == second) is alike
+    assert likeness(ended(TrialStatus.TIMED_OUT, one)) != first
+
+
+def test_findings_about_plans_are_in_no_row() -> None:
+    findings = (TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED, TrialStatus.REJECTED, TrialStatus.INTERRUPTED)
+    assert [likeness(ended(status, "x")) for status in findings] == [None] * 4
+    row = Row().then(ended(TrialStatus.CRASHED, "x")).then(ended(TrialStatus.OUT_OF_MEMORY, "y"))
+    assert row.then(ended(TrialStatus.CRASHED, "x")).count == 2
+    assert row.then(ended(TrialStatus.COMPLETED)) == Row()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (OSError(5, "Input/output error"), True),
+        (MemoryError(), True),
+        (ModuleNotFoundError("No module named 'deepspeed'"), True),
+        (NodeError("x"), True),
+        (FileNotFoundError(2, "no tokens"), False),
+        (EngineError("x"), False),
+        (RuntimeError("No space left on device"), False),
+    ],
+)
+def test_errors_of_the_machine(error: Exception, expected: bool) -> None:
+    assert is_of_the_machine(error) is expected
