@@ -1,4 +1,4 @@
-"""What a rank runs with, as its process finds it, and the value of all ranks together."""
+"""Provenance of a rank, as its process finds it, and the value a trial keeps of it."""
 
 from pathlib import Path
 
