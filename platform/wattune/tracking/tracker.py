@@ -88,7 +88,7 @@ class Tracker:
         with self._store.speaking(f"send trial {name} of study {self.study_name}") as client:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run) and run.data.tags.get("attempt", "1") == result.tags.get("attempt", "1"):
+                if is_over(run) and _attempt(run.data.tags) >= _attempt(result.tags):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -204,3 +204,9 @@ class Tracker:
             return str(client.create_experiment(self.study_name, artifact_location=location, tags=_KIND))
         check_alive(experiment, self.uri)
         return str(experiment.experiment_id)
+
+
+def _attempt(tags: Mapping[str, str]) -> int:
+    """Returns the number of the attempt a result is of; a failed trial may run again by `run --retry`."""
+    number = tags.get("attempt", "1")
+    return int(number) if number.isdecimal() else 1

@@ -12,7 +12,8 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
+from wattune.orchestrate.lanes.messages import Death
+from wattune.orchestrate.telemetry_actor import Fates, NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import sampling, sensor_backends
 from wattune.telemetry.registry import BACKENDS
 
@@ -24,6 +25,7 @@ class FakeActor:
     node: str
     fails: dict[str, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    num_oom_kills: int = 0
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -31,6 +33,7 @@ class FakeActor:
             "stop": NodeTelemetry(node=self.node, tables={}, manifest={}, losses=()),
             "wall_ns": 10**18,
             "node_power_w": 500.0,
+            "fates": Fates(words={7: "Fatal Python error: Aborted"}, num_oom_kills=self.num_oom_kills),
         }
 
         def remote(*_: object) -> Callable[[], Any]:
@@ -96,6 +99,22 @@ def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pyt
     with sampled(FakeActor("n0"), silent) as telemetry:
         assert telemetry.node_power_w() == {"n0": 500.0}
     assert "telemetry of node n1 did not answer within 5 s (GetTimeoutError)" in caplog.text
+
+
+def test_a_death_is_explained_by_its_own_node(sampled: Any, new_node: Any) -> None:
+    gone = FakeActor("n1", {"fates": RayActorError()})
+    deaths = [
+        Death(rank=0, node_id="n0", pid=7, why="it died"),
+        Death(rank=1, node_id="n0", pid=8, why="it died"),
+        Death(rank=2, node_id="n1", pid=7, why="its node was running low on memory"),
+        Death(rank=3, node_id="n9", pid=7, why="it died"),
+    ]
+    with sampled(FakeActor("n0"), gone) as telemetry:
+        found = telemetry.explained(deaths, [new_node("n0"), new_node("n1")])
+    assert [one.words for one in found] == ["Fatal Python error: Aborted", "", "", ""]
+    assert [one.out_of_memory for one in found] == [False, False, True, False]
+    with sampled(FakeActor("n0", num_oom_kills=1), gone) as telemetry:
+        assert telemetry.explained(deaths[1:2], [new_node("n0"), new_node("n1")])[0].out_of_memory
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -14,9 +14,10 @@ from rich.console import Console
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
-from wattune.orchestrate.events import Placement, Preview, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEvent, TrialProgress
 from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
+from wattune.storage.study import UnreadableTrial
 from wattune.terminal.progress import StudyProgress, Tally
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -318,3 +319,22 @@ def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -
         seen.add(ended(size, 100 + size % 7), size + 1)
     assert judged == [1] * 1000
     assert seen.done == 1000
+
+
+def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -> None:
+    failed = TrialResult(trial_id="a", repeat=0, status=TrialStatus.INFRA_FAILED, reason="node n1 left the cluster")
+    again = replace(ended(1, 100), result=failed, again=True)
+    stopped = RowStopped(cluster=CLUSTER, engine="torch", result=failed, count=5, num_held=7)
+    lines = plain(preview(12), again, replace(again, again=False), stopped)
+    assert lines[-3].endswith("infra_failed: node n1 left the cluster; tried again")
+    assert lines[-2].endswith("infra_failed: node n1 left the cluster")
+    assert "5 trials of torch on" in lines[-1] and "no more of them start, 7 that waited are left" in lines[-1]
+    seen = tally()
+    for event in (preview(12), again, replace(again, again=False), stopped):
+        seen.add(event, 0)
+    assert seen.done == 0 and seen.failed == {TrialStatus.INFRA_FAILED: 1} and seen.stopped == [str(stopped)]
+
+
+def test_trials_that_cannot_be_read_are_named_before_anything_starts() -> None:
+    damaged = UnreadableTrial(name="a-0", reason="trials/a-0: no trial of this version")
+    assert plain(preview(1, unreadable=(damaged,)))[0] == "not read and not run: trials/a-0: no trial of this version"

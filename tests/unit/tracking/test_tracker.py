@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,16 @@ def test_the_study_itself_is_sent_as_often_as_it_changes(tracker, client, tmp_pa
 def test_the_module_is_imported_without_mlflow():
     code = "import sys, wattune.tracking.tracker, wattune.tracking.reader; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "platform"}, timeout=60).returncode == 0
+
+
+def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tmp_path):
+    spec = spec_of()
+    crashed = result_of(spec, TrialStatus.CRASHED)
+    again = replace(result_of(spec), tags={"attempt": "2"}, end_wall_ns=crashed.end_wall_ns + 1)
+    assert tracker.log_trial(spec, crashed, tmp_path / "none")
+    assert tracker.log_trial(spec, again, tmp_path / "none")
+    assert not tracker.log_trial(spec, again, tmp_path / "none")
+    assert not tracker.log_trial(spec, crashed, tmp_path / "none"), "an older copy of the study"
+    assert [result.status for _, result in read_study(tracker.uri, tracker.study_name).results] == [
+        TrialStatus.COMPLETED
+    ]
