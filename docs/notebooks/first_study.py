@@ -23,7 +23,8 @@
 import plotly.graph_objects as go
 
 import wattune
-from wattune.report.charts import trade_off, waterfall
+from wattune.report.charts import waterfall
+from wattune.report.trade_off import trade_off
 
 study = wattune.load_study("data/dense_h200x4")
 study.space["objective"], study.space["constraints"]

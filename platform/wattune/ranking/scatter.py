@@ -112,6 +112,8 @@ class Scatter:
     drift: float
     """b: change from the first to the last run."""
     drift_error: float
+    time_variance: float
+    """Variance of the runs' times, in units of the study's length; 0 where times are unknown."""
     node_offset: Floats
     """a_s by node set; 0 for the base."""
     node_offset_error: Floats
@@ -130,6 +132,14 @@ class Scatter:
         spread = np.einsum("ij,jk,ik->i", self.shared, self.shared_covariance, self.shared)
         error: Floats = np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0))
         return error
+
+    def next_run_variance(self, number: int, num_runs: int) -> float:
+        """Returns the variance of a trial's next run about the mean of so many of its runs, as they were measured.
+
+        The next run may be at any time like those of the study, so the drift is scatter here.
+        """
+        drift = (self.drift**2 + self.drift_error**2) * self.time_variance
+        return (float(self.variance[number]) + drift) * (1.0 + 1.0 / num_runs)
 
 
 def fit(runs: Runs, prior: Prior) -> Scatter:
@@ -191,6 +201,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         num_repeats=int((counts - 1).sum()),
         drift=float(effects[0]),
         drift_error=math.sqrt(covariance[0, 0]),
+        time_variance=float(design[:, 0].var()),
         node_offset=offsets,
         node_offset_error=errors,
         tied=_tied(runs, base, num_sets),

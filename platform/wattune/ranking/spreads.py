@@ -171,7 +171,7 @@ class Spreads:
     def next_runs(self, counted: Sequence[TrialResult], metric: str) -> list[NextRun]:
         """Returns what the next run is likely to measure: an ordinary one, and a long one where there was one.
 
-        Drift and the node set stay in: a bound is on what is measured.
+        Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time.
 
         Args:
             counted: The repeats that completed.
@@ -189,7 +189,7 @@ class Spreads:
             nexts.append(
                 NextRun(
                     mean=math.log(mean) if fitted.logarithmic else mean,
-                    variance=float(found.variance[number]) * (1.0 + 1.0 / len(runs)),
+                    variance=found.next_run_variance(number, len(runs)),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
                     num_runs=len(runs),
                     logarithmic=fitted.logarithmic,
