@@ -17,7 +17,7 @@
 #
 # The study is in `data/dense_h200x4`: a slice of Llama 3 8B on four H200s. Two plans have the telemetry that was
 # recorded from them. A third ran out of memory, for the example's sake. The question is: **which plan trains fastest
-# while the node draws at most 2,700 W in every second?**
+# while the node draws at most 3,000 W in every second and loses at most 10 % to throttling?**
 
 # %%
 import plotly.graph_objects as go

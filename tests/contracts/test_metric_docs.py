@@ -15,7 +15,10 @@ from wattune.analysis.metrics.phases import PARTS
 from wattune.analysis.metrics.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, OF_RATED_FRAC
 from wattune.analysis.quality import INDICATIVE, THRESHOLDS
 from wattune.inspection import inspect
-from wattune.intervals import DRIFT_MATTERS_FRAC, MOST_BATCHES, t_quantile
+from wattune.ranking.best import NUM_DRAWS
+from wattune.ranking.bounds import RISK, SENSOR_ACCURACY_FRAC
+from wattune.ranking.scatter import DRIFT_SPREAD, NODE_SET_SPREAD
+from wattune.ranking.spreads import CLEAR_FRAC, PRIOR
 from wattune.schema import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,8 +51,14 @@ def test_parts_of_the_detail_are_those_of_the_code() -> None:
 def test_bounds_on_the_pages_are_those_that_judge() -> None:
     assert f"may differ by {VARIES_FRAC:.0%}".replace("%", " %") in page("measurement_quality")
     assert f"beyond {BROKEN_FRAC:.0%} invalid".replace("%", " %") in page("measurement_quality")
-    assert f"more than {DRIFT_MATTERS_FRAC * 100:g} %" in page("measurement_quality")
-    assert f"t is {t_quantile(1):.1f} then" in page("measurement_quality") and MOST_BATCHES == 30
+    assert f"more than {CLEAR_FRAC * 100:g} %" in page("measurement_quality")
+    assert f"a prior of {PRIOR.spread:.0%}".replace("%", " %") in page("measurement_quality")
+    assert f"worth {PRIOR.degrees_of_freedom:g} degrees of freedom" in page("measurement_quality")
+    assert f"{DRIFT_SPREAD:.0%} for the drift".replace("%", " %") in page("measurement_quality")
+    assert f"{NODE_SET_SPREAD:.0%}\n  for a set of nodes".replace("%", " %") in page("measurement_quality")
+    assert f"±{SENSOR_ACCURACY_FRAC:.0%}, uniform".replace("%", " %") in page("measurement_quality")
+    assert f"(--risk` ({RISK:g} unless given)".lstrip("(") in page("measurement_quality")
+    assert f"{NUM_DRAWS:,} joint draws" in page("measurement_quality")
     thresholds = [float(number) for number in re.findall(r"^\| .* \| (0\.\d+)", page("utilization"), re.MULTILINE)]
     assert thresholds == [OF_MEASURED_FRAC, OF_RATED_FRAC, COUNTER_FRAC]
 

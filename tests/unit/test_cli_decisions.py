@@ -44,7 +44,7 @@ def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def test_rank_prints_the_decision_with_its_distance_to_the_bound(wattune: Run) -> None:
     code, out, _ = wattune("rank", "dense_h200x4")
     assert code == 0
-    for shown in ("tp2 pp2 mbs1", "within", "past", "bound 1: node_device_power_peak_1s_w <= 2700", "rank 3 at 140.2"):
+    for shown in ("tp2 pp2 mbs1", "within", "past", "bound 1: node_device_power_peak_1s_w <= 3000", "rank 3 at 140.2"):
         assert shown in out
 
 

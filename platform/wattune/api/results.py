@@ -34,8 +34,8 @@ def rank(
         study: A study, its name, or its folder; or several of them.
         storage: The place studies are kept in.
         tracking_uri: Read results from this MLflow store instead of study folders; studies are then names.
-        **question: `objective`, `constraints`, `where` and `least_quality`, where the study's own objective and
-            constraints are not what is asked; see `wattune.ranking.sources.Question`.
+        **question: `objective`, `constraints`, `where`, `least_quality` and `risk`, where the study's own objective
+            and constraints are not what is asked; see `wattune.ranking.sources.Question`.
 
     Raises:
         PlanError: There is no such study.

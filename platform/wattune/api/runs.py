@@ -16,7 +16,7 @@ from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
-from wattune.ranking.order import Ranking
+from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.table import to_table
 from wattune.search.prune import Candidates
 from wattune.storage.files import find_storage, require_writable
@@ -199,7 +199,7 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
         seed=spec.search.seed,
         limits=spec.limits,
         tags=environment_tags(),
-        finalists=lambda: [row.spec for row in rank(study).feasible],
+        finalists=lambda: finalists(rank(study)),
         clusters=spec.clusters,
         isolation=spec.isolation,
         order=spec.search.order,

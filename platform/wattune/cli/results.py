@@ -17,6 +17,7 @@ from wattune.cli.shell import (
     print_json,
     print_line,
 )
+from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
@@ -48,6 +49,9 @@ def rank(
         str,
         typer.Option(help="Rank only trials of this quality or better: indicative, publishable.", show_default=False),
     ] = "",
+    risk: Annotated[
+        float, typer.Option(help="Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.")
+    ] = RISK,
     pareto: Annotated[
         str | None,
         typer.Option(help="Two metrics, as a,b: the feasible trials no other beats in both.", show_default=False),
@@ -59,7 +63,7 @@ def rank(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ranks trials: feasible in order, infeasible with what fails, unknown with what is missing."""
+    """Ranks trials: feasible by objective with P(best), undecided, infeasible with what fails, unknown."""
     metrics = [name.strip() for name in pareto.split(",")] if pareto else []
     if pareto and len(metrics) != 2:
         raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
@@ -74,6 +78,7 @@ def rank(
         constraints=constraint,
         where=where or (),
         least_quality=quality,
+        risk=risk,
     )
     front = pareto_front(ranking.feasible, *metrics) if metrics else []
     if csv is not None and not to_screen:

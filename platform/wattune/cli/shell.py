@@ -94,6 +94,9 @@ def feasible_code(ranking: Ranking) -> int:
     """Returns exit code 3 where nothing is feasible, and says so; else 0."""
     if ranking.best is not None:
         return 0
+    if ranking.undecided:
+        err.print("nothing is surely feasible; repeat the undecided trials or raise --risk", style="yellow")
+        return NOTHING_FEASIBLE
     err.print("nothing is feasible; loosen a constraint or widen the space", style="yellow")
     return NOTHING_FEASIBLE
 

@@ -15,8 +15,9 @@ from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError
-from wattune.ranking.assessment import RankedTrial, Spreads, completed, finite, is_simulated
+from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
 from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.spreads import Spreads
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 

@@ -4,24 +4,28 @@ If the intervals of two trials overlap, the measurement does not separate them a
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Final
+
+import numpy as np
 
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.objective import Constraint, Objective
-from wattune.ranking.assessment import RankedTrial, Results, Spreads, Verdict, assess_trial, completed, finite
+from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite, group_quality
+from wattune.ranking.best import order, standing
+from wattune.ranking.bounds import RISK
+from wattune.ranking.scatter import Scatter
+from wattune.ranking.spreads import Results, Spreads
 from wattune.schema import METRICS
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 from wattune.units import format_quantity
 
-S_PER_H: Final = 3600
-
+MOST_RISK: Final = 0.5
 MOST_NAMED: Final = 10
 """Most unreadable trials that warnings name one by one; `unreadable` has all of them."""
 
@@ -34,7 +38,9 @@ class Ranking:
     constraints: tuple[Constraint, ...]
     where: tuple[Constraint, ...]
     feasible: tuple[RankedTrial, ...]
-    """By rank; within a shared rank by the lower end of the interval."""
+    """By objective: the first one leads, and `best_probability` tells how surely."""
+    undecided: tuple[RankedTrial, ...]
+    """By objective: no bound breaks, and at least one is not decided."""
     infeasible: tuple[RankedTrial, ...]
     """By objective: the first one shows the price of the bounds."""
     unknown: tuple[RankedTrial, ...]
@@ -46,15 +52,23 @@ class Ranking:
     """Trials of a lower quality were left out; empty if none were."""
     studies: tuple[str, ...] = ()
     """The studies ranked together; empty for one."""
-    drifts: tuple[str, ...] = ()
-    """Messages about drift of the reference trial in the objective."""
+    risk: float = RISK
+    """Accepted probability of a wrong verdict on a bound."""
+    scatter: tuple[str, ...] = ()
+    """The run-to-run scatter of the objective and what it rests on, a line for each study."""
+    shared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Scatter, drift and node offsets of the objective by study; see `Fitted.to_json`."""
+    corrections: tuple[str, ...] = ()
+    """Messages about drift and node offsets in the objective."""
+    expected: float | None = None
+    """The first feasible trial's objective when it runs again: the largest of many figures is likely lucky."""
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Repeats that ended but cannot be read, with the study's name in front if there are several."""
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
         """Every trial in the order of its listing."""
-        return self.feasible + self.infeasible + self.unknown + self.interrupted + self.failed
+        return self.feasible + self.undecided + self.infeasible + self.unknown + self.interrupted + self.failed
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -130,13 +144,7 @@ class Ranking:
         if len(self.qualities) > 1:
             listed = ", ".join(f"{count} {quality or 'not assessed'}" for quality, count in self.qualities.items())
             found.append(f"different qualities in one table: {listed}; --quality publishable ranks only the best ones")
-        single = [row for row in compared if row.objective and row.objective.method == "none"]
-        if single and len(compared) > 1:
-            found.append(
-                f"Run-to-run variation is unknown: {len(single)} of {len(compared)} trials have no repeats. "
-                "Treat small differences as ties."
-            )
-        return (*found, *self.drifts)
+        return (*found, *self.corrections)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`: every row of every list, with its repeats."""
@@ -144,6 +152,9 @@ class Ranking:
             "objective": str(self.objective),
             "constraints": [str(constraint) for constraint in self.constraints],
             "where": [str(constraint) for constraint in self.where],
+            "risk": self.risk,
+            "scatter": dict(self.shared),
+            "expected": self.expected,
             "note": self.note,
             "warnings": list(self.warnings),
             "studies": list(self.studies),
@@ -162,6 +173,7 @@ def rank(
     *,
     where: Sequence[Constraint] = (),
     least_quality: str = "",
+    risk: float = RISK,
 ) -> Ranking:
     """Assesses every trial and puts the feasible ones in order.
 
@@ -172,20 +184,26 @@ def rank(
     Args:
         results: Every repeat of a study's trials; for several studies by their names.
         objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold in every repeat.
+        constraints: Bounds that must hold.
         where: Bounds that a trial must keep in every completed repeat to be ranked at all; other trials are counted.
         least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
+        risk: Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.
 
     Raises:
-        SpaceError: There is no such quality.
+        SpaceError: There is no such quality, or the risk is out of range.
     """
+    if not 0.0 < risk < MOST_RISK:
+        raise SpaceError(f"got risk {risk:g}; give the accepted probability of a wrong verdict, above 0 and below 0.5")
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     studies = results if isinstance(results, Mapping) else {"": results}
     several = len(studies) > 1
     assessed: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
-    drifts: list[str] = []
+    scatter: list[str] = []
+    shared: dict[str, dict[str, Any]] = {}
+    corrections: list[str] = []
     num_filtered = 0
+    groups = {METRICS[name].group for name in (objective.metric, *(n for one in constraints for n in one.missing({})))}
     for study, own in studies.items():
         kept = [(spec, finite(result)) for spec, result in own]
         spreads = Spreads(kept)
@@ -194,27 +212,34 @@ def rank(
         for _, result in kept:
             repeats.setdefault(result.trial_id, []).append(result)
         for trial_id, unordered in repeats.items():
-            if not _passes(unordered, where, least_quality):
+            if not _passes(unordered, where, least_quality, groups):
                 num_filtered += 1
                 continue
             ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
             name = study if several else ""
-            row = assess_trial(name, specs[trial_id], ordered, spreads, objective, constraints)
+            row = assess_trial(name, specs[trial_id], ordered, spreads, objective, constraints, risk=risk)
             assessed[row.verdict].append(row)
-        drifts += _drifts(study if several else "", spreads, objective.metric)
+        fitted, front = spreads.fitted(objective.metric), f"study {study}, " if several else ""
+        if fitted is not None:
+            scatter.append(front + spreads.scatter_text(objective.metric))
+            shared[study] = fitted.to_json()
+            corrections += [front + text for text in spreads.corrections(objective.metric)]
 
-    def best_first(row: RankedTrial) -> tuple[int, float, float, str, str]:
-        low, high = _score(row, objective)
-        return (row.rank or 0, -low, -high, row.trial_id, row.study)
+    def best_first(row: RankedTrial) -> tuple[float, str, str]:
+        if row.objective is None:
+            return math.inf, row.trial_id, row.study
+        return -row.objective.value if objective.maximize else row.objective.value, row.trial_id, row.study
 
     def by_reason(row: RankedTrial) -> tuple[str, str, str]:
         return row.reason, row.trial_id, row.study
 
+    feasible, expected = _compared(sorted(assessed[Verdict.FEASIBLE], key=best_first), objective)
     return Ranking(
         objective=objective,
         constraints=tuple(constraints),
         where=tuple(where),
-        feasible=tuple(sorted(_with_ranks(assessed[Verdict.FEASIBLE], objective), key=best_first)),
+        feasible=feasible,
+        undecided=tuple(sorted(assessed[Verdict.UNDECIDED], key=best_first)),
         infeasible=tuple(sorted(assessed[Verdict.INFEASIBLE], key=best_first)),
         unknown=tuple(sorted(assessed[Verdict.UNKNOWN], key=best_first)),
         interrupted=tuple(sorted(assessed[Verdict.INTERRUPTED], key=by_reason)),
@@ -222,8 +247,44 @@ def rank(
         num_filtered=num_filtered,
         least_quality=least_quality,
         studies=tuple(studies) if several else (),
-        drifts=tuple(drifts),
+        risk=risk,
+        scatter=tuple(scatter),
+        shared=shared,
+        corrections=tuple(corrections),
+        expected=expected,
     )
+
+
+def _compared(rows: Sequence[RankedTrial], objective: Objective) -> tuple[tuple[RankedTrial, ...], float | None]:
+    """Compares feasible rows with each other: their ranks, P(best), and the first one's expected figure."""
+    if not rows:
+        return (), None
+    by_model: dict[int, tuple[Scatter, list[RankedTrial], list[int]]] = {}
+    for row in rows:
+        fitted, number = row.spreads.fitted(objective.metric), row.spreads.number(row.counted, objective.metric)
+        assert fitted is not None and number is not None, "a feasible row has its objective"
+        _, own, numbers = by_model.setdefault(id(fitted), (fitted.scatter, [], []))
+        own.append(row)
+        numbers.append(number)
+    parts = [
+        (found, np.array(numbers, np.intp), np.array([row.objective.value for row in own if row.objective]))
+        for found, own, numbers in by_model.values()
+    ]
+    outcome = order(standing(parts, maximize=objective.maximize))
+    at = {id(row): index for index, row in enumerate(row for _, own, _ in by_model.values() for row in own)}
+    compared = tuple(
+        replace(row, rank=int(outcome.rank[at[id(row)]]), best_probability=float(outcome.best_probability[at[id(row)]]))
+        for row in rows
+    )
+    assert rows[0].objective is not None
+    first, lost = rows[0].objective.value, outcome.regression * (-1.0 if objective.maximize else 1.0)
+    logarithmic = all(found.typical is None for found, _, _ in parts)
+    return compared, first * math.exp(lost) if logarithmic else first + lost
+
+
+def finalists(ranking: Ranking) -> list[TrialSpec]:
+    """Returns the trials that a long run may decide: the feasible ones, then the undecided ones, best first."""
+    return [row.spec for row in (*ranking.feasible, *ranking.undecided)]
 
 
 def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> list[RankedTrial]:
@@ -269,11 +330,14 @@ def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
     return turned
 
 
-def _passes(repeats: Sequence[TrialResult], where: Sequence[Constraint], least_quality: str) -> bool:
+def _passes(
+    repeats: Sequence[TrialResult], where: Sequence[Constraint], least_quality: str, groups: Iterable[str]
+) -> bool:
     if not where and not least_quality:
         return True
     counted = completed(repeats)
-    good = all(QUALITIES.index(result.quality) >= QUALITIES.index(least_quality) for result in counted)
+    qualities = (group_quality(result, groups) for result in counted)
+    good = all(QUALITIES.index(quality) >= QUALITIES.index(least_quality) for quality in qualities)
     return bool(counted) and good and all(bound.holds(result.metrics) for bound in where for result in counted)
 
 
@@ -287,30 +351,3 @@ def _model_size(model: ModelSpec) -> str:
     total, active = model.num_parameters, model.num_active_parameters
     of = "" if total == active else f" of {format_quantity('parameters', total)}"
     return f"{model.name} ({model.num_layers} layers, {format_quantity('parameters', active)}{of} parameters)"
-
-
-def _drifts(study: str, spreads: Spreads, metric: str) -> list[str]:
-    """Describes drift of the reference trials, a line for each set of nodes that drifts."""
-    lines = []
-    for nodes, found in spreads.references(metric).items():
-        if found.drifts and found.drift_frac is not None:
-            place = " of ".join(filter(None, (f"on {nodes}" if nodes else "", f"study {study}" if study else "")))
-            lines.append(
-                f"{metric} of the reference trial drifted by {100 * found.drift_frac:+.1f} % "
-                f"in {found.span_s / S_PER_H:.1f} h over {found.num_runs} runs {place}".rstrip()
-                + ": removed from the objective, not from the bounds"
-            )
-    return lines
-
-
-def _score(row: RankedTrial, objective: Objective) -> tuple[float, float]:
-    """Returns the objective's interval, turned so that more is better; minus infinity if it was not measured."""
-    if row.objective is None:
-        return -math.inf, -math.inf
-    low, high = row.objective.low, row.objective.high
-    return (low, high) if objective.maximize else (-high, -low)
-
-
-def _with_ranks(rows: Sequence[RankedTrial], objective: Objective) -> list[RankedTrial]:
-    lows = sorted(_score(row, objective)[0] for row in rows)
-    return [replace(row, rank=1 + len(lows) - bisect_right(lows, _score(row, objective)[1])) for row in rows]

@@ -8,8 +8,9 @@ from typing import TypedDict, Unpack
 
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.ranking.assessment import Results
+from wattune.ranking.bounds import RISK
 from wattune.ranking.order import Ranking, rank
+from wattune.ranking.spreads import Results
 from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.reader import read_study
 
@@ -70,6 +71,8 @@ class Question(TypedDict, total=False):
     """Only trials that hold all of these are ranked."""
     least_quality: str
     """`indicative` or `publishable`: trials of a lower quality are left out."""
+    risk: float
+    """Accepted probability of a wrong verdict on a bound; 0.05 unless given."""
 
 
 @contextmanager
@@ -118,6 +121,7 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
         [parse_constraint(text) for text in constraints],
         where=[parse_constraint(text) for text in question.get("where", ())],
         least_quality=question.get("least_quality", ""),
+        risk=question.get("risk", RISK),
     )
     named = [
         replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one

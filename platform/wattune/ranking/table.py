@@ -14,6 +14,9 @@ from wattune.storage.files import write_asked
 
 _AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
 
+_MARGIN_PARTS: Final = ("got", "bound", "slack", "holds_probability", "verdict")
+"""Parts of a margin that have a column in the CSV."""
+
 PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}
 """Columns a plan has in a table: its axes."""
 
@@ -30,6 +33,7 @@ def _struct(**types: pa.DataType) -> pa.DataType:
 _TABLE: Final = pa.schema(
     {
         "rank": pa.int32(),
+        "best_probability": pa.float64(),
         "study": pa.string(),
         "trial_id": pa.string(),
         "verdict": pa.string(),
@@ -60,6 +64,7 @@ _TABLE: Final = pa.schema(
                 repeat=pa.int32(),
                 holds=pa.bool_(),
                 holds_probability=pa.float64(),
+                verdict=pa.string(),
             )
         ),
         "missing": pa.list_(pa.string()),
@@ -102,17 +107,27 @@ def to_csv(ranking: Ranking) -> str:
     """Builds the CSV: a line per trial in the order of listing, then one per unreadable repeat (verdict `unreadable`).
 
     A metric is the middle of its interval, empty where unmeasured. The objective has its interval beside it. Every
-    constraint has the measured value, the bound, the distance to it and the probability that it holds. Columns are
-    named as in the ranking's JSON.
+    constraint has the measured value, the bound, the distance to it, the probability that the next run keeps it, and
+    the verdict. Columns are named as in the ranking's JSON.
     """
     bounds = [str(constraint) for constraint in ranking.constraints]
     objective = ranking.objective.metric
     measured = [name for name in METRICS if any(name in one.metrics for row in ranking.trials for one in row.counted)]
-    facts = ["rank", "verdict", "study", "trial_id", "label", "model", "num_parameters", "num_active_parameters"]
+    facts = [
+        "rank",
+        "best_probability",
+        "verdict",
+        "study",
+        "trial_id",
+        "label",
+        "model",
+        "num_parameters",
+        "num_active_parameters",
+    ]
     facts += ["cluster", "engine", "dp"]
     trust = ["quality", "simulated", "num_repeats", "reason"]
     columns = [*facts, *AXES, f"{objective} low", f"{objective} high", f"{objective} interval", *measured]
-    columns += [f"{bound}: {part}" for bound in bounds for part in ("got", "bound", "slack", "holds_probability")]
+    columns += [f"{bound}: {part}" for bound in bounds for part in _MARGIN_PARTS]
     written = io.StringIO()
     lines = csv.DictWriter(written, [*columns, *trust], restval="", lineterminator="\n")
     lines.writeheader()
@@ -125,7 +140,7 @@ def to_csv(ranking: Ranking) -> str:
             cells[f"{objective} low"], cells[f"{objective} high"] = row.objective.low, row.objective.high
             cells[f"{objective} interval"] = row.objective.method
         for margin in whole["margins"]:
-            for part in ("got", "bound", "slack", "holds_probability"):
+            for part in _MARGIN_PARTS:
                 cells[f"{margin['constraint']}: {part}"] = margin[part]
         lines.writerow(
             {name: "" if value is None else value for name, value in cells.items()} | {"num_repeats": len(row.counted)}

@@ -35,6 +35,10 @@ PART_LOOKS: Final = {
 Communication by parallel axis comes from a profiled pass."""
 
 
+_MARKS: Final = {Verdict.INFEASIBLE: "✕ ", Verdict.UNDECIDED: "? "}
+"""Mark before the name of a trial that has no rank."""
+
+
 def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
     """Draws the parts of a mean step, a bar for each trial with a breakdown. None without any."""
     rows = [row for row in ranking.trials if (found := evidence.get(row.trial_id)) and found.breakdown]
@@ -204,7 +208,7 @@ def row_labels(rows: Sequence[RankedTrial]) -> list[str]:
     ]
     told = [read for read in reads if len({read(row) for row in rows}) > 1]
     names = [" ".join([row.label, *(read(row) for read in told)]) for row in rows]
-    marks = [f"#{row.rank} " if row.rank else "✕ " if row.verdict is Verdict.INFEASIBLE else "" for row in rows]
+    marks = [f"#{row.rank} " if row.rank else _MARKS.get(row.verdict, "") for row in rows]
     counts = Counter(names)
     return [
         plain(f"{mark}{name}" if counts[name] == 1 else f"{mark}{name} {row.trial_id}")

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from wattune.ranking.assessment import Margin, RankedTrial, Verdict
+from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.bounds import Margin
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
@@ -18,6 +19,7 @@ from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
 from wattune.report.sections import (
     method_section,
+    probability_text,
     quality_pill,
     range_text,
     rejections_section,
@@ -55,7 +57,8 @@ def draw(
         comparison: The best feasible trial against the best one that breaks a bound.
         limits: Hard limits by metric name.
     """
-    closely = (*ranking.feasible[:1], *ranking.infeasible[:1], *ranking.feasible[1:])
+    others = ranking.infeasible[:1] or ranking.undecided[:1]
+    closely = (*ranking.feasible[:1], *others, *ranking.feasible[1:])
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
         trade_off(ranking),
@@ -209,7 +212,10 @@ def _headline(ranking: Ranking) -> Html:
         for margin in best.margins
     ]
     ties = sum(row.rank == 1 for row in ranking.feasible) - 1
-    shared = f"Shares rank 1 with {ties} more: their intervals overlap. " if ties else ""
+    shared = f"Best with probability {probability_text(best.best_probability or 0.0)}. " if ranking.feasible[1:] else ""
+    shared += f"Not told apart from {ties} more. " if ties else ""
+    if ties and ranking.expected is not None:
+        shared += f"Expected when run again: {format_quantity(ranking.objective.metric, ranking.expected)}. "
     return fill(
         '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
         '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from wattune.intervals import Interval
-from wattune.ranking.assessment import Margin, RankedTrial, is_simulated
+from wattune.ranking.assessment import RankedTrial, is_simulated
+from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.markup import Html, fill, join, section, table
@@ -21,12 +22,11 @@ MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
 
 _BASES: Final = {
-    "repeats": "its repeats",
-    "pooled": "repeats and reference trial",
-    "reference": "the reference trial",
-    "steps": "its steps",
+    "repeats": "its repeats and all others",
+    "pooled": "the repeats of other trials",
+    "prior": "the prior: nothing was repeated",
 }
-"""Basis of an interval by its method; a method without a basis is absent."""
+"""Basis of an interval by its method."""
 
 _VERSION_TAG: Final = "version."
 """Prefix of tags that name software and its version."""
@@ -43,15 +43,20 @@ def slack_text(margin: Margin) -> str:
     """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
     share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
     slack = f"{'+' if margin.slack > 0 else ''}{format_quantity(margin.metric, margin.slack)}{share}"
-    likely = "" if margin.holds_probability is None else f", holds with probability {margin.holds_probability:.2f}"
-    return slack.replace("-", "−") + likely
+    likely = "" if margin.holds_probability is None else f" with probability {margin.holds_probability:.2f}"
+    return f"{slack.replace('-', '−')}, {margin.verdict}{likely and f', the next run keeps it{likely}'}"
+
+
+def probability_text(probability: float) -> str:
+    """Formats a probability that comes from draws: their number gives two digits."""
+    return "<0.01" if 0.0 < probability < 0.01 else f"{probability:.2f}"
 
 
 def repeats_text(row: RankedTrial) -> str:
     """Returns the number of repeats of a trial, and the basis of its interval."""
     left_out = len(row.repeats) - len(row.counted)
     count = "1 repeat" if len(row.counted) == 1 else f"{len(row.counted)} repeats"
-    basis = f", interval by {_BASES[row.objective.method]}" if row.objective and row.objective.method in _BASES else ""
+    basis = f", interval by {_BASES[row.objective.method]}" if row.objective else ""
     return (f"{count}, {left_out} left out" if left_out else count) + basis
 
 
@@ -68,7 +73,7 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
     metric, bounds = ranking.objective.metric, [*map(str, ranking.constraints)]
     varying = ranking.varying
     columns = ["configuration", *varying, metric, *bounds, "quality"]
-    numeric = ["rank", metric, *bounds]
+    numeric = ["P(best)", "rank", metric, *bounds]
     measured = partial(_trial_cells, metric, bounds, varying)
 
     def part(
@@ -85,10 +90,17 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
     return [
         part(
             ranking.feasible,
-            "A rank is 1 plus the number of trials whose 95 % interval lies wholly above. Under each bound the repeat "
-            "that comes closest to it, and its distance to the bound.",
-            ["rank", *columns],
-            lambda row: [str(row.rank), *measured(row)],
+            "P(best) is the probability to be the best feasible trial. A rank is 1 plus the number of trials that are "
+            "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it, "
+            "and its distance to the bound.",
+            ["P(best)", "rank", *columns],
+            lambda row: [probability_text(row.best_probability or 0.0), str(row.rank), *measured(row)],
+        ),
+        part(
+            ranking.undecided,
+            f"Best first; the runs do not decide the bounds with ? at a risk of {ranking.risk:g}. More repeats may.",
+            columns,
+            measured,
         ),
         part(ranking.infeasible, "Best first; ✕ marks the bounds that fail.", columns, measured),
         part(
@@ -121,7 +133,10 @@ def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row
 
 def _margin(margin: Margin) -> Html:
     value = format_quantity(margin.metric, margin.got)
-    shown = value if margin.holds else fill('<span class="fails">✕ {}</span>', value)
+    marks = {Holds.HOLDS: "", Holds.UNDECIDED: "? ", Holds.BREAKS: "✕ "}
+    shown = marks[margin.verdict] + value
+    if margin.verdict is Holds.BREAKS:
+        shown = fill('<span class="fails">{}</span>', shown)
     return fill("{}<small>{}</small>", shown, slack_text(margin))
 
 
@@ -196,11 +211,10 @@ def method_section(ranking: Ranking, document: Mapping[str, Any]) -> Html:
     counted = [result for row in ranking.trials for result in row.counted]
     measured = [row for row in ranking.trials if row.counted]
     methods = Counter(row.objective.method for row in measured if row.objective)
-    known = ", ".join(f"{_BASES[name]} ({count})" for name, count in methods.items() if name in _BASES)
-    widths = [row.objective.half_width_frac for row in measured if row.objective and row.objective.method != "none"]
+    known = ", ".join(f"{_BASES[name]} ({count})" for name, count in methods.items())
+    widths = [row.objective.half_width_frac for row in measured if row.objective]
     spread = f"to ±{100 * max(widths):.2g} % or better, by {known}" if widths else "not known"
-    if "none" in methods and widths:
-        spread += f"; of {methods['none']} trials scatter is not known"
+    spread = "; ".join([spread, *ranking.scatter])
     reasons = Counter(reason for result in counted for reason in result.quality_reasons).most_common()
     facts = {
         "Window": "from the earliest start to the latest end of the measured steps over all ranks",

@@ -35,6 +35,7 @@ def trade_off(ranking: Ranking) -> Chart | None:
     labelled = _labelled(ranking, front)
     for rows, color, symbol in (
         (ranking.infeasible, INFEASIBLE_COLOR, "x"),
+        (ranking.undecided, INFEASIBLE_COLOR, "circle-open"),
         (ranking.feasible, FEASIBLE_COLOR, "circle"),
     ):
         points = [(row, x, row.objective) for row in rows if row.objective and (x := row.interval(across))]
@@ -50,9 +51,9 @@ def trade_off(ranking: Ranking) -> Chart | None:
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
     caption = (
-        "Every trial that measured both. A circle keeps every bound, a cross breaks at least one. Bars are 95 % "
-        "intervals where scatter is known. The dotted line joins the trials that no other beats in both. Click a point "
-        "to find its row."
+        "Every trial that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
+        "runs do not decide it. Bars are 95 % intervals. The dotted line joins the trials that no other beats in both. "
+        "Click a point to find its row."
     )
     return Chart(
         title=f"{'Throughput' if metric.startswith('tokens_per_s') else metric} against "
@@ -69,21 +70,21 @@ def _across(ranking: Ranking) -> str | None:
     bounded = [bound.metric for bound in ranking.constraints if bound.metric != ranking.objective.metric]
     powers = [name for name in bounded if METRICS[name].group == "power"]
     wanted = [*powers, *bounded, *_FALLBACK_AXES]
-    rows = (*ranking.feasible, *ranking.infeasible)
+    rows = (*ranking.feasible, *ranking.undecided, *ranking.infeasible)
     return next((name for name in wanted if any(row.objective and row.interval(name) for row in rows)), None)
 
 
 def _front(ranking: Ranking, metric: str, across: str) -> list[RankedTrial]:
     if "none" in (METRICS[metric].better, METRICS[across].better):
         return []
-    return pareto_front((*ranking.feasible, *ranking.infeasible), metric, across)
+    return pareto_front((*ranking.feasible, *ranking.undecided, *ranking.infeasible), metric, across)
 
 
 def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:
     """Returns ids of the trials that get a label: all if they are few, else the front and the best by verdict."""
-    shown = (*ranking.feasible, *ranking.infeasible)
+    shown = (*ranking.feasible, *ranking.undecided, *ranking.infeasible)
     if len(shown) > LABELLED:
-        shown = (*front, *ranking.feasible[:1], *ranking.infeasible[:1])
+        shown = (*front, *ranking.feasible[:1], *ranking.undecided[:1], *ranking.infeasible[:1])
     return {row.trial_id for row in shown}
 
 

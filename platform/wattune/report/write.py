@@ -59,7 +59,8 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
 
 def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence], list[str]]:
-    return gather_all(study, (*ranking.feasible[:SHOWN_CLOSELY], *ranking.infeasible[:SHOWN_CLOSELY]))
+    listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
+    return gather_all(study, [row for rows in listed for row in rows[:SHOWN_CLOSELY]])
 
 
 def _telling_pair(study: StudyFolder, ranking: Ranking, evidence: dict[str, Evidence]) -> Comparison | None:

@@ -6,7 +6,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from wattune.ranking.assessment import Margin, RankedTrial
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
@@ -14,20 +15,38 @@ from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown
 
 _STYLES: Final = {
     "feasible": "green",
+    "undecided": "blue",
     "infeasible": "yellow",
     "unknown": "magenta",
     "interrupted": "cyan",
     "failed": "red",
 }
 
-METHODS: Final = {
-    "repeats": "of the repeats",
-    "pooled": "of repeats and the reference trial's scatter",
-    "reference": "one run, the reference trial's scatter",
-    "steps": "one run, its own steps",
-    "none": "one run, scatter unknown",
-}
-"""Basis of an interval by its method, in words."""
+
+_BOUND_STYLES: Final = {Holds.HOLDS: "green", Holds.UNDECIDED: "blue", Holds.BREAKS: "bold red"}
+
+READING: Final = (
+    "± is the 95 % interval; P(best) is the probability to be the best feasible trial; a rank is 1 plus the trials "
+    "that are told to be better, at 95 % over all comparisons"
+)
+"""Reading of the columns."""
+
+
+def probability_text(probability: float) -> str:
+    """Formats a probability of draws: their number gives two digits."""
+    return "<0.01" if 0.0 < probability < 0.01 else f"{probability:.2f}"
+
+
+def expected_text(ranking: Ranking) -> str:
+    """Describes what the leader is expected to measure when it runs again; empty without one."""
+    best = ranking.best
+    if best is None or best.objective is None or ranking.expected is None or len(ranking.feasible) == 1:
+        return ""
+    metric = ranking.objective.metric
+    return (
+        f"the first of many is likely lucky: {best.trial_id} measured {shown(metric, best.objective.value)}, "
+        f"expected when run again {shown(metric, ranking.expected)}"
+    )
 
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None) -> None:
@@ -36,23 +55,26 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
     bounds = [str(constraint) for constraint in ranking.constraints]
     others = ranking.varying
     numbered = [f"bound {n}" for n in range(1, len(bounds) + 1)]
-    columns = ["rank", "trial", *others, "plan", metric, *numbered, "quality"]
-    table = make_table(f"{ranking.objective}", *columns, right=["rank", metric])
-    for row in (*ranking.feasible[:top], *ranking.infeasible[:top]):
+    columns = ["P(best)", "rank", "trial", *others, "plan", metric, *numbered, "verdict", "quality"]
+    table = make_table(f"{ranking.objective}", *columns, right=["P(best)", "rank", metric])
+    listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
+    for row in (row for rows in listed for row in rows[:top]):
         margins = {margin.constraint: margin for margin in row.margins}
         table.add_row(
+            "-" if row.best_probability is None else probability_text(row.best_probability),
             str(row.rank) if row.rank else "-",
             row.trial_id,
             *(row.setting[name] for name in others),
             Text(row.label, style=_STYLES[str(row.verdict)]),
             shown(metric, row.objective) if row.objective else "-",
             *(_margin_cell(margins.get(bound)) for bound in bounds),
+            str(row.verdict),
             row.quality + (" (simulated)" if row.simulated else ""),
         )
     console.print(table)
     for number, bound in enumerate(bounds, start=1):
         console.print(f"bound {number}: {bound}", highlight=False)
-    hidden = 0 if top is None else max(0, len(ranking.feasible) - top) + max(0, len(ranking.infeasible) - top)
+    hidden = 0 if top is None else sum(max(0, len(rows) - top) for rows in listed)
     if hidden:
         console.print(f"... and {hidden} more; raise --top to see them")
     for title, rows in (
@@ -70,11 +92,12 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
 
 
 def _print_notes(console: Console, ranking: Ranking) -> None:
-    methods = sorted({row.objective.method for row in ranking.trials if row.objective})
-    if methods:
-        reading = "; ".join(METHODS[method] for method in methods)
+    for line in (READING if ranking.feasible else "", *ranking.scatter, expected_text(ranking)):
+        if line:
+            console.print(line, highlight=False, style="dim")
+    if ranking.constraints:
         console.print(
-            f"± is the 95 % interval ({reading}); a rank is 1 plus the trials whose interval lies wholly above",
+            f"P: probability that the next run keeps the bound; holds and breaks at a risk of {ranking.risk:g}",
             highlight=False,
             style="dim",
         )
@@ -94,9 +117,8 @@ def _margin_cell(margin: Margin | None) -> Text:
         return Text("not measured", style="magenta")
     got, distance = shown(margin.metric, margin.got), shown(margin.metric, abs(margin.slack))
     likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
-    if margin.holds:
-        return Text(f"{got} ({distance} within{likely})", style="green")
-    return Text(f"{got} ({distance} past{likely})", style="bold red")
+    place = "within" if margin.holds else "past"
+    return Text(f"{got} ({distance} {place}{likely}, {margin.verdict})", style=_BOUND_STYLES[margin.verdict])
 
 
 def print_front(console: Console, rows: Sequence[RankedTrial], metrics: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
 """Makes the UI of MLflow 3.17.2 open on runs and their charts, not on traces of language models."""
 
-_VERDICTS: Final = ("feasible", "infeasible", "unknown", "interrupted", "failed")
+_VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "interrupted", "failed")
 
 
 class Tracker:

@@ -28,7 +28,7 @@ def broken_down(**parts_s: float) -> Breakdown:
     return Breakdown(parts=parts, step_s=step_s, step_energy_j=2500 * step_s)
 
 
-def known(value: float, off: float = 0.0, method: str = "none") -> Interval:
+def known(value: float, off: float = 0.0, method: str = "prior") -> Interval:
     return Interval(value=value, low=value - off, high=value + off, method=method, num_runs=1)
 
 
@@ -125,15 +125,15 @@ def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (known(110.0), known(100.0), "A trains 10.0 % more tokens a second; run-to-run variation is unknown"),
+        (known(110.0), known(100.0), "A trains 10.0 % more tokens a second; the intervals do not overlap"),
         (
-            known(100, 4, "reference"),
-            known(107, 4, "reference"),
+            known(100, 4, "pooled"),
+            known(107, 4, "pooled"),
             "B trains 7.0 % more tokens a second, but the intervals",
         ),
         (
-            known(100, 2, "reference"),
-            known(107, 2, "reference"),
+            known(100, 2, "pooled"),
+            known(107, 2, "pooled"),
             "B trains 7.0 % more tokens a second; the intervals do not",
         ),
         (None, known(107), "tokens_per_s was not measured on both sides"),

@@ -20,7 +20,7 @@ def test_json_and_table_hold_every_row():
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
     ranking = rank(pairs, FASTEST, [POWER], where=[])
     data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
-    assert [len(data[verdict]) for verdict in Verdict] == [1, 1, 0, 0, 1]
+    assert [len(data[verdict]) for verdict in Verdict] == [1, 0, 1, 0, 0, 1]
     assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
     table = to_table(ranking)
     assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]

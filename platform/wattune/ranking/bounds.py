@@ -1,0 +1,130 @@
+"""Verdict on one bound of one trial: the probability that the next run keeps it, and what follows at a stated risk.
+
+The next run is Student's t about the mean of the runs, with their scatter and that of their mean (Gelman et al.,
+Bayesian Data Analysis, 3rd edition, section 3.2). Two errors that repeats do not show are added. One is the gain of
+the power sensor: it is the same in every run, and the bound is on watts, not on readings. Agreement of integrated power
+with the energy counter does not bound it, because both come from that sensor. The other is the step of a sensor that
+rounds. Both are taken as uniform within their limits (JCGM 100:2008, GUM, 4.3.7).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from wattune.intervals import t_cumulative
+from wattune.objective import Constraint
+from wattune.ranking.spreads import NextRun, Spreads, resolution
+from wattune.schema import METRICS
+from wattune.trial import TrialResult
+
+RISK: Final = 0.05
+"""Probability of a wrong verdict on a bound that is accepted unless another is asked for."""
+
+SENSOR_ACCURACY_FRAC: Final = 0.05
+"""Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within
++/- 5% of current power draw". It says so of Fermi and Kepler, and names no figure for later devices. Yang et al.
+compare the sensors of over 70 GPUs up to Hopper with an external meter ("Part-time Power Measurements: nvidia-smi's
+Lack of Attention", SC24)."""
+
+
+class Holds(StrEnum):
+    """Verdict on a bound."""
+
+    HOLDS = "holds"
+    """Every run kept it, and the next one breaks it with a probability of at most the risk."""
+    BREAKS = "breaks"
+    """The next run keeps it with a probability below the risk."""
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """Distance of a trial to one bound, in the repeat that is closest to it or furthest past it."""
+
+    constraint: str
+    metric: str
+    got: float
+    bound: float
+    slack: float
+    """Distance to the bound on the allowed side, in the metric's unit; negative if violated."""
+    slack_frac: float | None
+    """The slack as a fraction of the bound; None where the bound is 0."""
+    repeat: int
+    holds: bool
+    """True if every measured repeat kept the bound."""
+    holds_probability: float | None
+    """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
+    verdict: Holds
+
+
+def margin(
+    constraint: Constraint, repeats: Sequence[TrialResult], spreads: Spreads, *, risk: float, simulated: bool
+) -> Margin | None:
+    """Computes the margin of the worst repeat and the verdict on the bound, None if no repeat can be checked.
+
+    Args:
+        constraint: The bound.
+        repeats: The repeats that completed, long runs of a finalist too.
+        spreads: Scatter of the study.
+        risk: Accepted probability of a wrong verdict.
+        simulated: True if sensors were simulated: they have no gain error.
+    """
+    checked = [(slack, result) for result in repeats if (slack := constraint.slack(result.metrics)) is not None]
+    if not checked:
+        return None
+    slack, result = min(checked, key=lambda pair: pair[0])
+    bound = constraint.bound(result.metrics)
+    assert bound is not None, "a slack has a bound"
+    metric, kept = constraint.metric, bool(constraint.holds(result.metrics))
+    below = constraint.operator.startswith("<")
+    gain = 0.0 if simulated else _gain(metric)
+    nexts = spreads.next_runs(repeats, metric)
+    likely = min((_probability(one, metric, bound, below=below, gain=gain) for one in nexts), default=None)
+    verdict = Holds.UNDECIDED
+    if likely is not None and likely < risk:
+        verdict = Holds.BREAKS
+    elif likely is not None and likely >= 1.0 - risk and kept:
+        verdict = Holds.HOLDS
+    elif likely is None and not kept:
+        verdict = Holds.BREAKS  # not every repeat was measured, and one of those that were broke it
+    return Margin(
+        constraint=str(constraint),
+        metric=metric,
+        got=result.metrics[metric],
+        bound=bound,
+        slack=slack,
+        slack_frac=slack / abs(bound) if bound else None,
+        repeat=result.repeat,
+        holds=kept,
+        holds_probability=likely,
+        verdict=verdict,
+    )
+
+
+def _gain(metric: str) -> float:
+    """Returns the standard uncertainty of the sensor's gain, as a fraction; 0 for what is not measured in watts."""
+    described = METRICS[metric]
+    watts = described.group == "power" and described.unit == "W" and metric != "device_power_limit_w"
+    return SENSOR_ACCURACY_FRAC / math.sqrt(3.0) if watts or described.group == "energy" else 0.0
+
+
+def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: float) -> float:
+    """Computes the probability that the next run keeps a bound."""
+    if not bound and not one.mean and not one.logarithmic:
+        # At the end of its range a metric does not scatter to both sides: the rule of succession (Laplace).
+        return (one.num_runs + 1) / (one.num_runs + 2)
+    step = resolution(metric)
+    if one.logarithmic:
+        if bound <= 0.0:
+            return 0.0 if below else 1.0
+        distance, size = math.log(bound) - one.mean, 1.0
+    else:
+        distance, size = bound - one.mean, one.mean
+    systematic = (gain * size) ** 2 + step**2 / 12.0
+    variance = one.variance + systematic
+    # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
+    freedom = one.degrees_of_freedom * (variance / one.variance) ** 2
+    at_most = t_cumulative(distance / math.sqrt(variance), freedom)
+    return at_most if below else 1.0 - at_most

@@ -1,0 +1,294 @@
+"""Run-to-run scatter of a study: one model for all runs of one metric.
+
+The value of run k of trial i on node set s at time t is modelled on the logarithmic scale (on its own scale for
+temperatures, and for metrics that can be 0 or less):
+
+    y_k = m_i + a_s + b * t_k + e_k,    e_k ~ N(0, v_i)
+
+m_i is the trial, a_s the node set, b the drift of the machine. The reference trial runs again and again and on every
+node set, so it ties a and b down. v_i is the trial's own variance from run to run. Most trials run once, so variances
+are shared in two steps:
+
+- The pooled variance starts from a prior, a scaled inverse chi-square (`Prior`), and all repeated trials add to it
+  (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6). A trial's within-run error is a floor of its own
+  variance.
+- A trial's own variance is the pooled one moderated by the trial's own residuals (Smyth 2004, "Linear models and
+  empirical Bayes methods for assessing differential expression in microarray experiments", section 3). The weight of
+  the pooled variance, in degrees of freedom, is estimated from how differently trials scatter (section 6.2).
+
+Given the variances, a and b have Gaussian priors and the rest is a linear regression (Bayesian Data Analysis, section
+14.8). A node set without a run that ties it to the others keeps its prior: its trials are compared with that width.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.intp]
+
+NODE_SET_SPREAD: Final = 0.05
+"""Prior standard deviation of one node set against another, on the logarithmic scale. Our choice, beside the 8 %
+that GPUs of one kind differ by on average (Sinha et al., SC 2022)."""
+
+DRIFT_SPREAD: Final = 0.03
+"""Prior standard deviation of the machine's drift from the first to the last run, on the logarithmic scale. Our
+choice."""
+
+_ROUNDS: Final = 4
+"""Rounds between variances and effects; the third changes the variance by less than 0.1 %."""
+
+_LEAST_ALIKE: Final = 3.0
+"""Fewest degrees of freedom that the pooled variance is worth for one trial, however differently trials scatter. One
+trial without any residual, of a rounded sensor, would else leave single runs without an interval. Our choice."""
+
+_LEAST_SHARE: Final = 1e-3
+"""A trial's own variance below this share of the pooled one counts as that share: its logarithm would outweigh all."""
+
+_SIMILAR_TRIALS: Final = 4.0
+_SIMILAR_DEGREES: Final = 24.0
+"""Before data, trials of a study scatter alike: as if four trials had shown variances that differ as a chi-square of 24
+degrees of freedom does. Our choice; `benchmarks/coverage.py` shows the coverage that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is known of run-to-run scatter before a study: a scaled inverse chi-square on the variance."""
+
+    spread: float = 0.01
+    """Standard deviation of one run, as a fraction of the value. Our choice."""
+    degrees_of_freedom: float = 6.0
+    """Number of observations the prior is worth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """All runs of one metric in one study, as columns of equal length."""
+
+    value: Floats
+    trial: Ints
+    """Number of each run's trial, from 0 without gaps."""
+    node_set: Ints
+    """Number of each run's node set, from 0 without gaps."""
+    time_s: Floats
+    within: Floats
+    """Standard error of each run's own mean as a fraction of it (in the metric's unit on its own scale); 0 where it
+    is unknown."""
+    typical: float | None = None
+    """Size that a prior's fractions are of, in the metric's unit, for a metric on its own scale. None means the
+    logarithmic scale, where every fraction is of the value itself."""
+    resolution: float = 0.0
+    """Step of a sensor that rounds, in the metric's unit: a whole-degree reading has 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """The fitted model. Effects are on the model's scale; columns are indexed by trial number."""
+
+    mean: Floats
+    """m_i: each trial as it would be on the base node set at the middle of the study."""
+    raw_mean: Floats
+    """Mean of each trial's runs as they were measured."""
+    variance: Floats
+    """v_i: variance of one run of each trial."""
+    degrees_of_freedom: Floats
+    """Degrees of freedom of each v_i."""
+    num_runs: Ints
+    shared: Floats
+    """[trials, effects]: each trial's weight on the shared effects."""
+    shared_covariance: Floats
+    """[effects, effects]: covariance of node set and drift effects."""
+    weight: Floats
+    """Sum of precision over each trial's runs."""
+    pooled_variance: float
+    pooled_degrees: float
+    alike_degrees: float
+    """Degrees of freedom that the pooled variance is worth for one trial; see `_alike`."""
+    num_repeats: int
+    """Runs beyond each trial's first."""
+    drift: float
+    """b: change from the first to the last run."""
+    drift_error: float
+    time_variance: float
+    """Variance of the runs' times, in units of the study's length; 0 where times are unknown."""
+    node_offset: Floats
+    """a_s by node set; 0 for the base."""
+    node_offset_error: Floats
+    tied: npt.NDArray[np.bool_]
+    """By node set: true if a trial that ran on it also ran on a set that is tied to the base."""
+    typical: float | None
+    """See `Runs.typical`."""
+
+    @property
+    def spread_frac(self) -> float:
+        """Pooled standard deviation of one run, as a fraction of the value or of `typical`."""
+        return math.sqrt(self.pooled_variance) / (self.typical or 1.0)
+
+    def standard_error(self) -> Floats:
+        """Returns the standard error of each `mean`."""
+        spread = np.einsum("ij,jk,ik->i", self.shared, self.shared_covariance, self.shared)
+        error: Floats = np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0))
+        return error
+
+    def next_run_variance(self, number: int, num_runs: int) -> float:
+        """Returns the variance of a trial's next run about the mean of so many of its runs, as they were measured.
+
+        The next run may be at any time like those of the study, so the drift is scatter here.
+        """
+        drift = (self.drift**2 + self.drift_error**2) * self.time_variance
+        return (float(self.variance[number]) + drift) * (1.0 + 1.0 / num_runs)
+
+
+def fit(runs: Runs, prior: Prior) -> Scatter:
+    """Fits the model to all runs of one metric.
+
+    Args:
+        runs: The runs; at least one.
+        prior: What is known of scatter beforehand.
+    """
+    num_trials, num_sets = int(runs.trial.max()) + 1, int(runs.node_set.max()) + 1
+    scale = runs.typical or 1.0
+    y = np.log(runs.value) if runs.typical is None else runs.value
+    counts = np.bincount(runs.trial, minlength=num_trials)
+    base = int(np.bincount(runs.node_set, minlength=num_sets).argmax())
+    design, precision = _shared_effects(runs, base, num_sets, scale)
+    floor = runs.within**2 + runs.resolution**2 / 12.0  # a rounded reading has the variance of its step
+    start = (prior.spread * scale) ** 2
+    pooled, pooled_degrees = start, prior.degrees_of_freedom
+    variance, degrees = np.full(num_trials, start), np.full(num_trials, prior.degrees_of_freedom)
+    shared_degrees = prior.degrees_of_freedom
+    effects, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1],) * 2)
+    for _ in range(_ROUNDS):
+        weights = 1.0 / np.maximum(variance[runs.trial], floor)
+        effects, covariance, used = _shared_posterior(y, design, precision, runs.trial, weights, num_trials)
+        left = y - design @ effects
+        means = _sums(left * weights, runs.trial, num_trials) / _sums(weights, runs.trial, num_trials)
+        residual = left - means[runs.trial]
+        squares = _sums(residual**2, runs.trial, num_trials)
+        own = np.maximum(counts - 1, 0).astype(np.float64)
+        lost = used * own / own.sum() if own.sum() else own  # degrees of freedom that the shared effects took
+        free = np.maximum(own - lost, 0.0)
+        pooled_degrees = prior.degrees_of_freedom + float(free.sum())
+        pooled = (prior.degrees_of_freedom * start + float(squares.sum())) / pooled_degrees
+        alike = _alike(squares, free, pooled)
+        shared_degrees = min(alike, pooled_degrees)  # the pooled variance is not better known than from its own data
+        variance = (shared_degrees * pooled + squares) / (shared_degrees + free)
+        degrees = shared_degrees + free
+    weights = 1.0 / np.maximum(variance[runs.trial], floor)
+    total = _sums(weights, runs.trial, num_trials)
+    shared = np.stack([_sums(weights * column, runs.trial, num_trials) / total for column in design.T], axis=1)
+    raw = _sums(weights * y, runs.trial, num_trials) / total
+    floors = np.zeros(num_trials)
+    np.maximum.at(floors, runs.trial, floor)
+    offsets, errors = np.zeros(num_sets), np.zeros(num_sets)
+    others = [index for index in range(num_sets) if index != base]
+    offsets[others], errors[others] = effects[1:], np.sqrt(np.diag(covariance)[1:])
+    return Scatter(
+        mean=raw - shared @ effects,
+        raw_mean=raw,
+        variance=np.maximum(variance, floors),
+        degrees_of_freedom=degrees,
+        num_runs=counts,
+        shared=shared,
+        shared_covariance=covariance,
+        weight=total,
+        pooled_variance=pooled,
+        pooled_degrees=pooled_degrees,
+        alike_degrees=alike,
+        num_repeats=int((counts - 1).sum()),
+        drift=float(effects[0]),
+        drift_error=math.sqrt(covariance[0, 0]),
+        time_variance=float(design[:, 0].var()),
+        node_offset=offsets,
+        node_offset_error=errors,
+        tied=_tied(runs, base, num_sets),
+        typical=runs.typical,
+    )
+
+
+def _sums(values: Floats, group: Ints, num_groups: int) -> Floats:
+    return np.bincount(group, weights=values, minlength=num_groups).astype(np.float64)
+
+
+def _shared_effects(runs: Runs, base: int, num_sets: int, scale: float) -> tuple[Floats, Floats]:
+    """Returns the columns of the effects that trials share, and their prior precision: drift, then node sets."""
+    span_s = float(np.ptp(runs.time_s))
+    middle_s = float(runs.time_s.mean())
+    drift = (runs.time_s - middle_s) / span_s if span_s > 0 else np.zeros(len(runs.value))
+    others = [(runs.node_set == index).astype(np.float64) for index in range(num_sets) if index != base]
+    spreads = np.array([DRIFT_SPREAD, *[NODE_SET_SPREAD] * len(others)]) * scale
+    return np.stack([drift, *others], axis=1), 1.0 / spreads**2
+
+
+def _shared_posterior(
+    y: Floats, design: Floats, precision: Floats, trial: Ints, weights: Floats, num_trials: int
+) -> tuple[Floats, Floats, float]:
+    """Computes the shared effects with the trials' means integrated out.
+
+    Returns:
+        Means, covariance, and the degrees of freedom that the data spent on them.
+    """
+    total = _sums(weights, trial, num_trials)
+
+    def inside(column: Floats) -> Floats:
+        return column - (_sums(weights * column, trial, num_trials) / total)[trial]
+
+    centred = np.stack([inside(column) for column in design.T], axis=1)
+    information = centred.T @ (weights[:, None] * centred)
+    covariance: Floats = np.linalg.inv(information + np.diag(precision)).astype(np.float64)
+    return covariance @ (centred.T @ (weights * inside(y))), covariance, float(np.trace(covariance @ information))
+
+
+def _alike(squares: Floats, free: Floats, pooled: float) -> float:
+    """Estimates how alike trials scatter: the degrees of freedom that the pooled variance is worth for one trial.
+
+    Logarithms of sample variances scatter by trigamma(d/2) where trials scatter alike. What they scatter beyond that is
+    trigamma(d0/2) (Smyth 2004, section 6.2). The prior counts as `_SIMILAR_TRIALS` trials.
+    """
+    known = free >= 0.5
+    excess, num = 0.0, int(known.sum())
+    if num > 1:
+        half = free[known] / 2.0
+        own = np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)
+        logs = np.log(own) - _digamma(half) + np.log(half)
+        excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0)
+    prior = float(_trigamma(np.array([_SIMILAR_DEGREES / 2.0]))[0])
+    wanted = (_SIMILAR_TRIALS * prior + max(num - 1, 0) * excess) / (_SIMILAR_TRIALS + max(num - 1, 0))
+    low, high = 1e-3, 1e6
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if float(_trigamma(np.array([middle]))[0]) > wanted else (low, middle)
+    return max(2.0 * low, _LEAST_ALIKE)
+
+
+def _digamma(x: Floats) -> Floats:
+    """Digamma of positive numbers: recurrence and asymptotic series (Abramowitz and Stegun 6.3.5, 6.3.18)."""
+    shift = sum(1.0 / (x + step) for step in range(6))
+    far = x + 6.0
+    series = 1 / (12 * far**2) - 1 / (120 * far**4) + 1 / (252 * far**6)
+    result: Floats = np.log(far) - 1 / (2 * far) - series - shift
+    return result
+
+
+def _trigamma(x: Floats) -> Floats:
+    """Trigamma of positive numbers: recurrence and asymptotic series (Abramowitz and Stegun 6.4.6, 6.4.12)."""
+    shift = sum(1.0 / (x + step) ** 2 for step in range(6))
+    far = x + 6.0
+    series = 1 / far + 1 / (2 * far**2) + 1 / (6 * far**3) - 1 / (30 * far**5) + 1 / (42 * far**7)
+    result: Floats = series + shift
+    return result
+
+
+def _tied(runs: Runs, base: int, num_sets: int) -> npt.NDArray[np.bool_]:
+    """Finds the node sets that a chain of trials connects to the base."""
+    tied = np.zeros(num_sets, bool)
+    tied[base] = True
+    reached, before = np.zeros(int(runs.trial.max()) + 1, bool), 0
+    while before < int(tied.sum()):
+        before = int(tied.sum())
+        reached[runs.trial[tied[runs.node_set]]] = True
+        tied[runs.node_set[reached[runs.trial]]] = True
+    return tied

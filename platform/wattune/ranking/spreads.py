@@ -1,0 +1,293 @@
+"""Scatter of the metrics of one study: intervals of trials, and what the next run of one is likely to measure.
+
+All completed runs of a metric enter one model (`wattune.ranking.scatter`). The long run of a finalist is a measurement
+of a hot machine, so the model takes it as a trial of its own. It counts for bounds, and for the objective only where
+there is no ordinary run.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from wattune.intervals import Interval, t_quantile
+from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, fit
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S, format_quantity
+
+Results: TypeAlias = Sequence[tuple[TrialSpec, TrialResult]]
+"""Specification and result of every repeat of a study's trials, in any order."""
+
+PRIOR: Final = Prior()
+
+_UNCERTAINTIES: Final = {
+    **dict.fromkeys(
+        ("step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac"), "step_time_uncertainty_frac"
+    ),
+    **dict.fromkeys(("energy_per_step_j", "energy_per_token_j", "tokens_per_j"), "energy_per_step_uncertainty_frac"),
+}
+"""Metrics that are a mean over steps or its inverse, with the metric that has the uncertainty of one run's mean."""
+
+_LOGARITHMIC: Final = ("speed", "energy", "power", "memory")
+"""Groups of metrics that scatter in proportion to their value. Others can be 0, and scatter on their own scale."""
+
+_DEGREES: Final = "degC"
+_TYPICAL_TEMPERATURE_C: Final = 100.0
+"""Size that a temperature's prior is a fraction of: 1 % is 1 K. Fractions of a temperature in Celsius mean nothing."""
+_WHOLE_DEGREE_C: Final = 1.0
+"""Step of temperature readings: NVML and AMD SMI give whole degrees."""
+
+_NORMAL_95: Final = 1.959964
+"""Two-sided 95 % quantile of the normal distribution: a half width over it is a standard error."""
+
+CLEAR_FRAC: Final = 0.005
+"""Least drift or node offset that is worth a message."""
+
+
+def resolution(metric: str) -> float:
+    """Returns the step of a metric's sensor; 0 where it is fine."""
+    unit = METRICS[metric].unit
+    return _WHOLE_DEGREE_C if unit == _DEGREES else 1.0 if metric == "excursion_count" else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The model of one metric, with the numbers of its trials and node sets."""
+
+    scatter: Scatter
+    error: Floats
+    number: Mapping[tuple[str, bool], int]
+    """Number of a trial by its id, and true for its long runs."""
+    node_sets: tuple[str, ...]
+
+    @property
+    def logarithmic(self) -> bool:
+        """True if effects and errors are on the logarithmic scale."""
+        return self.scatter.typical is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`: what all trials of the study share."""
+        found = self.scatter
+        return {
+            "spread_frac": found.spread_frac,
+            "num_repeats": found.num_repeats,
+            "prior_spread_frac": PRIOR.spread,
+            "prior_degrees_of_freedom": PRIOR.degrees_of_freedom,
+            "drift": found.drift,
+            "drift_error": found.drift_error,
+            "node_sets": {
+                name: {
+                    "offset": float(found.node_offset[index]),
+                    "error": float(found.node_offset_error[index]),
+                    "tied": bool(found.tied[index]),
+                }
+                for index, name in enumerate(self.node_sets)
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """Distribution of what the next run of a trial measures: Student's t on the model's scale."""
+
+    mean: float
+    variance: float
+    degrees_of_freedom: float
+    num_runs: int
+    logarithmic: bool
+
+
+class Spreads:
+    """Scatter of every metric of one study, computed at first use."""
+
+    def __init__(self, results: Results) -> None:
+        """Keeps the runs that completed.
+
+        Args:
+            results: Results of one study.
+        """
+        self._results = results
+        self._known: dict[str, Fitted | None] = {}
+
+    @cached_property
+    def _runs(self) -> list[TrialResult]:
+        """Completed runs in an order that does not depend on how they were read."""
+        runs = [result for _, result in self._results if result.status is TrialStatus.COMPLETED]
+        return sorted(runs, key=lambda run: (run.trial_id, run.repeat))
+
+    def fitted(self, metric: str) -> Fitted | None:
+        """Returns the model of a metric, None if no run measured it."""
+        if metric not in self._known:
+            runs = [run for run in self._runs if metric in run.metrics]
+            self._known[metric] = _fitted(runs, metric) if runs else None
+        return self._known[metric]
+
+    def number(self, counted: Sequence[TrialResult], metric: str) -> int | None:
+        """Returns the trial's number in the model, None if one of its repeats did not measure the metric.
+
+        Args:
+            counted: The repeats that completed.
+            metric: Name of the metric.
+        """
+        if not counted or any(metric not in result.metrics for result in counted):
+            return None
+        fitted = self.fitted(metric)
+        return None if fitted is None else fitted.number[counted[0].trial_id, all(map(is_soak, counted))]
+
+    def interval(self, counted: Sequence[TrialResult], metric: str) -> Interval | None:
+        """Computes a metric over repeats of one trial, None if one of them did not measure it.
+
+        The middle is the mean of the runs, as it would be on the study's most used nodes at the middle of its time.
+        Some of a trial's repeats alone have the interval of so many.
+
+        Args:
+            counted: The repeats that completed.
+            metric: Name of the metric.
+        """
+        number = self.number(counted, metric)
+        if number is None:
+            return None
+        fitted = self._known[metric]
+        assert fitted is not None, "a number has a model"
+        runs, found = ordinary(counted), fitted.scatter
+        value, change = _mean(runs, metric), float(found.mean[number] - found.raw_mean[number])
+        error = float(fitted.error[number])
+        if len(runs) < found.num_runs[number]:
+            error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
+        reach = t_quantile(float(found.degrees_of_freedom[number])) * error
+        method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.num_repeats else "prior"
+        if fitted.logarithmic:
+            value *= math.exp(change)
+            low, high = value * math.exp(-reach), value * math.exp(reach)
+        else:
+            value += change
+            low, high = value - reach, value + reach
+        return Interval(value=value, low=low, high=high, method=method, num_runs=len(runs))
+
+    def next_runs(self, counted: Sequence[TrialResult], metric: str) -> list[NextRun]:
+        """Returns what the next run is likely to measure: an ordinary one, and a long one where there was one.
+
+        Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time.
+
+        Args:
+            counted: The repeats that completed.
+            metric: Name of the metric.
+        """
+        if self.number(counted, metric) is None:
+            return []
+        fitted = self._known[metric]
+        assert fitted is not None, "a number has a model"
+        found, nexts = fitted.scatter, []
+        for soak in sorted({is_soak(run) for run in counted}):
+            number = fitted.number[counted[0].trial_id, soak]
+            runs = [run for run in counted if is_soak(run) is soak]
+            mean = _mean(runs, metric)
+            nexts.append(
+                NextRun(
+                    mean=math.log(mean) if fitted.logarithmic else mean,
+                    variance=found.next_run_variance(number, len(runs)),
+                    degrees_of_freedom=float(found.degrees_of_freedom[number]),
+                    num_runs=len(runs),
+                    logarithmic=fitted.logarithmic,
+                )
+            )
+        return nexts
+
+    def scatter_text(self, metric: str) -> str:
+        """Describes the scatter from run to run and what it rests on; empty if nothing was measured."""
+        fitted = self.fitted(metric)
+        if fitted is None:
+            return ""
+        found, prior = (
+            fitted.scatter,
+            f"a prior of {100 * PRIOR.spread:g} %, {PRIOR.degrees_of_freedom:g} degrees of freedom",
+        )
+        size = f"{100 * found.spread_frac:.2g} %"
+        if found.typical is not None:
+            size = format_quantity(metric, math.sqrt(found.pooled_variance))
+        return (
+            f"run-to-run scatter: {size} pooled from {found.num_repeats} repeats and {prior}"
+            if found.num_repeats
+            else f"run-to-run scatter: {size} by {prior}; nothing was repeated"
+        )
+
+    def corrections(self, metric: str) -> list[str]:
+        """Describes drift and node offsets that were taken out of a metric, and the node sets that are not tied."""
+        fitted = self.fitted(metric)
+        if fitted is None or not len(fitted.node_sets):
+            return []
+        found, lines = fitted.scatter, []
+
+        def size(value: float) -> str:
+            return f"{100 * value:+.1f} %" if fitted.logarithmic else format_quantity(metric, value)
+
+        least = CLEAR_FRAC * (found.typical or 1.0)
+        if abs(found.drift) > max(least, 2.0 * found.drift_error):
+            lines.append(
+                f"{metric} drifted by {size(found.drift)} ± {size(2 * found.drift_error).lstrip('+')} over the study: "
+                "removed from the objective, not from the bounds"
+            )
+        base = int(np.flatnonzero((found.node_offset == 0.0) & (found.node_offset_error == 0.0))[0])
+        main = fitted.node_sets[base] or "unnamed nodes"
+        for index, name in enumerate(fitted.node_sets):
+            offset, error = float(found.node_offset[index]), float(found.node_offset_error[index])
+            shown = name or "unnamed nodes"
+            if not found.tied[index]:
+                lines.append(
+                    f"{shown}: not tied to {main}, no trial ran on both. {metric} there is compared with the prior's "
+                    f"width for nodes, ± {size(2 * error).lstrip('+')}; run the reference trial on both"
+                )
+            elif index != base and abs(offset) > max(least, 2.0 * error):
+                lines.append(
+                    f"{shown}: {metric} is {size(offset)} ± {size(2 * error).lstrip('+')} of that on {main}, by the "
+                    "trials that ran on both: removed from the objective, not from the bounds"
+                )
+        return lines
+
+
+def is_soak(result: TrialResult) -> bool:
+    """Returns true for the long run of a finalist."""
+    return result.tags.get("soak") == "true"
+
+
+def ordinary(counted: Sequence[TrialResult]) -> Sequence[TrialResult]:
+    """Returns the runs that count for the objective: no long ones, unless there are no others."""
+    return [result for result in counted if not is_soak(result)] or counted
+
+
+def _mean(runs: Sequence[TrialResult], metric: str) -> float:
+    return math.fsum(run.metrics[metric] for run in runs) / len(runs)
+
+
+def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
+    """Fits the model of one metric to runs that all measured it."""
+    number: dict[tuple[str, bool], int] = {}
+    trial = np.array([number.setdefault((run.trial_id, is_soak(run)), len(number)) for run in runs], np.intp)
+    node_sets = tuple(sorted({run.tags.get("nodes", "") for run in runs}))
+    places = {name: index for index, name in enumerate(node_sets)}
+    value = np.array([run.metrics[metric] for run in runs], np.float64)
+    time_s = np.array([run.start_wall_ns for run in runs], np.float64) / NS_PER_S
+    if (time_s > 0).any():
+        time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
+    described = METRICS[metric]
+    logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
+    steps = _UNCERTAINTIES.get(metric, "")
+    within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / _NORMAL_95
+    typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
+    found = fit(
+        Runs(
+            value=value,
+            trial=trial,
+            node_set=np.array([places[run.tags.get("nodes", "")] for run in runs], np.intp),
+            time_s=time_s,
+            within=within if logarithmic else within * np.abs(value),
+            typical=None if logarithmic else typical,
+            resolution=resolution(metric),
+        ),
+        PRIOR,
+    )
+    return Fitted(found, found.standard_error(), number, node_sets)
