@@ -13,8 +13,8 @@ PACKAGE = ROOT / "platform" / "wattune"
 ROOMS = {
     ".": "__main__ clock doctor errors inspection intervals objective schema trial units upload version",
     "analysis": "detail examine quality summary",
-    "analysis/metrics": "breakdown energy excursion experts exposed_comm outlier phases power saturation speed "
-    "step_time thermal throttle utilization",
+    "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
+    "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
     "api": "recordings results runs spaces studies",
     "calibration": "fit run",
@@ -29,7 +29,7 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "budget controller nodes order trial_queue",
+    "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",
     "ranking": "assessment best bounds comparison evidence order scatter sources spreads table",
     "record": "command recorder recording sensors",

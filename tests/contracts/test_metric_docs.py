@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from wattune.analysis.detail import Detail
-from wattune.analysis.metrics.breakdown import UNDIVIDED
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.phases import PARTS
 from wattune.analysis.metrics.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, OF_RATED_FRAC
+from wattune.analysis.metrics.waterfall import UNDIVIDED
 from wattune.analysis.quality import INDICATIVE, THRESHOLDS
 from wattune.inspection import inspect
 from wattune.ranking.best import NUM_DRAWS

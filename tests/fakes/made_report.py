@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
-from wattune.analysis.metrics.breakdown import Breakdown, Part
 from wattune.analysis.metrics.saturation import Saturation
+from wattune.analysis.metrics.waterfall import Breakdown, Part
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective

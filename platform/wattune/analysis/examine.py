@@ -13,7 +13,7 @@ from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.speed import step_times_s
-from wattune.analysis.metrics.step_time import UNDIVIDED_WAIT, Division, divide, replayed_shares
+from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, replayed_shares
 from wattune.analysis.metrics.thermal import Temperature, temperature
 from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align

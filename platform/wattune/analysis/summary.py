@@ -22,7 +22,7 @@ from wattune.analysis.metrics.phases import step_energies_j
 from wattune.analysis.metrics.power import power_metrics
 from wattune.analysis.metrics.saturation import link_peaks
 from wattune.analysis.metrics.speed import speed_metrics, step_times_s, step_to_step_s
-from wattune.analysis.metrics.step_time import decompose_metrics
+from wattune.analysis.metrics.step_breakdown import decompose_metrics
 from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics

@@ -1,7 +1,7 @@
 """Comparison of two trials: their differences, and the parts of a step that made one faster or leaner.
 
 If their steps have different numbers of tokens, trials are compared by time and energy of a million tokens. The parts
-of each side add up to its whole (`wattune.analysis.metrics.breakdown`), so the changes of the parts add up to the
+of each side add up to its whole (`wattune.analysis.metrics.waterfall`), so the changes of the parts add up to the
 change.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
-from wattune.analysis.metrics.breakdown import OTHER, UNDIVIDED, Breakdown
+from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from wattune.analysis.detail import detail_of
 from wattune.analysis.examine import examine
-from wattune.analysis.metrics.breakdown import Breakdown
 from wattune.analysis.metrics.saturation import Saturation
+from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError

@@ -8,7 +8,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from wattune.analysis.metrics.breakdown import Breakdown
+from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.evidence import Evidence

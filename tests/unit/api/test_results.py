@@ -56,6 +56,6 @@ def test_two_trials_are_compared_and_a_report_is_written(storage: Path) -> None:
     comparison = wattune.compare(*names, storage=str(storage))
     assert comparison.time is not None
     assert sum(part.change for part in comparison.time.parts) == pytest.approx(comparison.time.b - comparison.time.a)
-    with pytest.raises(wattune.WattuneError, match="names no trial"):
+    with pytest.raises(wattune.WattuneError, match="does not name a trial"):
         wattune.compare("nothing", names[0], storage=str(storage))
     assert report(study, ranking) == study.path / "report.html" and (study.path / "report.html").is_file()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.breakdown import Breakdown, Part
+from wattune.analysis.metrics.waterfall import Breakdown, Part
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.intervals import Interval

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_report import comparison_of, evidence_of, figure_of, ranked, trial, values, whole
 
-from wattune.analysis.metrics.breakdown import Breakdown, Part
+from wattune.analysis.metrics.waterfall import Breakdown, Part
 from wattune.catalog.models import model
 from wattune.report.charts import row_labels, slot_temperatures, step_parts, waterfall
 from wattune.report.traces import power

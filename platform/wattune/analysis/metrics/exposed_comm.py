@@ -63,7 +63,7 @@ _ROLE_PATTERNS: Final = tuple((role, re.compile(pattern)) for role, pattern in _
 Floats = npt.NDArray[np.float64]
 
 Replayed = Mapping[int, tuple[float, float]]
-"""From `wattune.analysis.metrics.step_time.replayed_shares`."""
+"""From `wattune.analysis.metrics.step_breakdown.replayed_shares`."""
 
 
 def kind_of(name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.metrics.phases import traces_by_device
-from wattune.analysis.metrics.step_time import Division
+from wattune.analysis.metrics.step_breakdown import Division
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
 from wattune.catalog.hardware import device

@@ -129,7 +129,8 @@ def saturation(
         aligned: The trial.
         peaks: Its `link_peaks`.
         ways: Its ranks' `wattune.analysis.metrics.phases.segments`; empty for a recording without spans.
-        divided: True if spans separate communication from compute, see `wattune.analysis.metrics.step_time.divide`.
+        divided: True if spans separate communication from compute, see
+            `wattune.analysis.metrics.step_breakdown.divide`.
     """
     if ways and divided:
         of_links, of_units = "communication", "compute"

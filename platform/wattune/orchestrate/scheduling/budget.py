@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from wattune.orchestrate.scheduling.order import workers_of
+from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.trial import TrialSpec
 
 _S_PER_HOUR: Final = 3600.0

@@ -11,7 +11,7 @@ from wattune.orchestrate.events import Preview, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.order import run_order, workers_of
+from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.search.strategy import Strategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -43,7 +43,7 @@ class StudyRun:
     """Clusters that trials may run on."""
     isolation: str = "warm"
     order: str = "shuffled"
-    """See `wattune.orchestrate.scheduling.order.run_order`."""
+    """See `wattune.orchestrate.scheduling.run_order.run_order`."""
     reference: TrialSpec | None = None
     """The trial that is measured again and again; None takes the first that completes, for each kind of workers."""
     budget: Budget | None = None

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.breakdown import breakdown
 from wattune.analysis.metrics.energy import energy_metrics, powers
 from wattune.analysis.metrics.phases import phase_table, segments
-from wattune.analysis.metrics.step_time import divide
+from wattune.analysis.metrics.step_breakdown import divide
 from wattune.analysis.metrics.throttle import Throttle
+from wattune.analysis.metrics.waterfall import breakdown
 from wattune.analysis.signals.align import align
 from wattune.plan.axes import Plan
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.metrics.phases import BETWEEN, COMPUTING
-from wattune.analysis.metrics.step_time import UNDIVIDED_WAIT, Division
+from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
@@ -66,8 +66,8 @@ def breakdown(
 ) -> Breakdown | None:
     """Divides the mean step of a trial into parts.
 
-    - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_time.divide`, mean over
-      ranks.
+    - `compute`, `exposed_comm`, `bubble`, `straggler`: as in `wattune.analysis.metrics.step_breakdown.divide`, mean
+      over ranks.
     - `wait`: instead of the last three where waiting cannot be divided.
     - `throttle`: time that lost clock added to compute: compute times the mean of lost clock while the device computes
       (`Throttle.computing_loss_frac`). It is an upper bound: compute that follows the clock loses this much, work that

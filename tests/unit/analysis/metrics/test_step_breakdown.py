@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.step_time import decompose_metrics, divide
+from wattune.analysis.metrics.step_breakdown import decompose_metrics, divide
 from wattune.analysis.signals.align import align
 from wattune.plan.axes import Plan
 
