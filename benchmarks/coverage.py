@@ -62,7 +62,7 @@ CASES: Final = (
 
 @dataclass(frozen=True)
 class Row:
-    """What was counted for one kind of study with so many runs of some trials."""
+    """Counts for one kind of study with so many runs of some trials."""
 
     case: str
     judged: bool

@@ -56,7 +56,7 @@ degrees of freedom does. Our choice; `benchmarks/coverage.py` shows the coverage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is known of run-to-run scatter before a study: a scaled inverse chi-square on the variance."""
+    """Run-to-run scatter as it is expected before a study: a scaled inverse chi-square on the variance."""
 
     spread: float = 0.01
     """Standard deviation of one run, as a fraction of the value. Our choice."""
