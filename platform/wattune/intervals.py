@@ -41,8 +41,8 @@ class Interval:
     low: float
     high: float
     method: str
-    """What it rests on: `repeats` of the trial and all others, `pooled` scatter of other trials' repeats, the `prior`
-    alone, or `steps` of one run."""
+    """Source of the scatter: `repeats` of the trial and all others, `pooled` scatter of other trials' repeats, the
+    `prior` alone, or `steps` of one run."""
     num_runs: int
     confidence_frac: float = CONFIDENCE_FRAC
 

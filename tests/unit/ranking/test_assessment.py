@@ -5,61 +5,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from made_trials import CAPPED, COOL, FASTEST, POWER, on_n0, reference_runs, speed, trial
+from made_trials import COOL, FASTEST, POWER, on_n0, reference_runs, speed, trial
 
-from wattune.objective import parse_constraint
 from wattune.ranking.assessment import Verdict, assess_trial, is_simulated
-from wattune.ranking.bounds import Holds
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 from wattune.trial import TrialStatus
-
-
-def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound():
-    measured = {"tokens_per_s": 1.0, "device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}
-    (margin,) = rank([trial(1, measured)], FASTEST, [CAPPED]).feasible[0].margins
-    assert (margin.got, margin.bound, margin.slack) == (630.0, 700.0, 70.0)
-    assert margin.slack_frac == pytest.approx(0.1)
-
-
-def test_a_bound_of_zero_has_no_fraction():
-    bound = parse_constraint("excursion_count <= 0")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], FASTEST, [bound]).infeasible[0]
-    assert row.margins[0].slack_frac is None
-    assert row.margins[0].slack == -2.0
-
-
-@pytest.mark.parametrize(
-    ("temp_c", "verdict"),
-    [(75.0, Verdict.FEASIBLE), (84.0, Verdict.UNDECIDED), (85.0, Verdict.UNDECIDED), (95.0, Verdict.INFEASIBLE)],
-)
-def test_a_whole_degree_below_a_bound_is_not_yet_within_it(temp_c, verdict):
-    (row,) = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": temp_c})], FASTEST, [COOL]).trials
-    assert row.verdict is verdict
-    assert row.margins[0].holds is (temp_c < 85.0)
-    assert (row.failing, row.undecided) == (
-        (row.margins, ()) if temp_c > 90 else ((), row.margins if temp_c > 80 else ())
-    )
-
-
-@pytest.mark.parametrize(("power_w", "simulated"), [(2650.0, True), (2650.0, False)])
-def test_the_sensors_accuracy_counts_where_a_sensor_measured(power_w, simulated):
-    spec, result = speed(1, 100.0, power_w=power_w)
-    (row,) = rank([(spec, replace(result, tags={"simulated": str(simulated).lower()}))], FASTEST, [POWER]).trials
-    # 3.7 % below the bound: more than a run scatters, less than the sensor may be wrong.
-    assert row.verdict is (Verdict.FEASIBLE if simulated else Verdict.UNDECIDED)
-
-
-def test_a_larger_risk_decides_more():
-    pairs = [speed(1, 100.0, power_w=2650.0)]
-    assert (
-        rank(pairs, FASTEST, [POWER])
-        .undecided[0]
-        .reason.startswith("node_device_power_peak_1s_w <= 2750 undecided at 2650, P 0.8")
-    )
-    assert len(rank(pairs, FASTEST, [POWER], risk=0.2).feasible) == 1
 
 
 def test_repeats_are_an_interval_and_the_worst_one_decides():
@@ -158,29 +109,6 @@ def test_the_quality_of_a_row_is_the_worst_of_the_groups_it_uses(group, quality)
     tags = {"quality_speed": "publishable", "quality_power": "publishable", "quality_thermal": "indicative"}
     bounds = {"thermal": [COOL], "power": [POWER], "speed": []}[group]
     assert rank([trial(1, metrics, tags=tags)], FASTEST, bounds).best.quality == quality
-
-
-@given(
-    st.lists(st.integers(1, 40).map(lambda each: 100.0 * each), min_size=1, max_size=4),
-    st.sampled_from(["<=", "<", ">=", ">"]),
-    st.integers(1, 40).map(lambda each: 100.0 * each),
-)
-def test_a_margin_is_that_of_the_worst_repeat_and_holds_only_where_every_repeat_does(watts, operator, bound_w):
-    bound = parse_constraint(f"node_device_power_peak_1s_w {operator} {bound_w:g}")
-    pairs = [speed(1, 10.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(watts)]
-    repeats = tuple(result for _, result in pairs)
-    row = assess_trial("", pairs[0][0], repeats, Spreads(pairs), FASTEST, [bound])
-    (margin,) = row.margins
-    below = operator.startswith("<")
-    assert margin.got == (max(watts) if below else min(watts))
-    assert margin.slack == (bound_w - margin.got if below else margin.got - bound_w)
-    keeps = {"<=": float.__le__, "<": float.__lt__, ">=": float.__ge__, ">": float.__gt__}[operator]
-    assert margin.holds == all(keeps(power_w, bound_w) for power_w in watts)
-    if margin.verdict is Holds.HOLDS:
-        assert margin.holds and margin.holds_probability >= 0.95
-    expected = {Holds.HOLDS: "feasible", Holds.BREAKS: "infeasible", Holds.UNDECIDED: "undecided"}
-    assert row.verdict == expected[margin.verdict]
-    assert (row.rank, row.failing) == (None, (margin,) if margin.holds_probability < 0.05 else ())
 
 
 def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():

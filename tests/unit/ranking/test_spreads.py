@@ -1,0 +1,58 @@
+"""Spreads: which runs of a study enter a metric's model, and what is said of it."""
+
+from dataclasses import replace
+
+import pytest
+from made_trials import on_n0, reference_runs, speed
+
+from wattune.ranking.spreads import Spreads, is_soak, ordinary, resolution
+
+
+def test_temperatures_are_whole_degrees_and_power_is_fine() -> None:
+    assert resolution("device_temp_max_c") == 1.0
+    assert resolution("node_device_power_peak_1s_w") == 0.0
+
+
+def test_a_long_run_counts_only_where_there_is_no_other() -> None:
+    _, short = speed(1, 100.0)
+    long = replace(short, repeat=1, tags={"soak": "true"})
+    assert is_soak(long) and not is_soak(short)
+    assert list(ordinary([short, long])) == [short]
+    assert list(ordinary([long])) == [long]
+
+
+def test_without_repeats_the_prior_is_named() -> None:
+    text = Spreads([on_n0(speed(number, 100.0)) for number in (1, 2)]).scatter_text("tokens_per_s")
+    assert text == ("run-to-run scatter: 1 % by a prior of 1 %, 6 degrees of freedom; nothing was repeated")
+
+
+def test_repeats_are_counted_and_pooled() -> None:
+    spreads = Spreads(reference_runs([100.0, 103.0, 97.0, 104.0, 96.0]))
+    assert "pooled from 4 repeats" in spreads.scatter_text("tokens_per_s")
+    (interval,) = {spreads.interval([result], "tokens_per_s").method for _, result in reference_runs([100.0])}
+    assert interval
+
+
+def test_a_metric_that_nobody_measured_has_no_scatter() -> None:
+    assert Spreads([speed(1, 100.0)]).scatter_text("energy_per_token_j") == ""
+    assert Spreads([speed(1, 100.0)]).interval([speed(1, 100.0)[1]], "energy_per_token_j") is None
+
+
+@pytest.mark.parametrize("offset", [0.94, 1.06])
+def test_a_node_set_that_is_slower_or_faster_is_corrected_and_said(offset: float) -> None:
+    here = reference_runs([100.0, 101.0, 99.0, 100.0])
+    there = [
+        (
+            spec,
+            replace(
+                result,
+                repeat=result.repeat + 10,
+                tags={**result.tags, "nodes": "n1"},
+                metrics={**result.metrics, "tokens_per_s": result.metrics["tokens_per_s"] * offset},
+            ),
+        )
+        for spec, result in here
+    ]
+    lines = Spreads([*here, *there]).corrections("tokens_per_s")
+    assert len(lines) == 1 and "removed from the objective" in lines[0]
+    assert ("+" in lines[0].split("±")[0]) == (offset > 1)
