@@ -4,6 +4,7 @@ Where this may be done, the nodes are in network, host name and time namespaces 
 name, and another monotonic clock. Elsewhere they are two raylets of one machine.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -132,8 +133,9 @@ def nodes(tmp_path: Path, environment: dict[str, str]):
         for one in started:
             if one.poll() is None:
                 for child in psutil.Process(one.pid).children(recursive=True):
-                    if "ray.scripts.scripts" in " ".join(child.cmdline()):
-                        child.terminate()
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                        if "ray.scripts.scripts" in " ".join(child.cmdline()):
+                            child.terminate()
                 one.terminate()
                 one.wait(60)
         _, alive = psutil.wait_procs([child for tree in trees for child in tree], timeout=20)

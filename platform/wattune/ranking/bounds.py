@@ -112,9 +112,12 @@ def _gain(metric: str) -> float:
 
 def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: float) -> float:
     """Computes the probability that the next run keeps a bound."""
-    if not bound and not one.mean and not one.logarithmic:
-        # At the end of its range a metric does not scatter to both sides: the rule of succession (Laplace).
-        return (one.num_runs + 1) / (one.num_runs + 2)
+    if one.num_zeros and (not bound or one.zero_everywhere):
+        # A metric that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys' estimate of
+        # a share that was never seen (Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion").
+        zero = (one.num_zeros + 0.5) / (one.num_zeros + 1.0)
+        at_most = zero if bound >= 0.0 else 0.0
+        return at_most if below else (1.0 if bound <= 0.0 else 1.0 - zero)
     step = resolution(metric)
     if one.logarithmic:
         if bound <= 0.0:

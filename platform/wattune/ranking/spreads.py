@@ -63,6 +63,8 @@ class Fitted:
     number: Mapping[tuple[str, bool], int]
     """Number of a trial by its id, and true for its long runs."""
     node_sets: tuple[str, ...]
+    num_zeros: int
+    """Runs of the study if the metric was 0 in each of them, else 0."""
 
     @property
     def logarithmic(self) -> bool:
@@ -97,7 +99,10 @@ class NextRun:
     mean: float
     variance: float
     degrees_of_freedom: float
-    num_runs: int
+    num_zeros: int
+    """Runs that were 0 and none that was not: of the whole study, else of the trial alone, else 0."""
+    zero_everywhere: bool
+    """True if those are all runs of the study."""
     logarithmic: bool
 
 
@@ -191,7 +196,8 @@ class Spreads:
                     mean=math.log(mean) if fitted.logarithmic else mean,
                     variance=found.next_run_variance(number, len(runs)),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
-                    num_runs=len(runs),
+                    num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
+                    zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,
                 )
             )
@@ -290,4 +296,4 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
         ),
         PRIOR,
     )
-    return Fitted(found, found.standard_error(), number, node_sets)
+    return Fitted(found, found.standard_error(), number, node_sets, 0 if value.any() else len(value))

@@ -80,3 +80,22 @@ def test_a_margin_is_that_of_the_worst_repeat_and_holds_only_where_every_repeat_
     expected = {Holds.HOLDS: "feasible", Holds.BREAKS: "infeasible", Holds.UNDECIDED: "undecided"}
     assert row.verdict == expected[margin.verdict]
     assert (row.rank, row.failing) == (None, (margin,) if margin.holds_probability < 0.05 else ())
+
+
+@pytest.mark.parametrize(
+    ("num_trials", "verdict"), [(1, Verdict.UNDECIDED), (8, Verdict.UNDECIDED), (9, Verdict.FEASIBLE)]
+)
+@pytest.mark.parametrize("text", ["throttle_thermal_frac <= 0.01", "excursion_count <= 0"])
+def test_a_metric_that_is_0_in_many_runs_keeps_its_bound(num_trials: int, verdict: Verdict, text: str) -> None:
+    """By Jeffreys' estimate nine runs without one that differs suffice for a risk of 5 %."""
+    bound = parse_constraint(text)
+    pairs = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, num_trials + 1)]
+    assert {row.verdict for row in rank(pairs, FASTEST, [bound]).trials} == {verdict}
+
+
+def test_one_trial_that_throttles_takes_the_others_their_zeros() -> None:
+    bound = parse_constraint("throttle_thermal_frac <= 0.01")
+    quiet = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, 10)]
+    ranking = rank([*quiet, trial(99, {"tokens_per_s": 1.0, bound.metric: 0.2})], FASTEST, [bound])
+    assert len(ranking.feasible) == 9  # each is ten times the pooled scatter below the bound
+    assert [row.margins[0].got for row in ranking.infeasible] == [0.2]
