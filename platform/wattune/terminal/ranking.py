@@ -79,7 +79,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
         console.print(f"... and {hidden} more; raise --top to see them")
     for title, rows in (
         ("unknown", ranking.unknown),
-        ("interrupted: run again by the same command, like those the cluster failed", ranking.interrupted),
+        ("interrupted: run again by the same command", ranking.interrupted),
         ("failed", ranking.failed),
     ):
         if rows:

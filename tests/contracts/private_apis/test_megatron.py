@@ -48,6 +48,15 @@ def test_main_loss_backward_scale() -> None:
     assert "main_loss_backward_scale" in vars(scaler)
 
 
+@pytest.mark.private_api("megatron.core.transformer.moe.moe_utils._MOE_LAYER_WISE_LOGGING_TRACKER")
+def test_auxiliary_losses_are_logged_where_they_can_be_emptied() -> None:
+    utils = load("megatron.core.transformer.moe.moe_utils")
+    if hasattr(utils, "_MOE_LAYER_WISE_LOGGING_TRACKER"):
+        assert isinstance(utils._MOE_LAYER_WISE_LOGGING_TRACKER, dict)
+    else:  # from 0.19 on
+        assert callable(get("megatron.core.transformer.moe.moe_logging.destroy_moe_metrics_tracker"))
+
+
 @pytest.mark.private_api("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
 def test_weighted_bias_swiglu_impl() -> None:
     fused = get("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
