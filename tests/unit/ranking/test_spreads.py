@@ -29,8 +29,12 @@ def test_without_repeats_the_prior_is_named() -> None:
 def test_repeats_are_counted_and_pooled() -> None:
     spreads = Spreads(reference_runs([100.0, 103.0, 97.0, 104.0, 96.0]))
     assert "pooled from 4 repeats" in spreads.scatter_text("tokens_per_s")
-    (interval,) = {spreads.interval([result], "tokens_per_s").method for _, result in reference_runs([100.0])}
-    assert interval
+    _, single = reference_runs([100.0])[0]
+    assert spreads.interval([single], "tokens_per_s").num_runs == 1
+    # Five runs that scatter by 3.5 % leave one run less sure than the prior of 1 % alone would.
+    alone = Spreads(reference_runs([100.0])).interval([single], "tokens_per_s")
+    assert alone.method == "prior"
+    assert spreads.interval([single], "tokens_per_s").half_width_frac > 1.5 * alone.half_width_frac
 
 
 def test_a_metric_that_nobody_measured_has_no_scatter() -> None:
