@@ -63,7 +63,7 @@ def write_space(tmp_path: Path) -> Callable[..., Path]:
             "engine": "torch",
             "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 4},
             "space": {"tp": [1]},
-            "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 1},
+            "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 2},
             "objective": "maximize tokens_per_s",
             "constraints": ["node_device_power_peak_1s_w <= 3000"],
             "search": {"strategy": "grid", "num_trials": 10},
