@@ -130,7 +130,7 @@ def project(tmp_path: Path, tiny_model: dict[str, Any]) -> Path:
         "engine": "torch",
         "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 4},
         "space": {"micro_batch_size": [1]},
-        "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 1},
+        "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 2},
         "objective": "maximize tokens_per_s",
         "constraints": [],
         "search": {"strategy": "grid"},
