@@ -1,0 +1,121 @@
+"""Candidates as columns: those that share everything but their plan are predicted together."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wattune.catalog.hardware import ClusterSpec, DeviceSpec
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import AXES, Plan
+from wattune.plan.parallel import num_micro_batches
+from wattune.trial import TrialSpec, Workload
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Candidates of one model, cluster, engine, workload and data type. Every column has one entry a candidate."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    engine: str
+    workload: Workload
+    dtype: str
+    tp: Ints
+    pp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    vpp: Ints
+    dp: Ints
+    micro_batch_size: Ints
+    num_micro_batches: Ints
+    """Micro-batches of one replica's step."""
+    sharding: Ints
+    """Index in `AXES["sharding"].choices`: 0 for none, then the stage of ZeRO."""
+    recompute: Ints
+    """Index in `AXES["recompute"].choices`: none, selective, full."""
+    overlap: Ints
+    """Index in `AXES["overlap"].choices`: none, grad, grad_param, tp."""
+    layers: Ints
+    """Layers of every virtual stage, [candidates, most virtual stages]; virtual stage `chunk * pp + stage` follows the
+    model from input to output. 0 behind a candidate's last one."""
+
+    def __len__(self) -> int:
+        """Returns the number of candidates."""
+        return len(self.tp)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device whose figures are predicted: the simulated one where sensors are simulated."""
+        return self.cluster.sensed_device
+
+    @property
+    def num_virtual(self) -> Ints:
+        """Virtual stages of each candidate."""
+        return self.pp * self.vpp
+
+    @property
+    def local_tokens(self) -> Ints:
+        """Tokens of one micro-batch on one context parallel rank, before any split by tensor parallel ranks."""
+        return self.micro_batch_size * self.workload.seq_len // self.cp
+
+
+def batches(specs: Sequence[TrialSpec]) -> list[tuple[Ints, Batch]]:
+    """Groups specifications into batches.
+
+    Args:
+        specs: Effective specifications that no rule rejects.
+
+    Returns:
+        For every batch the positions of its candidates in `specs`, and the batch. Each position is in one batch.
+    """
+    groups: dict[tuple[ModelSpec, ClusterSpec, str, Workload, str], list[int]] = defaultdict(list)
+    for position, spec in enumerate(specs):
+        groups[spec.model, spec.cluster, spec.engine, spec.workload, spec.plan.dtype].append(position)
+    return [
+        (np.array(positions, np.int64), _batch(key, [specs[position].plan for position in positions]))
+        for key, positions in groups.items()
+    ]
+
+
+def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequence[Plan]) -> Batch:
+    model, cluster, engine, workload, dtype = key
+    world = cluster.world_size
+
+    def count(name: str) -> Ints:
+        return np.fromiter((getattr(plan, name) for plan in plans), np.int64, len(plans))
+
+    def choice(name: str) -> Ints:
+        places = {value: place for place, value in enumerate(AXES[name].choices)}
+        return np.fromiter((places[getattr(plan, name)] for plan in plans), np.int64, len(plans))
+
+    return Batch(
+        model=model,
+        cluster=cluster,
+        engine=engine,
+        workload=workload,
+        dtype=dtype,
+        dp=np.fromiter((plan.dp(world) for plan in plans), np.int64, len(plans)),
+        num_micro_batches=np.fromiter(
+            (num_micro_batches(plan, world, workload.global_batch_size) for plan in plans), np.int64, len(plans)
+        ),
+        **{name: count(name) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size")},
+        **{name: choice(name) for name in ("sharding", "recompute", "overlap")},
+        layers=_layers(model, plans),
+    )
+
+
+def _layers(model: ModelSpec, plans: Sequence[Plan]) -> Ints:
+    """Counts the layers of every virtual stage, as `wattune.plan.parallel.stage_layers` divides them."""
+    most = max(plan.pp * plan.vpp for plan in plans)
+    layers = np.zeros((len(plans), most), np.int64)
+    for row, plan in enumerate(plans):
+        num_virtual = plan.pp * plan.vpp
+        layers[row, :num_virtual] = plan.layout or model.num_layers // num_virtual
+    return layers

@@ -1,0 +1,102 @@
+"""Predictions as columns: one entry a candidate, in the order of its batch. Units are in every name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattune.cost.batch import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peak memory of the fullest rank."""
+
+    parts_bytes: Mapping[str, Floats]
+    """Bytes of each part on that rank, such as `weights gradients optimizer activations logits gathered buffers
+    allocator`. They add up to the peak."""
+    stage: Floats
+    """Pipeline stage of that rank."""
+    error_frac: Floats
+    """Half width of the 95 % interval of the peak, relative."""
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """Peak of allocated bytes, what `memory_peak_bytes` measures."""
+        return _sum(self.parts_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Seconds of a step that a rank of each stage spends so, [candidates, most stages]; they add up to the step."""
+
+    matrix_s: Floats
+    """In matrix products and attention, at the clock that the power limit leaves."""
+    memory_s: Floats
+    """In kernels that memory bandwidth bounds."""
+    collective_s: Floats
+    """In communication that nothing hides."""
+    idle_s: Floats
+    """Waiting: pipeline bubble, launch gaps, the slowest rank."""
+    overlapped_s: Floats
+    """Of the seconds in `matrix_s` and `memory_s`, those beside communication."""
+    matrix_frac: Floats
+    """Achieved over peak matrix rate while in `matrix_s`, at the highest clock."""
+    clock_frac: Floats
+    """Clock over the highest clock while computing: 1 where the power limit does not bind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Time of a step, and where it goes."""
+
+    parts_s: Mapping[str, Floats]
+    """Seconds of each part on the average rank. Names are those of the measured decomposition with `_s` for `_frac`:
+    `compute_s bubble_s exposed_comm_tp_s exposed_comm_pp_s exposed_comm_cp_s exposed_comm_dp_s exposed_comm_ep_s
+    straggler_s other_s`. They add up to the step."""
+    activity: Activity
+    error_frac: Floats
+    """Half width of the 95 % interval of the step time, relative."""
+
+    @property
+    def step_time_s(self) -> Floats:
+        """Time of a step."""
+        return _sum(self.parts_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power of devices and nodes over a step."""
+
+    device_power_mean_w: Floats
+    device_power_peak_1s_w: Floats
+    node_device_power_mean_w: Floats
+    node_device_power_peak_1s_w: Floats
+    """Sum of the devices of the worst node, averaged over its worst second."""
+    clock_deficit_frac: Floats
+    """Clock lost to the power limit, as the metric of that name."""
+    error_frac: Floats
+    """Half width of the 95 % interval of the mean power, relative; peaks have `peak_error_frac`."""
+    peak_error_frac: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """Temperature of the warmest device."""
+
+    device_temp_60s_c: Floats
+    """After 60 s of load from idle."""
+    device_temp_max_c: Floats
+    """In the steady state."""
+    time_to_steady_s: Floats
+    """Until within 1 K of it."""
+    slows_down: Floats
+    """1 where the steady state is at or above the device's slowdown temperature, so that a soak would show throttling;
+    0 where it is not; NaN where that temperature is unknown."""
+    error_k: Floats
+    """Half width of the 95 % interval of the steady temperature."""
+
+
+def _sum(parts: Mapping[str, Floats]) -> Floats:
+    total: Floats = np.sum(list(parts.values()), axis=0)
+    return total
