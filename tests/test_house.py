@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock doctor errors inspection intervals objective schema trial units upload version",
+    ".": "__main__ clock doctor errors inspection intervals objective private_folder schema trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
@@ -26,8 +26,8 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
-    "telemetry_actor trial_result trial_telemetry",
+    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_settings run_study "
+    "run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_acc
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
 from wattune.orchestrate.node_products import ask_products
+from wattune.orchestrate.ray_folder import ray_folder
 
 NAMESPACE: Final = "wattune"
 """Ray namespace of wattune's named actors."""
@@ -183,39 +184,42 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     """
     target = address or os.environ.get("RAY_ADDRESS")
     ray_settings.apply(ray_settings.JOB_SETTINGS)
+    ray_settings.withhold_secrets()
     if ray.is_initialized():  # a script that connected by itself keeps its connection
         yield _inventory(ours=False)
         return
-    try:
-        _reach(target)
-        yield _inventory(ours=target is None)
-    finally:
-        ray.shutdown()
+    with ray_folder() if target is None else nullcontext() as folder:
+        try:
+            _reach(target, folder)
+            yield _inventory(ours=target is None)
+        finally:
+            ray.shutdown()
 
 
-def _reach(target: str | None) -> None:
-    """Connects to the cluster at an address, or starts one.
+def _reach(target: str | None, folder: Path | None) -> None:
+    """Connects to the cluster at an address, or starts one with its files in a folder.
 
     Raises:
         EngineError: It cannot be reached or started.
     """
     try:
         with _callers_signals() as stops:
-            if target is None:
-                _start_local(stops)
-            else:
+            if target is not None:
                 _join(target)
+            else:
+                assert folder is not None, "a cluster that is started has a folder"
+                _start_local(stops, folder)
     except Exception as error:  # Ray raises bare ones too, as when a busy machine takes 30 s to start its processes
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         if target is None:
             raise EngineError(
-                f"cannot start a Ray cluster on this machine: {why.rstrip('.')}; see the logs in Ray's session folder, "
-                "and try again if the machine was busy"
+                f"cannot start a Ray cluster on this machine: {why.rstrip('.')}; see the logs in {folder}, and try "
+                "again if the machine was busy"
             ) from error
         raise EngineError(f"the Ray cluster at {target} did not answer: {why}; check the address") from error
 
 
-def _start_local(stops: Sequence[int]) -> None:
+def _start_local(stops: Sequence[int], folder: Path) -> None:
     # Workers of a local cluster inherit the environment: with it they import the same package as this process.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -223,6 +227,7 @@ def _start_local(stops: Sequence[int]) -> None:
         ray.init(
             address="local",
             namespace=NAMESPACE,
+            _temp_dir=str(folder),
             include_dashboard=True,  # without it Ray Train cannot clean up after a trial that Tune ended (ray#54305)
             log_to_driver=False,
             logging_level="ERROR",

@@ -14,6 +14,7 @@ from typing import Any, Final
 import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
@@ -52,6 +53,17 @@ _LOCAL_SETTINGS: Final = {
     POLL_VARIABLE: "3600000",
 }
 """Environment of a cluster that wattune starts; a variable that the user has set stays."""
+
+
+def withhold_secrets() -> None:
+    """Keeps credentials of the driver out of Ray Tune's actors, and so out of Ray's logs.
+
+    Tune gives every trial the driver's AWS keys as a runtime environment, which Ray's agents write down in files that
+    everybody may read. No trial needs them: results are sent by the driver.
+    """
+    class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
+        [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
+    )
 
 
 def apply(settings: Mapping[str, str]) -> None:

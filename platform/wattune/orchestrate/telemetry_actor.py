@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
+from wattune.private_folder import temporary_folder
 from wattune.telemetry.backend import OTHER_PROCESSES
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
@@ -118,8 +118,12 @@ def without_own_processes(manifest: Mapping[str, Any], pids: Mapping[str, Sequen
 
 
 def spool_folder(name: str) -> Path:
-    """The folder where an actor keeps telemetry, one folder per trial, until it is in the study folder."""
-    return Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}" / "spool" / name
+    """The folder where an actor keeps telemetry, one folder per trial, until it is in the study folder.
+
+    Raises:
+        NotPrivateError: It, or a folder above it, is not this user's own.
+    """
+    return temporary_folder("spool", name)
 
 
 class TelemetryActor:

@@ -7,11 +7,12 @@ Python's fault handler writes it down before the end. SIGKILL and SIGTERM come f
 import contextlib
 import faulthandler
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from wattune.private_folder import NotPrivateError, temporary_folder
 
 _COUNTERS: Final = (
     # cgroup 2, of the container or of the own group; cgroup 1; the whole machine.
@@ -24,15 +25,20 @@ _COUNTERS: Final = (
 
 
 def _folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}" / "last_words"
+    """Returns this user's folder of last words.
+
+    Raises:
+        NotPrivateError: It belongs to somebody else: what is in it cannot be believed.
+    """
+    return temporary_folder("last_words")
 
 
 @contextmanager
 def kept() -> Iterator[None]:
     """Keeps the words of a fatal signal that ends this process inside the body, for `last_words` on this node."""
-    folder = _folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder.stat().st_uid != os.getuid():  # somebody else's: what is in it cannot be believed
+    try:
+        folder = _folder()
+    except (NotPrivateError, OSError):
         yield
         return
     forget_dead()
@@ -49,12 +55,12 @@ def kept() -> Iterator[None]:
 
 def last_words(pid: int) -> str:
     """Returns what a process of this node wrote when a fatal signal ended it, and removes it; empty without any."""
-    path = _folder() / str(pid)
     try:
+        path = _folder() / str(pid)
         if path.lstat().st_uid != os.getuid() or path.is_symlink():
             return ""
         words = path.read_text(errors="replace")
-    except OSError:
+    except (NotPrivateError, OSError):
         return ""
     if words:
         path.unlink(missing_ok=True)
@@ -63,7 +69,7 @@ def last_words(pid: int) -> str:
 
 def forget_dead() -> None:
     """Removes the files of processes that are gone."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(NotPrivateError, OSError):
         for path in _folder().iterdir():
             if not Path("/proc", path.name).exists():
                 path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,13 +266,15 @@ def test_ray_asks_for_its_node_where_it_is_made_to_wait() -> None:
     assert "ray._private.services.get_node(" in source and "except RuntimeError" in source
 
 
-def test_a_cluster_that_does_not_come_up_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_stops: object) -> None:
+def test_a_cluster_that_does_not_come_up_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(_stops: object, _folder: object) -> None:
         raise Exception("The current node timed out during startup. Of the raylet\nmore")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("wattune.orchestrate.cluster._start_local", fail)
-    said = r"cannot start a Ray cluster on this machine: The current node timed out .* Of the raylet; see the logs"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("wattune.orchestrate.ray_folder._LONGEST", 200)
+    said = r"cannot start a Ray cluster on this machine: .* timed out .* Of the raylet; see the logs in /.*ray-"
     with pytest.raises(EngineError, match=said), connect():
         pass
 

@@ -53,7 +53,7 @@ def test_a_process_that_ends_in_order_leaves_nothing(own_folder: Path) -> None:
 
 def test_files_of_the_living_stay_and_links_are_not_followed(own_folder: Path, tmp_path: Path) -> None:
     assert last_words(os.getpid()) == "", "there is no folder yet"
-    own_folder.mkdir(parents=True)
+    own_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = tmp_path / "secret"
     secret.write_text("words of somebody else")
     (own_folder / str(os.getpid())).symlink_to(secret)

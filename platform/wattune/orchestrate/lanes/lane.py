@@ -333,7 +333,7 @@ class Lane:
             raise LaneError(self._closed)
         raise LaneError(
             f"workers kept failing before they could start the trial, the last time because {self._lost_reason}; "
-            "see their logs in Ray's session folder, and run `wattune doctor` on their nodes"
+            "see their logs in Ray's folder while the study runs, and run `wattune doctor` on their nodes"
         )
 
     async def _end_unfit(self, assignment: Assignment) -> None:

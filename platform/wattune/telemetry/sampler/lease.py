@@ -7,13 +7,13 @@ process, however it ends.
 import fcntl
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Self
 
 from wattune.errors import TelemetryError
+from wattune.private_folder import NotPrivateError, own_folder, start_ticks
 from wattune.units import s_to_ns
 
 LEASE_S: Final = 10.0
@@ -88,7 +88,7 @@ class FileLock:
     def write_holder(self, pid: int) -> None:
         """Names the process that holds it, for messages and signals."""
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(pid).encode(), 0)
+        os.pwrite(self._fd, f"{pid} {start_ticks(pid) or ''}".encode(), 0)
 
     def release(self) -> None:
         """Closes this process's copy; the lock stays where a child inherited it."""
@@ -99,17 +99,19 @@ def lock_holder(path: Path) -> int | None:
     """The process that holds a lock.
 
     Returns:
-        Its id, 0 where it did not say, or None where nobody holds the lock.
+        Its id, 0 where it did not say or where that id is another process's now, or None where nobody holds the lock.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = os.pread(fd, 20, 0).decode()
-        return int(text) if text.isdecimal() else 0
+        pid, _, started = os.pread(fd, 60, 0).decode(errors="replace").partition(" ")
+        if not pid.isdecimal() or (started.isdecimal() and start_ticks(int(pid)) != int(started)):
+            return 0
+        return int(pid)
     else:
         return None
     finally:
@@ -126,14 +128,10 @@ def runtime_folder() -> Path:
         TelemetryError: The folder is not this user's own.
     """
     path = Path(os.environ.get(RUNTIME_VARIABLE) or f"/tmp/wattune-locks-{os.getuid()}")  # noqa: S108 – checked below
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise TelemetryError(
-            f"{path} must be a folder only user {os.getuid()} writes to, but belongs to user {found.st_uid} with mode "
-            f"{found.st_mode:o}; remove it, or set {RUNTIME_VARIABLE} to another one"
-        )
-    return path
+    try:
+        return own_folder(path, f"remove it, or set {RUNTIME_VARIABLE} to another one")
+    except NotPrivateError as error:
+        raise TelemetryError(str(error)) from None
 
 
 class DeviceLocks:

@@ -1,0 +1,70 @@
+"""Folders in a place that every user writes to, and processes named by an id: both checked before they are believed."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from wattune.errors import WattuneError
+
+
+class NotPrivateError(WattuneError):
+    """A folder under a name anyone can guess that belongs to somebody else, or that others write to."""
+
+
+def temporary_folder(*names: str) -> Path:
+    """Returns a folder of this user's own in the machine's temporary folder, made if need be.
+
+    Args:
+        names: Folders below `<temporary folder>/wattune-<user id>`, outermost first. None means that folder itself.
+
+    Raises:
+        NotPrivateError: One of them is not this user's own.
+    """
+    path = Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}"
+    own_folder(path)
+    for name in names:
+        path /= name
+        own_folder(path)
+    return path
+
+
+def own_folder(path: Path, remedy: str = "remove it") -> Path:
+    """Makes a folder that only this user reads and writes, or makes sure that an existing one is such.
+
+    The name can be guessed, so another user may have made it first, or a link in its place: what is read there could be
+    theirs, and what is written there would be theirs to read.
+
+    Args:
+        path: The folder; its parent exists.
+        remedy: The end of the message, after "belongs to ...".
+
+    Returns:
+        The same path.
+
+    Raises:
+        NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a link" if stat.S_ISLNK(found.st_mode) else "a file"
+        mode = stat.S_IMODE(found.st_mode)
+        raise NotPrivateError(
+            f"{path} must be a folder that only user {os.getuid()} writes to, but is {kind} of user {found.st_uid} "
+            f"with mode {mode:o}; {remedy}"
+        )
+    return path
+
+
+def start_ticks(pid: int) -> int | None:
+    """Returns when a process started, in clock ticks since the machine did; None where it is gone or unknown.
+
+    With the id it names one process for good: an id alone is given to another process later (proc(5), field 22).
+    """
+    try:
+        text = Path("/proc", str(pid), "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command's name, in parentheses, may hold anything.
+    return int(text.rpartition(")")[2].split()[19])

@@ -1,0 +1,68 @@
+"""The private folder of a local Ray cluster comes and goes with it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from wattune.orchestrate.ray_folder import KEPT_S, ray_folder, remove_left
+from wattune.private_folder import NotPrivateError
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("wattune.orchestrate.ray_folder._LONGEST", 200)
+    return tmp_path / f"wattune-{os.getuid()}"
+
+
+def test_only_this_user_enters_it_and_it_goes_with_the_cluster(base: Path) -> None:
+    with ray_folder() as folder:
+        assert folder.parent == base
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "session").mkdir()
+        with ray_folder() as other:  # a second study at the same time
+            assert other != folder and folder.exists()
+        assert (folder / "session").exists()
+    assert list(base.iterdir()) == []
+
+
+def test_what_a_killed_study_left_goes_with_the_next_one(base: Path) -> None:
+    code = (
+        "import tempfile, os, sys, signal; tempfile.tempdir = sys.argv[1]\n"
+        "from wattune.orchestrate import ray_folder\n"
+        "ray_folder._LONGEST = 200\n"
+        "with ray_folder.ray_folder(): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(base.parent)], timeout=60, check=False)
+    assert len(list(base.glob("ray-*"))) == 1
+    with ray_folder() as folder:
+        assert list(base.glob("ray-*")) == [folder]
+
+
+def test_logs_of_a_failed_study_stay_for_a_day(base: Path) -> None:
+    with pytest.raises(ValueError), ray_folder() as folder:
+        raise ValueError
+    remove_left(base)
+    assert folder.exists()
+    old_s = time.time() - KEPT_S - 1
+    os.utime(folder / "failed", (old_s, old_s))
+    remove_left(base)
+    assert not folder.exists()
+
+
+def test_sockets_have_room_where_the_temporary_folder_is_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with ray_folder() as folder:
+        assert len(str(folder)) + 69 <= 107
+
+
+def test_a_folder_that_another_made_first_is_refused(base: Path) -> None:
+    base.symlink_to(base.parent)
+    with pytest.raises(NotPrivateError), ray_folder():
+        pass
