@@ -13,6 +13,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
+from wattune.masking import printable
 from wattune.plan.axes import Plan
 
 TRIAL_ID_DIGITS: Final = 12
@@ -316,6 +317,11 @@ class TrialResult:
     """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
     start_wall_ns: int = 0
     end_wall_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
+        if isinstance(self.reason, str) and not self.reason.isprintable():
+            object.__setattr__(self, "reason", printable(self.reason))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `result.json`."""

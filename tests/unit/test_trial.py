@@ -135,3 +135,9 @@ def test_only_trials_that_say_nothing_about_their_plan_run_again():
 
 def test_tokens_of_a_step():
     assert Workload(seq_len=4096, global_batch_size=16).tokens_per_step == 65_536
+
+
+def test_a_reason_cannot_steer_a_terminal() -> None:
+    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.CRASHED, reason="\x1b[2Jgone\nnext")
+    assert result.reason == "\\x1b[2Jgone\nnext"
+    assert TrialResult.from_json(result.to_json()) == result

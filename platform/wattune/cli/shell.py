@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from wattune.errors import WattuneError
+from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
 from wattune.version import __version__
 
@@ -76,8 +77,8 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
 
 
 def print_error(text: str) -> None:
-    """Prints an error's message."""
-    err.print(f"error: {text}", style="red", highlight=False, soft_wrap=True)
+    """Prints an error's message, without secrets and without what a terminal would obey."""
+    err.print(f"error: {printable(without_secrets(text))}", style="red", highlight=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:

@@ -23,6 +23,7 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.errors import TrackingError
+from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.terminal.progress import StudyProgress
 from wattune.terminal.ranking import print_ranking
@@ -146,6 +147,8 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         TrackingError: Results could not be sent to the tracking store or the storage's URL.
     """
     ranking, uri = outcome.ranking, outcome.tracking_uri
+    # Whoever serves the store knows its password; the line on the screen does not show it.
+    uri = without_secrets(uri)
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
     if as_json:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from wattune.errors import PlanError
+from wattune.masking import masked_arguments
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
@@ -94,7 +95,7 @@ def record(
     folder = RecordingFolder.create(storage, name or default_name(command))
     facts: dict[str, Any] = {
         "kind": "recording",
-        "command": list(command),
+        "command": masked_arguments(command),
         "backends": backends,
         "simulated_device": simulated,
         "node": node,

@@ -111,6 +111,16 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
+def is_inside(path: str) -> bool:
+    """Tells whether a path that somebody else named (`/` between its parts) stays below the folder it is put in."""
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+def is_file_of(folder: Path, path: Path) -> bool:
+    """Tells whether a path is a file that lies in a folder. A link, or a file below one, may be of any place."""
+    return path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(folder.resolve())
+
+
 def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
     """Writes a file so that a crash leaves either the old content or the new, never a part.
 

@@ -10,7 +10,6 @@ A store that does not answer costs one bounded wait and a `TrackingError`. For t
 import functools
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,8 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from wattune.errors import PlanError, TrackingError, WattuneError, closest
-from wattune.storage.files import is_hidden, write_whole
+from wattune.masking import without_secrets
+from wattune.storage.files import is_file_of, is_hidden, is_inside, write_whole
 from wattune.storage.measured import RECORDINGS
 from wattune.storage.study import StudyFolder, TrialFolder, space_of
 from wattune.trial import TrialResult
@@ -78,8 +78,8 @@ class RemoteStorage:
 
     @property
     def shown(self) -> str:
-        """The URL for messages and logs: without a password."""
-        return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", self.url)
+        """The URL for messages and logs: without a password or token."""
+        return without_secrets(self.url)
 
     def studies(self) -> list[str]:
         """Lists the names of the studies.
@@ -227,7 +227,8 @@ class RemoteStorage:
         top = f"{self._root}{inside}".rstrip("/") + "/"
         found: dict[str, dict[str, Any]] = fs.find(top.rstrip("/") or "/", detail=True)
         named = {path[path.index(top) + len(top) :] if top in path else path: facts for path, facts in found.items()}
-        return {name: int(facts.get("size") or 0) for name, facts in named.items() if not is_hidden(name)}
+        own = [name for name in named if is_inside(name) and not is_hidden(name)]
+        return {name: int(named[name].get("size") or 0) for name in own}
 
     def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
         """Downloads files, results last. So a trial that is cut short is fetched again."""
@@ -276,7 +277,7 @@ class RemoteStorage:
             self._cause = ""
             return value  # type: ignore[return-value]
         self._closed_until_s = self._clock() + RETRY_AFTER_S
-        text = " ".join(str(error).split())[:500]
+        text = without_secrets(" ".join(str(error).split()))[:500]
         self._cause = f"{self.shown} cannot be used ({type(error).__name__}{f': {text}' if text else ''})"
         raise TrackingError(
             f"cannot {action}: {self._cause}; results stay in the local study folder: "
@@ -307,7 +308,9 @@ def _options(protocol: str) -> dict[str, Any]:
 
 def _files(folder: Path, *, deep: bool = True) -> list[Path]:
     found = folder.rglob("*") if deep else folder.glob("*")
-    return sorted(path for path in found if path.is_file() and not is_hidden(path.relative_to(folder).as_posix()))
+    return sorted(
+        path for path in found if is_file_of(folder, path) and not is_hidden(path.relative_to(folder).as_posix())
+    )
 
 
 def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> dict[str, int]:

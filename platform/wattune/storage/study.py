@@ -327,7 +327,8 @@ class StudyFolder:
 
     def trials(self) -> list[TrialFolder]:
         """Lists every trial that was begun, finished or not."""
-        return [TrialFolder(path.parent) for path in sorted(self.path.glob("trials/*/spec.json"))]
+        found = sorted(self.path.glob("trials/*/spec.json"))
+        return [TrialFolder(path.parent) for path in found if not path.parent.is_symlink()]
 
     def results(self) -> list[tuple[TrialSpec, TrialResult]]:
         """Reads every finished trial, with its specification. `finished` names those that cannot be read."""
@@ -434,14 +435,14 @@ class StudyFolder:
 
 
 def _folders(path: Path) -> list[str]:
-    """Lists the folders in a folder, by name; none where it does not exist.
+    """Lists the folders in a folder, by name; none where it does not exist. Links are left out: they lead elsewhere.
 
     Raises:
         PlanError: It cannot be listed.
     """
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.path for entry in entries if entry.is_dir())
+            return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.errors import TrackingError
+from wattune.masking import without_secrets
 
 Point = tuple[str, float, int, int]
 """A value of a metric as MLflow stores it: name, value, wall-clock milliseconds, step."""
@@ -102,9 +103,11 @@ class Store:
             # Stores raise the errors of their libraries (requests, SQLAlchemy, boto3): no narrower class covers them
             # all. Our own work is done before a request, so all errors caught here are the store's.
             if _is_refusal(error):
-                raise TrackingError(f"cannot {action}: {self.uri} refuses it: {_one_line(error)}") from error
+                raise TrackingError(
+                    f"cannot {action}: {without_secrets(self.uri)} refuses it: {_one_line(error)}"
+                ) from error
             self._closed_until_s = self._clock() + RETRY_AFTER_S
-            self._cause = f"{self.uri} cannot be reached ({_one_line(_first_cause(error))})"
+            self._cause = f"{without_secrets(self.uri)} cannot be reached ({_one_line(_first_cause(error))})"
             raise TrackingError(
                 f"cannot {action}: {self._cause}; results stay in the study folder, "
                 "start the server or give another tracking URI, then run `wattune sync`"
@@ -184,7 +187,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__
+    return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__
 
 
 def artifacts_beside(uri: str) -> str | None:
@@ -201,7 +204,7 @@ def check_alive(experiment: Any, uri: str) -> None:
     """
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
-            f'study "{experiment.name}" was deleted in {uri}; restore it with '
+            f'study "{experiment.name}" was deleted in {without_secrets(uri)}; restore it with '
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or give the study another name"
         )
 

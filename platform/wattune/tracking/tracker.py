@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
+from wattune.storage.files import is_file_of
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
     NOT_FINAL,
@@ -84,7 +85,7 @@ class Tracker:
         identity = {TRIAL_TAG: name}
         params, points = run_params(spec), run_points(result, series or {})
         tags = {**run_tags(spec, result), **identity}
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files = [path for path in sorted(folder.rglob("*")) if is_file_of(folder, path)]
         with self._store.speaking(f"send trial {name} of study {self.study_name}") as client:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):

@@ -119,7 +119,7 @@ def test_a_sampler_that_is_killed_ends_no_command_and_leaves_its_log(tmp_path: P
 
     def kill(folder: Path, _start_mono_ns: int) -> None:
         if not killed.exists():
-            os.kill(int((folder / "sampler.lock").read_text()), signal.SIGKILL)
+            os.kill(int((folder / "sampler.lock").read_text().split()[0]), signal.SIGKILL)
             killed.touch()
 
     script = 'until [ -e "$1" ]; do sleep 0.1; done; exit 4'

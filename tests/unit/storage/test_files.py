@@ -16,7 +16,9 @@ from wattune.storage.files import (
     Storage,
     checked_manifest,
     find_storage,
+    is_file_of,
     is_hidden,
+    is_inside,
     make_folder,
     named_path,
     nearest_existing,
@@ -200,3 +202,22 @@ def test_a_calibration_stays_in_its_folder_whatever_the_device_is_called(
     storage = tmp_path_factory.mktemp("storage")
     path = write_calibration(storage, {"uuid": uuid})
     assert path.parent == storage / "calibration" and json.loads(path.read_text())["uuid"] == uuid
+
+
+def test_links_are_no_files_of_a_folder(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    (outside / "key").write_text("secret")
+    (inside / "own").write_text("own")
+    (inside / "link").symlink_to(outside / "key")
+    (inside / "deep").symlink_to(outside)
+    assert is_file_of(inside, inside / "own")
+    assert not is_file_of(inside, inside / "link")
+    assert not is_file_of(inside, inside / "deep" / "key")
+    assert not is_file_of(inside, inside / "none")
+
+
+@pytest.mark.parametrize(("path", "inside"), [("a/b.json", True), ("/etc/passwd", False), ("a/../../b", False)])
+def test_names_that_lead_out_of_a_folder_are_known(path: str, inside: bool) -> None:
+    assert is_inside(path) is inside

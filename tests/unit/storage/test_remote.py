@@ -211,3 +211,22 @@ def test_repeats_are_trials_of_their_own(url: str, here: StudyFolder) -> None:
     remote = RemoteStorage(url)
     sent = [remote.send_trial("mine", measured(here, result_of(repeat=repeat))) for repeat in (0, 1)]
     assert sent == [True, True]
+
+
+def test_links_in_a_trial_send_nothing_from_elsewhere(url: str, here: StudyFolder, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    folder = measured(here, result_of())
+    (folder.path / "key").symlink_to(tmp_path / "key")
+    elsewhere = here.path / "trials" / "000000000000-0"
+    elsewhere.symlink_to(folder.path)
+    assert [trial.path for trial in here.trials()] == [folder.path]
+    assert len(here.finished().results) == 1
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    remote.send_trial("mine", folder)
+    there = remote.fetch_study("mine", tmp_path / "there", whole=True)
+    assert there.trials() and not list(there.path.rglob("key"))
+
+
+def test_a_store_shows_neither_password_nor_token() -> None:
+    assert RemoteStorage("s3://key:secret@bucket/x").shown == "s3://key:***@bucket/x"
