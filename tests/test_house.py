@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock doctor errors inspection intervals masking objective private_folder schema trial "
+    ".": "__main__ clock deadline doctor errors inspection intervals masking objective private_folder schema trial "
     "units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "

@@ -20,7 +20,7 @@ from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import Series
-from wattune.tracking.tracker import Tracker
+from wattune.tracking.tracker import Tracker, attempt_of
 from wattune.trial import TrialResult, TrialSpec
 from wattune.units import NS_PER_S
 
@@ -226,21 +226,20 @@ class Delivery:
         remote, study = self._remote, self._study
         if remote is not None and self._storage is not None:
             self._storage.call(functools.partial(remote.send_study, study))
-        self._tracking.call(self._correct)
+        self._tracking.call(self._complete)
         self._tracking.call(
             lambda: self._tracker.log_study(study.document(), ranking.to_json(), study.report_path, study.results())
         )
         self.__exit__()
 
-    def _correct(self) -> None:
-        """Sends trials again that are interrupted in the tracking store but final in the study folder.
+    def _complete(self) -> None:
+        """Sends what the tracking store lacks of the study's finished trials, or has as interrupted or older.
 
-        A trial may complete while its study is being stopped, after the store was told that it was interrupted: in this
-        call, or at the end of an earlier one.
+        A process that was killed after a trial, a store that was down and a trial that completed while its study was
+        being stopped all leave such a gap, in this call or an earlier one.
         """
         send = to_tracking(self._study, self._tracker)
-        for trial_id, repeat in self._tracker.interrupted():
-            folder = self._study.trial(trial_id, repeat)
-            result = folder.result()
-            if result is not None and result.status.is_final:
-                send(folder.spec(), result)
+        delivered = self._tracker.delivered()
+        for spec, result in self._study.results():
+            if result.status.is_final and delivered.get((result.trial_id, result.repeat), 0) < attempt_of(result.tags):
+                send(spec, result)

@@ -47,8 +47,8 @@ class FakeTracker:
     def log_study(self, *_: object) -> None:
         self.studies += 1
 
-    def interrupted(self) -> list[tuple[str, int]]:
-        return []
+    def delivered(self) -> dict[tuple[str, int], int]:
+        return {(SPEC.trial_id, repeat): 1 for repeat in self.trials}
 
 
 class Ranking:
@@ -112,7 +112,38 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
             delivery.conclude(ranking)
     assert delivery.tracking_problem == ""
     assert tracked() == ["completed"]
-    assert Tracker(uri, here.name).interrupted() == []
+    assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, 0): 1}
+
+
+def test_a_further_run_sends_what_a_killed_one_had_not(here: StudyFolder, tmp_path: Path) -> None:
+    uri = default_uri(tmp_path)
+    for repeat in range(3):
+        measured(here, result_of(repeat=repeat))
+    here.write_report("<html>")
+    Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, result_of(repeat=1), here.trial(SPEC.trial_id, 1).path)
+    before = Tracker(uri, here.name).delivered()
+    assert before == {(SPEC.trial_id, 1): 1}
+    ranking = rank(here.results(), parse_objective(DOCUMENT["objective"]), [])
+    for _ in range(2):  # the second sends nothing more
+        with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
+            delivery.conclude(ranking)
+        assert delivery.tracking_problem == ""
+        assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, repeat): 1 for repeat in range(3)}
+    assert sorted(result.repeat for _, result in read_study(uri, here.name).results) == [0, 1, 2]
+
+
+def test_a_later_attempt_replaces_the_one_that_was_sent(here: StudyFolder, tmp_path: Path) -> None:
+    uri = default_uri(tmp_path)
+    crashed = replace(result_of(TrialStatus.CRASHED), reason="x")
+    folder = measured(here, crashed)
+    Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, crashed, folder.path)
+    folder.set_aside()
+    measured(here, replace(result_of(), tags={"attempt": "2"}))
+    here.write_report("<html>")
+    with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
+        delivery.conclude(rank(here.results(), parse_objective(DOCUMENT["objective"]), []))
+    assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, 0): 2}
+    assert [result.status for _, result in read_study(uri, here.name).results] == ["completed"]
 
 
 def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> None:

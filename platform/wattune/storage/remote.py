@@ -9,8 +9,6 @@ A store that does not answer costs one bounded wait and a `TrackingError`. For t
 
 import functools
 import json
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
+from wattune.deadline import within
 from wattune.errors import PlanError, TrackingError, WattuneError, closest
 from wattune.masking import without_secrets
 from wattune.storage.files import is_file_of, is_hidden, is_inside, write_whole
@@ -257,32 +256,21 @@ class RemoteStorage:
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
         longest_s = ANSWER_WITHIN_S + num_bytes / SLOWEST_BYTES_PER_S
-        outcome: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                outcome.put((operation(self._open()), None))
-            except Exception as error:  # every store has errors of its own
-                outcome.put((None, error))
-
-        # A mount or a server that hangs must not hang its user, nor the end of the program.
-        threading.Thread(target=run, daemon=True, name="storage").start()
         try:
-            value, error = outcome.get(timeout=longest_s)
-        except queue.Empty:
-            value, error = None, TimeoutError(f"no answer within {longest_s:.0f} s")
-        if isinstance(error, WattuneError):
-            raise error
-        if error is None:
-            self._cause = ""
-            return value  # type: ignore[return-value]
-        self._closed_until_s = self._clock() + RETRY_AFTER_S
-        text = without_secrets(" ".join(str(error).split()))[:500]
-        self._cause = f"{self.shown} cannot be used ({type(error).__name__}{f': {text}' if text else ''})"
-        raise TrackingError(
-            f"cannot {action}: {self._cause}; results stay in the local study folder: "
-            "make the store answer, then run `wattune sync`"
-        ) from error
+            # A mount or a server that hangs must not hang its user, nor the end of the program.
+            value = within(longest_s, lambda: operation(self._open()), name="storage")
+        except WattuneError:
+            raise
+        except Exception as error:  # every store has errors of its own
+            self._closed_until_s = self._clock() + RETRY_AFTER_S
+            text = without_secrets(" ".join(str(error).split()))[:500]
+            self._cause = f"{self.shown} cannot be used ({type(error).__name__}{f': {text}' if text else ''})"
+            raise TrackingError(
+                f"cannot {action}: {self._cause}; results stay in the local study folder: "
+                "make the store answer, then run `wattune sync`"
+            ) from error
+        self._cause = ""
+        return value
 
     def _open(self) -> Any:
         if self._fs is None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from wattune.errors import TrackingError
 from wattune.storage.study import UnreadableTrial
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
-from wattune.tracking.store import Store, check_alive, require_store, search
+from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
 from wattune.trial import TrialResult, TrialSpec
 
 DELIVERY_LOG: Final = "results.parquet"
@@ -60,7 +60,8 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         TrackingError: The store cannot be reached or has no such study, or not one of its trials can be read.
     """
     require_store(uri)
-    with Store(uri, time.monotonic).speaking(f"read study {name}") as client:
+
+    def read(client: Any) -> TrackedStudy:
         found = client.get_experiment_by_name(name)
         if found is None:
             known = sorted(other.name for other in client.search_experiments() if other.name != "Default")
@@ -89,6 +90,8 @@ def read_study(uri: str, name: str) -> TrackedStudy:
             objective=tags.get("objective"),
             constraints=tuple(json.loads(tags.get("wattune.constraints", "[]"))),
         )
+
+    return Store(uri, time.monotonic).do(f"read study {name}", read, moving_s=READ_WITHIN_S)
 
 
 def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, TrialResult]]) -> None:

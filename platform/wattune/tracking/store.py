@@ -12,18 +12,33 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from wattune.deadline import within
 from wattune.errors import TrackingError
 from wattune.masking import without_secrets
+
+_T = TypeVar("_T")
 
 Point = tuple[str, float, int, int]
 """A value of a metric as MLflow stores it: name, value, wall-clock milliseconds, step."""
 
 RETRY_AFTER_S: Final = 60.0
 """Seconds without another attempt after a store could not be reached."""
+
+ANSWER_WITHIN_S: Final = 60.0
+"""Longest time of a call, besides the time for moving data. MLflow's own limit is for each part of an answer: a server
+that sends a byte now and then keeps to it."""
+
+TABLES_WITHIN_S: Final = 120.0
+"""The same for a database: the first call makes its tables, and another process may be making them."""
+
+READ_WITHIN_S: Final = 300.0
+"""Longest time to read all trials of a study, page by page."""
+
+SLOWEST_BYTES_PER_S: Final = 1_000_000
+"""Slowest rate of a store that counts as alive."""
 
 _ENVIRONMENT: Final = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -82,9 +97,13 @@ class Store:
         self._closed_until_s = 0.0
         self._cause = ""
 
-    @contextmanager
-    def speaking(self, action: str) -> Iterator[Any]:
-        """Yields the client, and turns every error into a `TrackingError`.
+    def do(self, action: str, operation: Callable[[Any], _T], *, moving_s: float = 0.0) -> _T:
+        """Calls an operation with the client, and turns every error into a `TrackingError`.
+
+        Args:
+            action: Its name in messages.
+            operation: Is called with the client, in a thread of its own.
+            moving_s: Longest time that its data may take to move, besides the time of an answer.
 
         Raises:
             TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could
@@ -92,11 +111,15 @@ class Store:
         """
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
-        try:
+
+        def speak() -> _T:
             if self._client is None:
                 self._client = _make_client(self.uri)
-            yield self._client
-            self._cause = ""
+            return operation(self._client)
+
+        answer_s = ANSWER_WITHIN_S if self.uri.startswith(_SERVER) else TABLES_WITHIN_S
+        try:
+            value = within(answer_s + moving_s, speak, name="tracking request")
         except TrackingError:
             raise
         except Exception as error:
@@ -112,6 +135,8 @@ class Store:
                 f"cannot {action}: {self._cause}; results stay in the study folder, "
                 "start the server or give another tracking URI, then run `wattune sync`"
             ) from error
+        self._cause = ""
+        return value
 
 
 def _make_client(uri: str) -> Any:
@@ -181,7 +206,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _first_cause(error: BaseException) -> BaseException:
     """Returns the first error of a chain: `Connection refused` under three layers of retries."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = cause
     return error
 

@@ -13,7 +13,6 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.storage.files import is_file_of
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
-    NOT_FINAL,
     NS_PER_MS,
     RUN_STATUS,
     STUDY_TAG,
@@ -24,13 +23,24 @@ from wattune.tracking.run import (
     run_points,
     run_tags,
 )
-from wattune.tracking.store import Store, artifacts_beside, check_alive, log, search
+from wattune.tracking.store import (
+    READ_WITHIN_S,
+    SLOWEST_BYTES_PER_S,
+    Store,
+    artifacts_beside,
+    check_alive,
+    log,
+    search,
+)
 from wattune.tracking.view import view_path, view_tags
 from wattune.trial import TrialResult, TrialSpec
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
 """Makes the UI of MLflow 3.17.2 open on runs and their charts, not on traces of language models."""
+
+_BYTES_A_TRIAL: Final = 20_000
+"""Generous size of a trial in the delivery log."""
 
 _VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "interrupted", "failed")
 
@@ -86,10 +96,11 @@ class Tracker:
         params, points = run_params(spec), run_points(result, series or {})
         tags = {**run_tags(spec, result), **identity}
         files = [path for path in sorted(folder.rglob("*")) if is_file_of(folder, path)]
-        with self._store.speaking(f"send trial {name} of study {self.study_name}") as client:
+
+        def send(client: Any) -> bool:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run) and _attempt(run.data.tags) >= _attempt(result.tags):
+                if is_over(run) and attempt_of(run.data.tags) >= attempt_of(result.tags):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -108,7 +119,10 @@ class Tracker:
                 status=RUN_STATUS.get(result.status, "FAILED"),
                 end_time=result.end_wall_ns // NS_PER_MS or None,
             )
-        return True
+            return True
+
+        moving_s = sum(path.stat().st_size for path in files) / SLOWEST_BYTES_PER_S
+        return self._store.do(f"send trial {name} of study {self.study_name}", send, moving_s=moving_s)
 
     def log_study(
         self,
@@ -136,7 +150,8 @@ class Tracker:
             "best": " ".join(f"{row['label']} ({row['trial_id']})" for row in ranking["feasible"][:1]) or "none",
         }
         self._document = document
-        with self._store.speaking(f"send study {self.study_name}") as client:
+
+        def send(client: Any) -> None:
             parent_id = self._parent(client)
             self._arrange(client)
             client.log_text(parent_id, json.dumps(document, indent=1), "study.json")
@@ -148,16 +163,27 @@ class Tracker:
             log(client, parent_id, tags=known)
             client.set_terminated(parent_id)
 
-    def interrupted(self) -> list[tuple[str, int]]:
-        """Returns trial and repeat of every run with a status that is not final.
+        moving_s = len(results) * _BYTES_A_TRIAL / SLOWEST_BYTES_PER_S
+        self._store.do(f"send study {self.study_name}", send, moving_s=moving_s)
+
+    def delivered(self) -> dict[tuple[str, int], int]:
+        """Returns trial and repeat of every run that was sent completely and is final, with the latest attempt.
 
         Raises:
             TrackingError: The store cannot be reached.
         """
-        with self._store.speaking(f"find interrupted trials of study {self.study_name}") as client:
+
+        def find(client: Any) -> dict[tuple[str, int], int]:
             self._parent(client)
-            runs = [run for status in NOT_FINAL for run in search(client, self._experiment_id, {"status": status})]
-        return [(run.data.tags["trial_id"], int(run.data.tags["repeat"])) for run in runs]
+            latest: dict[tuple[str, int], int] = {}
+            for run in search(client, self._experiment_id, {}):
+                trial_id, _, repeat = run.data.tags.get(TRIAL_TAG, "").rpartition("-")
+                if repeat.isdecimal() and is_over(run):
+                    key = trial_id, int(repeat)
+                    latest[key] = max(latest.get(key, 0), attempt_of(run.data.tags))
+            return latest
+
+        return self._store.do(f"list trials of study {self.study_name}", find, moving_s=READ_WITHIN_S)
 
     def page(self) -> str:
         """Returns the path of the page that compares this study's trials, after the server's address.
@@ -165,8 +191,7 @@ class Tracker:
         Raises:
             TrackingError: The store cannot be reached.
         """
-        with self._store.speaking(f"find study {self.study_name}") as client:
-            self._parent(client)
+        self._store.do(f"find study {self.study_name}", self._parent)
         return view_path(self._experiment_id)
 
     def _parent(self, client: Any) -> str:
@@ -207,7 +232,7 @@ class Tracker:
         return str(experiment.experiment_id)
 
 
-def _attempt(tags: Mapping[str, str]) -> int:
+def attempt_of(tags: Mapping[str, str]) -> int:
     """Returns the number of the attempt a result is of; a failed trial may run again by `run --retry`."""
     number = tags.get("attempt", "1")
     return int(number) if number.isdecimal() else 1

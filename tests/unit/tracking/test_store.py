@@ -4,7 +4,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -47,6 +49,34 @@ def test_a_dead_server_costs_seconds_once_and_nothing_after_that(dead_server, tm
             tracker.log_trial(spec, result_of(spec, repeat=1), tmp_path)
         with pytest.raises(BlockingIOError):  # nobody has called
             server.accept()
+
+
+@pytest.fixture
+def dripping_server() -> Iterator[str]:
+    """The address of a server that sends a byte every 50 ms and never ends its answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                connection, _ = server.accept()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not over.wait(0.05):
+                    connection.sendall(b" ")
+
+        threading.Thread(target=drip, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        over.set()
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_drips_is_given_up(dripping_server, tmp_path, monkeypatch):
+    monkeypatch.setattr("wattune.tracking.store.ANSWER_WITHIN_S", 1.5)
+    tracker, spec = Tracker(dripping_server, "study"), spec_of()
+    with pytest.raises(TrackingError, match=r"cannot be reached \(no answer within 2 s\); .* `wattune sync`"):
+        tracker.log_trial(spec, result_of(spec), tmp_path)
+    with pytest.raises(TrackingError, match="not tried again for 60 s"):
+        tracker.page()
 
 
 def test_a_silent_server_is_given_up_and_tried_again_later(silent_server, tmp_path, monkeypatch):
