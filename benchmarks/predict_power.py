@@ -20,12 +20,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import DEVICES
-from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import predict
-from wattune.cost.tables import StepTime
 from wattune.cost.temperature import H200 as H200_THERMAL
-from wattune.fitting.power import H200_PRIOR, fit_kernels, fit_power, measured_steps
+from wattune.fitting.power import (
+    H200_PRIOR,
+    fit_kernels,
+    fit_power,
+    has_activity,
+    measured_steps,
+    with_intervals,
+    with_solved_clock,
+)
 from wattune.fitting.temperature import HostFit, Trace, fit_temperature, run, with_inlet_at_rest
 from wattune.units import NS_PER_S
 
@@ -44,29 +50,14 @@ MINUTES_3: Final = 180
 def trials() -> list[dict[str, Any]]:
     """Reads every completed trial of the device."""
     rows = [row for path in sorted(DATA.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-    known = ("device_power_mean_w", "dram_active_frac", "tensor_active_frac", "clock_deficit_frac", "compute_frac")
-    return [
-        row
-        for row in rows
-        if row["status"] == "completed" and row["device"] == H200.name and all(row[name] is not None for name in known)
-    ]
-
-
-def solved(step: StepTime, c: PowerCoefficients) -> StepTime:
-    """Returns the step with the clock that the limit leaves instead of the measured one."""
-    a = step.activity
-    work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
-    dynamic_w = compute_w(c, **work, overlapped_s=a.overlapped_s)
-    collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
-    clock = working_clock_frac(c, dynamic_w, a.matrix_s + a.memory_s, collective_s, LIMIT_W)
-    return replace(step, activity=replace(a, clock_frac=clock))
+    return [row for row in rows if row["device"] == H200.name and has_activity(row)]
 
 
 def predicted(c: PowerCoefficients, rows: Rows, solve: bool) -> Array:
     """Predicts `METRICS` from measured activity, [trials, metrics]."""
     result = np.empty((len(rows), len(METRICS)))
     for one in measured_steps(rows):
-        power = predict(one.batch, solved(one.step, c) if solve else one.step, c, limit_w=LIMIT_W)
+        power = predict(one.batch, with_solved_clock(one.step, c, LIMIT_W) if solve else one.step, c, limit_w=LIMIT_W)
         result[one.positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
     return result
 
@@ -260,7 +251,7 @@ def main() -> None:
     print("\nEach model with its engine held out:")
     print_errors(held_out(rows, [row["model"] + row["engine"] for row in rows], prior), rows)
     print_configurations(found, rows)
-    print(f"\nfitted to all: {fit_power(rows, prior, limit_w=LIMIT_W)}")
+    print(f"\nfitted to all: {with_intervals(rows, prior, limit_w=LIMIT_W)}")
     temperatures()
 
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.cost.batch import Batch, Floats, batches
+from wattune.cost.batch import Batch, Floats, Ints, batches
 from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
+from wattune.cost.power import predict
 from wattune.cost.tables import Activity, StepTime
 from wattune.fitting.least_squares import least_squares
 from wattune.trial import TrialSpec
@@ -54,14 +55,38 @@ CLOCK_FRAC: Final = 0.04
 PARTS: Final = tuple(f"exposed_comm_{name}_frac" for name in ("tp", "pp", "cp", "dp", "ep"))
 
 
+PREDICTED: Final = ("device_power_mean_w", "node_device_power_peak_1s_w")
+NEEDED: Final = (
+    "step_time_s",
+    "compute_frac",
+    "exposed_comm_frac",
+    "straggler_frac",
+    "bubble_frac",
+    "tensor_active_frac",
+    "dram_active_frac",
+    "nvlink_of_peak_frac",
+    "clock_deficit_frac",
+    *PREDICTED,
+)
+"""Metrics without which a trial says nothing of power."""
+
+MIN_CONFIGURATIONS: Final = 8
+"""Fewer say nothing of the error on others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
     """Trials of one batch: what was measured of their steps, in the form of a prediction."""
 
-    positions: np.ndarray
+    positions: Ints
     """Of its trials among the rows they came from."""
     batch: Batch
     step: StepTime
+
+
+def has_activity(row: Mapping[str, Any]) -> bool:
+    """Tells whether a trial was completed and has every metric of `NEEDED`."""
+    return row["status"] == "completed" and all(row[name] is not None for name in NEEDED)
 
 
 def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
@@ -73,7 +98,7 @@ def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
     gets the mean over all devices: metrics do not tell stages apart.
 
     Args:
-        rows: Of `benchmarks/data`: a specification as JSON in `spec`, and metrics.
+        rows: Of `benchmarks/data`: a specification as JSON in `spec`, and metrics. Each with `has_activity`.
     """
     specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
     return [
@@ -84,7 +109,7 @@ def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
 
 def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
     def metric(name: str) -> Floats:
-        return np.array([row[name] or 0.0 for row in rows], np.float64)
+        return np.array([row[name] for row in rows], np.float64)
 
     step_s, exposed = metric("step_time_s"), metric("exposed_comm_frac")
     straggler, bubble = metric("straggler_frac"), metric("bubble_frac")
@@ -101,7 +126,8 @@ def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
         return np.repeat((share * step_s)[:, None], int(batch.pp.max()), axis=1)
 
     ones = np.ones_like(seconds(compute))
-    shares = {name: metric(name) for name in PARTS}
+    # A kind of communication that a plan does not have has no metric: nothing of the step is its own.
+    shares = {name: np.array([row[name] or 0.0 for row in rows]) for name in PARTS}
     idle = np.maximum(1.0 - compute - exposed, 0.0)
     shares |= {"compute_frac": compute, "straggler_frac": np.minimum(straggler, idle)}
     shares["other_frac"] = 1.0 - sum(shares.values(), np.zeros_like(compute))
@@ -160,6 +186,44 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     return replace(prior, origin="measured here", **dict(zip(FITTED, found.tolist(), strict=True)))
 
 
+def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> StepTime:
+    """Returns the step with the clock that the limit leaves in the place of the measured one."""
+    a = step.activity
+    work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
+    dynamic = compute_w(c, **work, overlapped_s=a.overlapped_s)
+    collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
+    clock = working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, limit_w)
+    return replace(step, activity=replace(a, clock_frac=clock))
+
+
+def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
+    """Fits to all trials, with intervals from configurations that fits without them predict.
+
+    An interval is the 95th percentile of the errors of mean power and node peak, the clock being solved. Repeats of a
+    configuration are left out together.
+
+    Args:
+        rows: Completed trials, as of `measured_steps`.
+        prior: As of `fit_power`. Its intervals stay where there are fewer than `MIN_CONFIGURATIONS`.
+        limit_w: Enforced power limit of their devices.
+    """
+    found = fit_power(rows, prior, limit_w=limit_w)
+    configurations = {row["trial_id"] for row in rows}
+    if len(configurations) < MIN_CONFIGURATIONS:
+        return found
+    mean, peak = [], []
+    for name in configurations:
+        c = fit_power([row for row in rows if row["trial_id"] != name], prior, limit_w=limit_w)
+        these = [row for row in rows if row["trial_id"] == name]
+        for one in measured_steps(these):
+            power = predict(one.batch, with_solved_clock(one.step, c, limit_w), c, limit_w=limit_w)
+            actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
+            mean_w, peak_w = np.array(actual).T
+            mean.extend(np.abs(power.device_power_mean_w / mean_w - 1))
+            peak.extend(np.abs(power.node_device_power_peak_1s_w / peak_w - 1))
+    return replace(found, error_frac=float(np.percentile(mean, 95)), peak_error_frac=float(np.percentile(peak, 95)))
+
+
 def _shares(step: StepTime) -> Floats:
     """Returns shares of a step: products, memory-bound, collectives, idle, overlapped; and the clock. One stage's."""
     a, spin_s = step.activity, step.parts_s["straggler_s"]
@@ -167,7 +231,8 @@ def _shares(step: StepTime) -> Floats:
         each[:, 0] for each in (a.matrix_s, a.memory_s, a.collective_s, a.idle_s, a.overlapped_s)
     )
     seconds = (matrix_s, memory_s, collective_s + spin_s, idle_s - spin_s, overlapped_s)
-    return np.stack([*(each / step.step_time_s for each in seconds), a.clock_frac[:, 0]])
+    shares: Floats = np.stack([*(each / step.step_time_s for each in seconds), a.clock_frac[:, 0]])
+    return shares
 
 
 def fit_kernels(

@@ -18,7 +18,10 @@ from wattune.fitting.power import (
     H200_PRIOR,
     fit_kernels,
     fit_power,
+    has_activity,
     measured_steps,
+    with_intervals,
+    with_solved_clock,
 )
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
@@ -38,8 +41,12 @@ def row(matrix: float, memory: float, collective: float, straggler: float, pp: i
     )
     work = {"matrix_s": np.array([matrix]), "memory_s": np.array([memory]), "overlapped_s": np.zeros(1)}
     dynamic_w = compute_w(TRUE, **work, matrix_frac=np.full(1, FULL_MATRIX_FRAC))
-    clock = working_clock_frac(TRUE, dynamic_w, *(np.array([s]) for s in (matrix + memory, collective)), LIMIT_W)[0]
+    clock = working_clock_frac(
+        TRUE, dynamic_w, *(np.array([s]) for s in (matrix + memory, collective + straggler)), LIMIT_W
+    )[0]
     return {
+        "trial_id": spec.trial_id,
+        "status": "completed",
         "spec": json.dumps(spec.to_json()),
         "step_time_s": 0.5,
         "compute_frac": matrix + memory,
@@ -66,6 +73,8 @@ def trials() -> list[dict[str, Any]]:
         power = predict(one.batch, one.step, TRUE, limit_w=LIMIT_W)
         for place, watts in zip(one.positions, power.device_power_mean_w, strict=True):
             rows[place]["device_power_mean_w"] = float(watts)
+        for place, watts in zip(one.positions, power.node_device_power_peak_1s_w, strict=True):
+            rows[place]["node_device_power_peak_1s_w"] = float(watts)
     return rows
 
 
@@ -120,3 +129,24 @@ def test_kernels_give_back_the_power_of_rate_and_bandwidth() -> None:
     found, fitted_w = fit_kernels(m, n, k, time_s, true_w, peaks=(1e15, 5e12), idle_w=100)
     assert found == pytest.approx([90, 700, 450, 8, 690], rel=0.02)
     assert fitted_w == pytest.approx(true_w, rel=0.01)
+
+
+def test_the_clock_that_the_limit_leaves_is_the_measured_one(trials: list[dict[str, Any]]) -> None:
+    for one in measured_steps(trials):
+        found = with_solved_clock(one.step, TRUE, LIMIT_W).activity
+        assert found.clock_frac == pytest.approx(one.step.activity.clock_frac)
+        assert found.clock_frac.min() < 0.9
+
+
+def test_intervals_come_from_configurations_left_out(trials: list[dict[str, Any]]) -> None:
+    named = [each | {"trial_id": f"{place // 4:012x}"} for place, each in enumerate(trials)]
+    found = with_intervals(named, H200_PRIOR, limit_w=LIMIT_W)
+    assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
+    few = with_intervals(named[:16], H200_PRIOR, limit_w=LIMIT_W)
+    assert (few.error_frac, few.peak_error_frac) == (H200_PRIOR.error_frac, H200_PRIOR.peak_error_frac)
+
+
+def test_a_trial_without_a_metric_says_nothing(trials: list[dict[str, Any]]) -> None:
+    assert has_activity(trials[0])
+    assert not has_activity(trials[0] | {"dram_active_frac": None})
+    assert not has_activity(trials[0] | {"status": "out_of_memory"})
