@@ -43,7 +43,8 @@ class Activity:
     matrix_frac: Floats
     """Achieved over peak matrix rate while in `matrix_s`, at the highest clock."""
     clock_frac: Floats
-    """Clock over the highest clock while computing: 1 where the power limit does not bind."""
+    """Clock over the highest clock, mean over the seconds of compute, the optimizer's included: 1 where the power limit
+    does not bind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,15 @@ class Power:
     """Power of devices and nodes over a step."""
 
     device_power_mean_w: Floats
+    """Mean over devices."""
+    device_power_mean_max_w: Floats
+    """Mean of the device that draws most."""
     device_power_peak_1s_w: Floats
     node_device_power_mean_w: Floats
     node_device_power_peak_1s_w: Floats
     """Sum of the devices of the worst node, averaged over its worst second."""
+    energy_per_token_j: Floats
+    """Of all devices."""
     clock_deficit_frac: Floats
     """Clock lost to the power limit, as the metric of that name."""
     error_frac: Floats
