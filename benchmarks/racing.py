@@ -1,9 +1,9 @@
 """Racing of finalists over simulated studies whose truth is known: how often it names the best, and at what cost.
 
 Each study has 24 trials that ran once and a reference trial between them. Speed and peak power have a true mean and a
-scatter; faster trials draw more, and a bound cuts off some. The best trial is the fastest whose next run keeps the bound with a
-probability of 0.95. After the search, repeats are added one at a time until the best is told apart with P = 0.95 or the
-repeats are used. They are given in three ways:
+scatter; faster trials draw more, and a bound cuts off some. The best trial is the fastest whose next run keeps the
+bound with a probability of 0.95. After the search, repeats are added one at a time until the best is told apart with
+P = 0.95 or the repeats are used. They are given in three ways:
 
 - race: the trial whose next run tells most (`wattune.ranking.racing`);
 - finalists in turn: the trials that lead in at least 1 % of the draws, those with the fewest runs first;
@@ -13,10 +13,14 @@ Ends with 1 where the race, where it stops, names the best in less than 93 % of 
 needs more repeats than the finalists in turn.
 """
 
+import argparse
+import csv
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np

@@ -169,7 +169,7 @@ def test_a_long_race_has_a_short_history_with_both_ends() -> None:
     assert len(repeats) == 25 and (repeats[0], repeats[-1]) == (0, 60)
 
 
-def race_of(seed: int, most_repeats: int = 12) -> tuple[bool, bool, int]:
+def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
     """Races twelve made-up trials: whether it was told apart, whether that is true, and the repeats."""
     rng = np.random.default_rng([31, seed])
     truth, power = rng.normal(0.0, 0.04, 12), rng.normal(-0.06, 0.04, 12)
@@ -194,9 +194,10 @@ def race_of(seed: int, most_repeats: int = 12) -> tuple[bool, bool, int]:
     return one.told_apart(0.95), leader == best, num_repeats
 
 
+@pytest.mark.slow
 def test_where_it_stops_it_names_the_truly_best_feasible_trial() -> None:
     """`benchmarks/racing.py` says the same of more kinds of studies."""
     ends = [race_of(seed) for seed in range(200)]
     told = [right for stopped, right, _ in ends if stopped]
-    assert len(told) >= 80  # else the race decides nothing
+    assert len(told) >= 90  # else the race decides nothing
     assert sum(told) / len(told) >= 0.93

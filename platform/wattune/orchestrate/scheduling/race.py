@@ -49,7 +49,9 @@ class Race:
         self._told: RaceStep | None = None
 
     def note(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Takes a final result of the study."""
+        """Takes a final result of the study; long runs are no matter of the race."""
+        if is_soak(result):
+            return
         key = (result.trial_id, result.repeat)
         self._running.discard(key)
         if key not in self._results:
@@ -112,7 +114,7 @@ class Race:
         return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
 
     def _is_its_own(self, result: TrialResult) -> bool:
-        return self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT and not is_soak(result)
+        return self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
 
     def _standings(self) -> Standings:
         if self._found is None:
