@@ -9,8 +9,8 @@ P = 0.95 or the repeats are used. They are given in three ways:
 - finalists in turn: the trials that lead in at least 1 % of the draws, those with the fewest runs first;
 - all in turn: every trial once more, as `measure.repeats` does.
 
-Ends with 1 where the race, where it stops, names the best in less than 93 % of studies by more than chance, or where it
-needs more repeats than the finalists in turn.
+Ends with 1 if the race names the best in less than 93 % of the studies that it decides, by more than chance, or if it
+needs more repeats than all in turn.
 """
 
 import argparse
@@ -209,13 +209,13 @@ def falls_short(rows: list[Row]) -> list[str]:
     found = []
     for case in dict.fromkeys(row.case for row in rows):
         of = {row.way: row for row in rows if row.case == case}
-        raced, turns = of["race"], of["finalists in turn"]
+        raced, turns = of["race"], of["all in turn"]
         num_told = raced.told_frac * raced.num_studies
         room = SURE * math.sqrt(UNTIL * (1.0 - UNTIL) / num_told) if num_told else 1.0
         if raced.named_frac < LEAST_NAMED_FRAC - room:
             found.append(f"{case}: names the best in {raced.named_frac:.3f} of the studies it decides")
         if raced.num_repeats_mean > turns.num_repeats_mean:
-            found.append(f"{case}: needs more repeats than the finalists in turn")
+            found.append(f"{case}: needs more repeats than all in turn")
     return found
 
 

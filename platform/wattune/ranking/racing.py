@@ -36,8 +36,8 @@ MOST_MOMENTS: Final = 24
 
 _SEED: Final = 20260302
 _HOPELESS: Final = 0.005
-"""Probability that the next run keeps a bound below which a trial is no finalist. A trial that truly keeps its bounds
-at a risk of 5 % is below it once in 190 times at most."""
+"""Probability that the next run keeps a bound below which a trial is no finalist. At a risk of 5 % such a trial truly
+keeps the bound with a probability of at most 0.005 / 0.95, by Markov's inequality."""
 
 _FAR: Final = 8.0
 """Standard errors behind the first feasible trial from which a trial is no finalist."""
@@ -137,7 +137,7 @@ def standings(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """How a race stood after so many of its repeats."""
+    """The standings of a race after so many of its repeats."""
 
     num_repeats: int
     best_probability: Mapping[str, float]
@@ -246,7 +246,7 @@ def _drawn(
 
 def _first(figures: Floats) -> Ints:
     """Returns the number of the trial that leads in each draw; the number of trials where none keeps its bounds."""
-    first = figures.argmax(axis=1)
+    first: Ints = figures.argmax(axis=1)
     first[np.isneginf(figures[np.arange(len(first)), first])] = figures.shape[1]
     return first
 

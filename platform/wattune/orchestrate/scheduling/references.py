@@ -1,7 +1,7 @@
 """Reference trials: which plan is measured again and again, and when it is due. No Ray here."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -33,10 +33,9 @@ def ordinary_plans(specs: Sequence[TrialSpec], *, seed: int) -> dict[Hashable, T
 
 def _middle(specs: Sequence[TrialSpec], seed: int) -> TrialSpec:
     distances = [0.0] * len(specs)
-    reads: list[Callable[[TrialSpec], Any]] = [lambda spec: spec.model.name]
-    reads += [lambda spec, name=name: _key(name, getattr(spec.plan, name)) for name in AXES]
-    for read in reads:
-        values = [read(spec) for spec in specs]
+    columns = [[spec.model.name for spec in specs]]
+    columns += [[_key(name, getattr(spec.plan, name)) for spec in specs] for name in AXES]
+    for values in columns:
         ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
         places = [ranks[value] / max(1, len(ranks) - 1) for value in values]
         middle = median(places)

@@ -15,7 +15,7 @@ from wattune.orchestrate.scheduling.race import Race, RaceRule
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.search.strategy import Strategy
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ class TrialQueue:
         self._num_worthwhile: Counter[Hashable] = Counter()
         self._stranded: list[QueuedTrial] = []
         self._asked: dict[str, TrialSpec] = {}
+        self._referenced: dict[str, TrialSpec] = {}
+        """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
         self._num_soaked = 0
@@ -153,7 +155,8 @@ class TrialQueue:
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
                 strategy.tell(spec, result)
-                self._asked[result.trial_id] = spec
+                if result.repeat < FIRST_REFERENCE_REPEAT:
+                    self._asked[result.trial_id] = spec
         if not strategy.learns:
             specs = strategy.ask(run.num_trials)
             self._asked = {spec.trial_id: spec for spec in specs}
@@ -166,8 +169,9 @@ class TrialQueue:
 
     @property
     def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """Trials the strategy asks for that are done already."""
-        known = ((self._asked.get(trial_id), result) for (trial_id, _), result in self.done.items())
+        """Trials the strategy asks for, and reference trials, that are done already."""
+        specs = self._referenced | self._asked
+        known = ((specs.get(trial_id), result) for (trial_id, _), result in self.done.items())
         return [(spec, result) for spec, result in known if spec is not None]
 
     @property
@@ -254,6 +258,8 @@ class TrialQueue:
             for repeat in range(1, self._run.measure.repeats):
                 self._uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
+        if result.repeat >= FIRST_REFERENCE_REPEAT:
+            self._referenced[result.trial_id] = spec
         if self._race is not None:
             self._race.note(spec, result)
 

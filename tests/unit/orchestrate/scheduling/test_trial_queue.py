@@ -314,3 +314,19 @@ def test_an_ordinary_reference_trial_that_cannot_run_gives_way(world, make_specs
     assert first.queued.role == "reference"
     world.run(controller, first, "t0", OUT_OF_MEMORY)
     assert {one.queued.spec for one in world.drain(controller) if one.queued.role == "reference"} == {specs[0]}
+
+
+def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_study_goes_on(
+    world, make_specs, learner
+) -> None:
+    space, asked = make_specs(21), make_specs(8)
+    measure = Measure(reference_every=5, repeats=1)
+    world.drain(world.controller(asked, measure=measure, candidates=space, budget=Budget(max_trials=4)))
+    world.heard.clear()
+    for strategy in (None, learner(space)):
+        world.controller(asked, measure=measure, candidates=space, strategy=strategy)
+        skipped = [event for event in world.heard if isinstance(event, TrialEvent) and event.kind == "skipped"]
+        assert sorted(event.repeat for event in skipped) == [0, 0, FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1]
+        previewed = next(event for event in world.heard if isinstance(event, Preview))
+        assert previewed.num_left - previewed.num_references == 6
+        world.heard.clear()
