@@ -15,6 +15,7 @@ from wattune.errors import PlanError
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
+from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.table import to_table
@@ -193,6 +194,7 @@ def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
 
 def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
     spec, study = planned.spec, StudyFolder(folder / planned.name)
+    raced = spec.search.finalists
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
@@ -204,6 +206,12 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
         isolation=spec.isolation,
         order=spec.search.order,
         reference=planned.reference,
+        candidates=planned.candidates.specs,
+        race=None
+        if raced is None
+        else RaceRule(
+            until=raced.until, max_share=raced.max_share, objective=spec.objective, constraints=spec.constraints
+        ),
         budget=budget,
     )
 

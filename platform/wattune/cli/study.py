@@ -128,6 +128,7 @@ def _as_json(preview: Preview) -> dict[str, Any]:
         "num_trials": preview.num_left,
         "num_now": preview.num_now,
         "num_references": preview.num_references,
+        "num_race": preview.num_race,
         "num_finalists": preview.num_finalists,
         "num_again": preview.num_again,
         "done": {str(status): count for status, count in preview.done.items()},

@@ -17,6 +17,7 @@ from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
 from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.race import race
 from wattune.report.sections import (
     method_section,
     probability_text,
@@ -62,6 +63,7 @@ def draw(
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
         trade_off(ranking),
+        race(ranking),
         waterfall(comparison) if comparison is not None else None,
         step_parts(ranking, evidence),
         power(ranking, shown, evidence, limits or {}),

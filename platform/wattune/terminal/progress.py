@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.objective import Constraint, Objective
-from wattune.orchestrate.events import Event, Placement, Preview, RowStopped, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
@@ -79,6 +79,8 @@ class Tally:
     best: RankedTrial | None = None
     stopped: list[str] = field(default_factory=list)
     """Descriptions of trials that are not started, because those before them failed alike."""
+    race: RaceStep | None = None
+    """The latest step of the race of finalists."""
     _measured: bool = False
     _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
     _feasible: dict[str, RankedTrial] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class Tally:
             self.expected_s = event.wall_s if self._measured else None
         elif isinstance(event, RowStopped):
             self.stopped.append(str(event))
+        elif isinstance(event, RaceStep):
+            self.race = event
         elif event.kind == "started":
             self.running[_key(event)] = _Running(event, now_s)
         else:
@@ -224,6 +228,8 @@ class StudyProgress:
                 kinds = ", ".join(f"{count} {status}" for status, count in tally.failed.most_common())
                 parts.append(Text(f"failed   {kinds}", style="red"))
             parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
+            if tally.race is not None:
+                parts.append(Text(str(tally.race), style="magenta"))
             if tally.best is not None:
                 parts.append(self._best_line(tally.best))
             elif tally.done > tally.failed.total() - tally.failed[TrialStatus.INFRA_FAILED]:
@@ -282,6 +288,8 @@ class StudyProgress:
             return [Text(f"{lanes}; {self._duration_of(event)}", style="dim"), *waiting]
         if isinstance(event, RowStopped):
             return [Text(str(event), style="red")]
+        if isinstance(event, RaceStep):
+            return [Text(str(event), style="magenta")]
         if event.kind == "started":
             return []
         if event.kind == "skipped":
@@ -290,6 +298,7 @@ class StudyProgress:
 
     def _preview_lines(self, preview: Preview) -> list[Text]:
         extra = [f"{preview.num_references} reference trial(s)"] if preview.num_references else []
+        extra += [f"at most {preview.num_race} repeat(s) of the race"] if preview.num_race else []
         extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
         extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
         among = f", {', '.join(extra)} among them" if extra else ""
@@ -382,6 +391,8 @@ def described(event: TrialEvent) -> str:
         apart = " reference trial"
     elif event.role == "finalist":
         apart = " finalist"
+    elif event.role == "race":
+        apart = f" race #{event.repeat}"
     else:
         apart = f" #{event.repeat}" if event.repeat else ""
     return f"{event.spec.model.name} {event.spec.label}{apart}"

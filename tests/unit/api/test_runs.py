@@ -40,6 +40,16 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     assert left.done == {TrialStatus.CRASHED: 1}
 
 
+def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path: Path) -> None:
+    raced = {**SPACE["search"], "finalists": {"until": 0.95, "max_share": 0.5}}
+    num_trials = wattune.plan(SPACE).num_trials
+    asked = preview({**SPACE, "search": raced}, storage=str(tmp_path))
+    assert asked.num_race == num_trials // 2 and asked.num_left == num_trials + asked.num_race
+    often = {**SPACE, "measure": {**SPACE["measure"], "reference_every": 2}}
+    plain = preview({**often, "measure": {**often["measure"], "reference_every": 0}}, storage=str(tmp_path))
+    assert preview(often, storage=str(tmp_path)).num_references == 2 + (plain.num_left - 1) // 2
+
+
 def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
     occupied = tmp_path / "occupied"
     occupied.write_text("")

@@ -14,7 +14,7 @@ from rich.console import Console
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
-from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
 from wattune.storage.study import UnreadableTrial
@@ -338,3 +338,25 @@ def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -
 def test_trials_that_cannot_be_read_are_named_before_anything_starts() -> None:
     damaged = UnreadableTrial(name="a-0", reason="trials/a-0: no trial of this version")
     assert plain(preview(1, unreadable=(damaged,)))[0] == "not read and not run: trials/a-0: no trial of this version"
+
+
+def race_step(**more: Any) -> RaceStep:
+    facts = {"leader": spec(2), "best_probability": 0.84, "before": 0.71, "num_repeats": 3, "most_repeats": 8}
+    return RaceStep(**(facts | more))
+
+
+def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
+    first = race_step(before=None, best_probability=0.71, num_repeats=2)
+    last = race_step(best_probability=0.96, before=0.84, num_repeats=4, ending="the best is told apart")
+    lines = plain(preview(8, num_race=3), first, race_step(), last)
+    assert "3 repeat(s) of the race" in lines[0]
+    assert lines[1:] == [
+        "racing: P(best) 0.71 for llama3_8b dp2 mbs2, 2 of at most 8 repeats",
+        "racing: P(best) 0.71 -> 0.84 for llama3_8b dp2 mbs2, 3 of at most 8 repeats",
+        "racing: P(best) 0.84 -> 0.96 for llama3_8b dp2 mbs2, 4 of at most 8 repeats; the best is told apart",
+    ]
+    progress = StudyProgress(Console(file=io.StringIO(), width=120), OBJECTIVE)
+    for event in (preview(8), race_step(), started(2, role="race")):
+        progress(event)
+    shown = rendered(progress)
+    assert "P(best) 0.71 -> 0.84" in shown and "race #0" in shown
