@@ -28,8 +28,10 @@ class LayerBytes:
     """Of these the input of the layer, which is the output of the one before."""
     working: Floats
     """Gradients of activations beside them at the worst moment of the backward pass."""
-    forward: Floats
-    """Held at most in a forward pass that keeps nothing."""
+    experts: Floats
+    """Of `whole` what the experts' own backward pass frees; 0 in a dense layer."""
+    late: Floats
+    """Activations less those kept, with gradients of them, once all weights' gradients of the block are there."""
 
 
 def compiled_layer(shapes: Shapes) -> LayerBytes:
@@ -49,7 +51,14 @@ def compiled_layer(shapes: Shapes) -> LayerBytes:
     projections = (row + 2 * item * t * kv) / tp
     attention = 2 * row / tp + 4 * t * model.num_heads / tp
     whole = outside + projections + attention + inner
-    return _recomputed(shapes, whole=whole, selective=whole - attention, working=2 * row + item * t * model.ffn_hidden_size / tp)
+    if item == 4 and model.num_kv_heads != model.num_heads:
+        # No fused kernel of torch 2.11 takes fp32 with grouped queries, so scores are stored.
+        scores = 4 * model.num_heads / tp * t * t / shapes.micro_batch_size
+        whole, attention = whole + scores, attention + scores
+    else:
+        scores = np.zeros_like(row)
+    one = item * t * model.ffn_hidden_size / tp
+    return _recomputed(shapes, whole=whole, selective=whole - attention, working=2 * row + one + scores, late=2 * row - one)
 
 
 def eager_layer(shapes: Shapes) -> LayerBytes:
@@ -66,8 +75,11 @@ def eager_layer(shapes: Shapes) -> LayerBytes:
     statistics = 4 * t * model.num_heads / tp
     whole = 4 * row + (2 * row + 2 * item * t * kv) / tp + inner + statistics
     return _recomputed(
-        shapes, whole=whole, selective=whole - statistics,
+        shapes,
+        whole=whole,
+        selective=whole - statistics,
         working=2 * row + 2 * item * t * model.ffn_hidden_size / tp,
+        late=2 * row,
     )
 
 
@@ -84,13 +96,21 @@ def mixture_layer(shapes: Shapes, *, compiled: bool) -> LayerBytes:
     rows = received_rows(shapes)
     matrices = 4 if model.activation == "swiglu" else 2
     inner = matrices * item * rows * model.ffn_hidden_size / shapes.etp
-    experts = 2 * item * rows * h + inner + 8 * 4 * rows
-    outside = 2 * row / tp + 2 * row
+    # Measured on H200: with expert parallel one more row of each assignment, with tensor parallel two of each token.
+    experts = (2 + (shapes.ep > 1)) * item * rows * h + inner + 8 * 4 * rows
+    outside = 2 * row / tp + 2 * row + 2 * row * (tp > 1)
     projections = (row + 2 * item * t * kv) / tp
     attention = (2 if compiled else 1) * row / tp + 4 * t * model.num_heads / tp
     whole = outside + projections + attention + experts
-    working = 2 * item * rows * h + 2 * item * rows * model.ffn_hidden_size / shapes.etp
-    return _recomputed(shapes, whole=whole, selective=whole - attention, working=working)
+    one = item * rows * model.ffn_hidden_size / shapes.etp
+    return _recomputed(
+        shapes,
+        whole=whole,
+        selective=whole - attention,
+        working=2 * item * rows * h + 2 * one,
+        late=2 * item * rows * h - 2 * one,
+        experts=experts,
+    )
 
 
 def received_rows(shapes: Shapes) -> Floats:
@@ -98,7 +118,15 @@ def received_rows(shapes: Shapes) -> Floats:
     return shapes.tokens * shapes.model.num_experts_per_token
 
 
-def _recomputed(shapes: Shapes, *, whole: Floats, selective: Floats, working: Floats) -> LayerBytes:
+def _recomputed(
+    shapes: Shapes, *, whole: Floats, selective: Floats, working: Floats, late: Floats, experts: Floats | None = None
+) -> LayerBytes:
     row = shapes.item_bytes * shapes.tokens * shapes.model.hidden_size / shapes.tp
-    saved = np.choose(shapes.recompute, [whole, selective, row])
-    return LayerBytes(saved=saved, whole=whole, input=row, working=working, forward=whole)
+    return LayerBytes(
+        saved=np.choose(shapes.recompute, [whole, selective, row]),
+        whole=whole,
+        input=row,
+        working=working,
+        late=late,
+        experts=np.zeros_like(whole) if experts is None else experts,
+    )

@@ -57,6 +57,7 @@ class Shapes:
     """Weights with gradients and optimizer state."""
     tokens: Floats
     """Tokens of a micro-batch on a context parallel rank."""
+    micro_batch_size: Floats
     tp: Floats
     pp: Floats
     vpp: Floats
@@ -141,6 +142,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, a
         held=held,
         trained=trained,
         tokens=_column(batch.local_tokens),
+        micro_batch_size=_column(batch.micro_batch_size),
         tp=tp,
         pp=pp,
         vpp=_column(batch.vpp),

@@ -40,8 +40,11 @@ class _Torch:
         self.grads_sharded = MASTER_BYTES * s.sharded(s.trained)
         row = layer.input
         # torch makes the buffers to receive into for all micro-batches before the first one.
-        self.boundaries = (2 - s.first - s.last) * row * s.num_micro_batches * s.vpp
-        self.kept = s.in_flight * (s.num_layers * layer.saved - (1 - s.first) * row * s.vpp + (1 - s.last) * row * s.vpp)
+        self.boundaries = (2 * s.vpp - s.first - s.last) * row * s.num_micro_batches * (s.pp > 1)
+        received = (s.vpp - s.first) * (s.pp > 1)
+        sent = (s.vpp - s.last) * (s.pp > 1)
+        self.one = s.num_layers * layer.saved + (sent - received) * row
+        self.kept = s.in_flight * self.one
 
     def _moment(self, *, activations: Floats, grads: Floats, gathered: Floats, buffers: Floats = 0.0, logits: Floats = 0.0) -> Moment:
         return {
@@ -59,45 +62,68 @@ class _Torch:
         t, model = s.tokens, s.model
         zero3, on_the_way, several = self.zero3, self.on_the_way, self.several
         row = layer.input
-        unit = s.held.layer + s.held.experts
-        before = np.where(self.each_time, np.where(several, self.grads_sharded, 0.0), np.where(several, self.grads_all, 0.0))
-        two_units = 2 * item * unit
-        gathered = np.where(zero3, two_units, self.gathered_all)
+        # FSDP2 gathers the unit before in the order of the pass ahead of its use.
+        dense, experts = item * s.held.layer, item * s.held.experts
+        gathered = np.where(zero3, 2 * dense + experts, self.gathered_all)
+        gathered_late = np.where(zero3, 2 * dense, self.gathered_all)
+        # Gradients that are there before this micro-batch.
+        before = np.where(self.each_time, self.grads_sharded, self.grads_all) * several
+        # With as many in flight as there are, the first backward pass finds all of them and no gradient.
+        full = s.in_flight >= s.num_micro_batches
+        one_less = self.kept - layer.saved * s.num_layers / s.vpp
+        begins = full & (self.kept > one_less + before)
+        kept = np.where(full & ~begins, one_less, self.kept)
+        before = np.where(begins, 0.0, before)
+        # Gradients that were kept whole are reduced in the last micro-batch only.
+        at_reduce = np.where(self.each_time, kept, np.minimum(kept, self.one))
+        # bf16 gradients are added to those kept whole before they are reduced; those that are kept sharded come after.
+        bf16_too = np.where(several & ~self.each_time, 0.0, 1.0)
         found = []
         # Backward pass of the head.
-        logits = item * t * s.vocab / s.tp * s.last
+        head = s.trained.head * s.last
+        split = s.tp > 1
+        per_logit = np.where(split, 16, item)
+        logits = per_logit * t * s.vocab / s.tp * s.last
+        d_head = item * head * (1 + split)
         head_in = (row + item * t * model.hidden_size) * s.last
-        head = s.held.head
-        z3_head = np.where(zero3, item * (head + unit), self.gathered_all)
-        found.append(self._moment(activations=self.kept + head_in, grads=before + item * head * s.last, gathered=z3_head, logits=logits))
-        # Reduction of the head's gradient.
-        rs = MASTER_BYTES * head * (1 + 1 / self.n) * on_the_way * s.last
-        found.append(self._moment(activations=self.kept + row, grads=before + item * head * s.last, gathered=z3_head, buffers=rs))
+        z3_head = np.where(zero3, item * s.held.head * s.last + dense, self.gathered_all)
+        found.append(self._moment(activations=kept + head_in, grads=before + d_head, gathered=z3_head, logits=logits))
+
+        alone = (s.sharding == 0) & (s.dp > 1)
+        def reduce(u, nu):
+            whole = np.maximum(1, (1 + alone) / nu)
+            return MASTER_BYTES * u * np.where(self.each_time, 1 + 1 / nu, whole) * on_the_way
+
+        found.append(self._moment(activations=at_reduce + row, grads=before + item * head * bf16_too, gathered=np.where(zero3, dense, self.gathered_all), buffers=reduce(head, self.n)))
         # Backward pass of the last layer, beside the reduction of the head.
-        left = MASTER_BYTES * head * on_the_way * s.last
-        recomputed = layer.whole - layer.saved + 0 * row
+        left = MASTER_BYTES * head * on_the_way
         recomputed = np.where(s.recompute == 2, layer.whole - row, 0)
-        own = item * (s.trained.ffn if not model.is_moe else s.trained.experts)
-        after_head = before + np.where(on_the_way & ~several, MASTER_BYTES * head / self.n, 0) * s.last
-        after_head = after_head + np.where(~on_the_way & ~several, MASTER_BYTES * head, 0) * s.last
-        found.append(self._moment(activations=self.kept + recomputed + layer.working, grads=after_head + own, gathered=gathered, buffers=left))
-        found.append(self._moment(activations=self.kept + recomputed - layer.saved + 4 * row * 0, grads=after_head + item * (s.trained.layer + s.trained.experts), gathered=gathered, buffers=left))
+        after_head = before + np.where(several, 0, MASTER_BYTES * head / np.where(on_the_way, self.n, 1))
+        block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
+        live = kept + recomputed
+        compiled_again = (s.recompute == 2) & (not model.is_moe)
+        # What checkpointing has computed again is held until the whole graph is done, and nothing is reused in place.
+        extra_working = np.where(compiled_again, 2 * item * t * model.ffn_hidden_size / s.tp, 0)
+        found.append(self._moment(activations=live + layer.working + extra_working, grads=after_head + item * block / 3, gathered=gathered, buffers=left))
+        found.append(self._moment(activations=live + np.where(compiled_again, 4 * row, layer.late), grads=after_head + item * np.where(compiled_again, s.trained.layer, block), gathered=gathered, buffers=left))
+        # Reduction of experts, and the backward pass of what comes before them beside it.
+        if model.is_moe:
+            e = s.trained.experts
+            found.append(self._moment(activations=at_reduce + recomputed - layer.experts, grads=after_head + item * e * bf16_too, gathered=gathered_late, buffers=reduce(e, self.ne)))
         # Reduction of a layer.
-        big = np.maximum(s.trained.layer, s.trained.experts)
-        nbig = np.where(s.trained.experts > s.trained.layer, self.ne, self.n)
-        rs_l = MASTER_BYTES * big * (1 + 1 / nbig) * on_the_way
-        found.append(self._moment(activations=self.kept, grads=after_head + item * big, gathered=gathered, buffers=rs_l))
+        u = s.trained.layer
+        found.append(self._moment(activations=at_reduce - layer.saved + 2 * row, grads=after_head + item * u * bf16_too, gathered=gathered_late, buffers=reduce(u, self.n)))
         # Reduction of the embedding, after every layer.
-        emb = s.trained.embedding
+        emb = s.trained.embedding * s.first
         at_end = np.where(several, before, np.where(on_the_way, self.grads_sharded, self.grads_all))
-        z3_e = np.where(zero3, item * s.held.embedding, self.gathered_all)
-        others = self.kept - self.kept / np.maximum(s.in_flight, 1)
-        found.append(self._moment(activations=others + row, grads=at_end + item * emb * s.first, gathered=z3_e, buffers=MASTER_BYTES * emb * (1 + 1 / self.n) * on_the_way * s.first))
+        z3_e = np.where(zero3, 0, self.gathered_all)
+        others = np.where(self.each_time, self.kept - self.one, 0)
+        found.append(self._moment(activations=others + row, grads=at_end + item * emb * np.where(on_the_way, bf16_too, 1), gathered=z3_e, buffers=reduce(emb, self.n)))
         # Reduction of what was kept whole, unit by unit.
-        for u, nu, where in ((emb, self.n, s.first), (big, nbig, 1.0), (head, self.n, s.last)):
-            alone = np.where(nu == 1, 1, 0) * (s.dp > 1)
-            extra = MASTER_BYTES * u * (1 / nu + alone) * where
-            found.append(self._moment(activations=0 * self.kept, grads=self.grads_all * (1 - on_the_way * 1.0), gathered=(self.gathered_all - item * u * where) * ~zero3, buffers=extra * ~on_the_way))
+        nothing = 0 * self.kept
+        for u, nu in ((emb, self.n), (s.trained.layer, self.n), (s.trained.experts, self.ne), (head, self.n)):
+            extra = MASTER_BYTES * u * np.maximum(1, (1 + alone) / nu)
+            found.append(self._moment(activations=nothing, grads=self.grads_all * ~on_the_way, gathered=(self.gathered_all - item * u) * ~zero3, buffers=extra * ~on_the_way))
         # The update.
-        found.append(self._moment(activations=0 * self.kept, grads=self.grads_sharded, gathered=0 * self.kept))
+        found.append(self._moment(activations=nothing, grads=self.grads_sharded, gathered=nothing))
         return found
