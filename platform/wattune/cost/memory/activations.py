@@ -8,11 +8,11 @@ Legend: t tokens of a micro-batch, h hidden size, q and kv widths of queries and
 rows that the experts of a rank receive, T tensor parallel degree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.cost.batch import Bools, Floats
 from wattune.cost.memory.shapes import Shapes
 
 
@@ -30,8 +30,17 @@ class LayerBytes:
     """Gradients of activations beside them at the worst moment of the backward pass."""
     experts: Floats
     """Of `whole` what the experts' own backward pass frees; 0 in a dense layer."""
+    forward: Floats
+    """Held at most in a forward pass that keeps nothing."""
     late: Floats
     """Activations less those kept, with gradients of them, once all weights' gradients of the block are there."""
+
+
+    def where(self, chosen: Bools, other: "LayerBytes") -> "LayerBytes":
+        """Takes another layer's bytes where a candidate is not chosen."""
+        return LayerBytes(
+            **{field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        )
 
 
 def compiled_layer(shapes: Shapes) -> LayerBytes:
@@ -58,7 +67,12 @@ def compiled_layer(shapes: Shapes) -> LayerBytes:
     else:
         scores = np.zeros_like(row)
     one = item * t * model.ffn_hidden_size / tp
-    return _recomputed(shapes, whole=whole, selective=whole - attention, working=2 * row + one + scores, late=2 * row - one)
+    if shapes.mode == "lora":
+        # Frozen products keep no inputs: the second norm's output, the inner product, attention's copy, the sum's addend.
+        whole = whole - row - one - 2 * row / tp
+    return _recomputed(
+        shapes, whole=whole, selective=whole - attention, working=2 * row + one + scores, late=2 * row - one
+    )
 
 
 def eager_layer(shapes: Shapes) -> LayerBytes:
@@ -83,7 +97,7 @@ def eager_layer(shapes: Shapes) -> LayerBytes:
     )
 
 
-def mixture_layer(shapes: Shapes, *, compiled: bool) -> LayerBytes:
+def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerBytes:
     """Counts a layer with experts: attention, then routing, exchange and experts operator by operator.
 
     `wattune/engines/model/experts.py`: each of R rows keeps the token (h), both projections, the activation and the
@@ -98,7 +112,7 @@ def mixture_layer(shapes: Shapes, *, compiled: bool) -> LayerBytes:
     inner = matrices * item * rows * model.ffn_hidden_size / shapes.etp
     # Measured on H200: with expert parallel one more row of each assignment, with tensor parallel two of each token.
     experts = (2 + (shapes.ep > 1)) * item * rows * h + inner + 8 * 4 * rows
-    outside = 2 * row / tp + 2 * row + 2 * row * (tp > 1)
+    outside = 2 * row / tp + 2 * row + (2 * row * (tp > 1) if gathers else 0)
     projections = (row + 2 * item * t * kv) / tp
     attention = (2 if compiled else 1) * row / tp + 4 * t * model.num_heads / tp
     whole = outside + projections + attention + experts
@@ -110,6 +124,43 @@ def mixture_layer(shapes: Shapes, *, compiled: bool) -> LayerBytes:
         working=2 * item * rows * h + 2 * one,
         late=2 * item * rows * h - 2 * one,
         experts=experts,
+    )
+
+
+def megatron_layer(shapes: Shapes) -> LayerBytes:
+    """Counts a layer of Megatron-Core's local specification with this engine's norms, attention and experts.
+
+    Sequence parallelism keeps inputs of products cut and gathers them again. Kept are the input, both norms' outputs,
+    the fused queries, keys and values, a copy of the queries, rotated queries and keys, attention's output, the sum, and
+    of the feed-forward block the fused first product and the activation (`wattune/engines/megatron/layers.py`). Three
+    rows a token more in a layer with experts were measured on H200.
+    """
+    model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
+    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    row = item * t * h / tp
+    narrow = item * t * kv / tp
+    turned = row + narrow if model.positions == "rope" else np.zeros_like(row)
+    copied = row if model.num_kv_heads != model.num_heads else np.zeros_like(row)
+    statistics = 4 * t * model.num_heads / tp
+    attention = 7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    gated = model.activation == "swiglu"
+    if model.is_moe:
+        rows = received_rows(shapes) / tp * shapes.etp
+        wide = item * rows * h
+        inner = item * rows * model.ffn_hidden_size / shapes.etp
+        experts = 2 * wide + (3 if gated else 2) * inner + 3 * row
+    else:
+        inner = item * t * model.ffn_hidden_size / tp
+        experts = (3 if gated else 2) * inner
+    whole = attention + experts - (inner if shapes.mode == "lora" else 0)
+    d_first = (2 if gated else 1) * inner
+    return _recomputed(
+        shapes,
+        whole=whole,
+        selective=whole - turned,
+        working=2 * row + d_first,
+        late=2 * row - inner,
+        experts=experts if model.is_moe else None,
     )
 
 
@@ -128,5 +179,6 @@ def _recomputed(
         input=row,
         working=working,
         late=late,
+        forward=whole + 4 * row,
         experts=np.zeros_like(whole) if experts is None else experts,
     )

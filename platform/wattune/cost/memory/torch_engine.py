@@ -16,7 +16,7 @@ Moment = dict[str, Floats]
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
-    layer = mixture_layer(shapes, compiled=True) if shapes.model.is_moe else compiled_layer(shapes)
+    layer = mixture_layer(shapes, compiled=True, gathers=True) if shapes.model.is_moe else compiled_layer(shapes)
     return _Torch(shapes, layer).moments()
 
 
@@ -89,10 +89,11 @@ class _Torch:
         z3_head = np.where(zero3, item * s.held.head * s.last + dense, self.gathered_all)
         found.append(self._moment(activations=kept + head_in, grads=before + d_head, gathered=z3_head, logits=logits))
 
-        alone = (s.sharding == 0) & (s.dp > 1)
-        def reduce(u, nu):
-            whole = np.maximum(1, (1 + alone) / nu)
-            return MASTER_BYTES * u * np.where(self.each_time, 1 + 1 / nu, whole) * on_the_way
+        def whole(nu, replicas):
+            return np.maximum(1, (1 + ((s.sharding == 0) & (replicas > 1))) / nu)
+
+        def reduce(u, nu, replicas=s.dp):
+            return MASTER_BYTES * u * np.where(self.each_time | ~several, 1 + 1 / nu, whole(nu, replicas)) * on_the_way
 
         found.append(self._moment(activations=at_reduce + row, grads=before + item * head * bf16_too, gathered=np.where(zero3, dense, self.gathered_all), buffers=reduce(head, self.n)))
         # Backward pass of the last layer, beside the reduction of the head.
@@ -109,7 +110,7 @@ class _Torch:
         # Reduction of experts, and the backward pass of what comes before them beside it.
         if model.is_moe:
             e = s.trained.experts
-            found.append(self._moment(activations=at_reduce + recomputed - layer.experts, grads=after_head + item * e * bf16_too, gathered=gathered_late, buffers=reduce(e, self.ne)))
+            found.append(self._moment(activations=at_reduce + recomputed - layer.experts, grads=after_head + item * e * bf16_too, gathered=gathered_late, buffers=reduce(e, self.ne, s.expert_dp)))
         # Reduction of a layer.
         u = s.trained.layer
         found.append(self._moment(activations=at_reduce - layer.saved + 2 * row, grads=after_head + item * u * bf16_too, gathered=gathered_late, buffers=reduce(u, self.n)))
@@ -121,8 +122,8 @@ class _Torch:
         found.append(self._moment(activations=others + row, grads=at_end + item * emb * np.where(on_the_way, bf16_too, 1), gathered=z3_e, buffers=reduce(emb, self.n)))
         # Reduction of what was kept whole, unit by unit.
         nothing = 0 * self.kept
-        for u, nu in ((emb, self.n), (s.trained.layer, self.n), (s.trained.experts, self.ne), (head, self.n)):
-            extra = MASTER_BYTES * u * np.maximum(1, (1 + alone) / nu)
+        for u, nu, replicas in ((emb, self.n, s.dp), (s.trained.layer, self.n, s.dp), (s.trained.experts, self.ne, s.expert_dp), (head, self.n, s.dp)):
+            extra = MASTER_BYTES * u * whole(nu, replicas)
             found.append(self._moment(activations=nothing, grads=self.grads_all * ~on_the_way, gathered=(self.gathered_all - item * u) * ~zero3, buffers=extra * ~on_the_way))
         # The update.
         found.append(self._moment(activations=nothing, grads=self.grads_sharded, gathered=nothing))
