@@ -56,6 +56,7 @@ def moments(shapes: Shapes) -> list[Moment]:
     )
     unit = s.trained.layer + s.trained.experts
     # The graph of a compiled layer gives the gradients of all its weights at once, before they are added.
+    unit = s.trained.layer + s.trained.experts / 3  # experts run operator by operator
     own = np.where(several | (s.sharding >= 2), item * unit, 0)
     backward = moment(parts, activations=kept + recomputed + layer.working, gradients=before + own)
     update = moment(

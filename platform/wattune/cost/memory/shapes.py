@@ -101,14 +101,14 @@ class Shapes:
         return np.isin(column, [AXES[axis].choices.index(name) for name in names])
 
 
-def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, allocates_ahead: bool) -> Shapes:
+def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, rounds_of_pp: bool) -> Shapes:
     """Computes the sizes of a batch.
 
     Args:
         batch: The candidates.
         padded_vocab_size: Vocabulary of each candidate with its padding; None where nothing is padded.
         splits_ends: True where tensor parallel also cuts embedding, head and the sequence between layers.
-        allocates_ahead: True where rounds of an interleaved schedule take all micro-batches that divide evenly.
+        rounds_of_pp: True where a round of an interleaved schedule has `pp` micro-batches; else it may have more.
     """
     tp, pp, dp = _column(batch.tp), _column(batch.pp), _column(batch.dp)
     stage, num_layers = _stages(batch)
@@ -138,7 +138,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, a
         first=(stage == 0).astype(np.float64),
         last=(stage == batch.pp[:, None] - 1).astype(np.float64),
         num_layers=num_layers,
-        in_flight=_in_flight(batch, stage, allocates_ahead) if mode != "prefill" else np.zeros(stage.shape),
+        in_flight=_in_flight(batch, stage, rounds_of_pp) if mode != "prefill" else np.zeros(stage.shape),
         held=held,
         trained=trained,
         tokens=_column(batch.local_tokens),
@@ -183,7 +183,7 @@ def _stages(batch: Batch) -> tuple[Ints, Floats]:
     return stage, num_layers.astype(np.float64)
 
 
-def _in_flight(batch: Batch, stage: Ints, allocates_ahead: bool) -> Floats:
+def _in_flight(batch: Batch, stage: Ints, rounds_of_pp: bool) -> Floats:
     """Counts micro-batches whose activations a stage holds, in units of all its layers.
 
     min(m, p - s) of 1F1B and (2 (p - s - 1) + (v - 1) r + 1) / v of interleaved 1F1B with rounds of r micro-batches
@@ -192,7 +192,7 @@ def _in_flight(batch: Batch, stage: Ints, allocates_ahead: bool) -> Floats:
     """
     pp, vpp, m = batch.pp[:, None], batch.vpp[:, None], batch.num_micro_batches[:, None]
     plain = np.minimum(m, pp - stage)
-    size = m // np.maximum(1, m // pp) if allocates_ahead else pp
+    size = pp if rounds_of_pp else m // np.maximum(1, m // pp)
     chunks = np.minimum(m * vpp, 2 * (pp - stage - 1) + (vpp - 1) * size + 1)
     return np.where(vpp > 1, chunks / vpp, plain).astype(np.float64)
 

@@ -1,130 +1,198 @@
 """Moments at which a rank of the torch engine may hold the most: FSDP2 in every sharding.
 
-Read from torch 2.11 and 2.13, `torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives,_fsdp_param}.py`
-and `torch/distributed/pipelining/stage.py`, and from `wattune/engines/torch`. A unit is the embedding, the experts of a
-layer, the rest of a layer, or the head.
+Read from torch 2.13 and held to trials with torch 2.11: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`
+(`unshard`, `post_backward`), `_fsdp_collectives.py` (`foreach_all_gather`, `foreach_reduce`),
+`torch/distributed/pipelining/stage.py`, and `wattune/engines/torch`. A unit is the embedding, the experts of a layer, the
+rest of a layer, or the head. ZeRO as in Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.
 """
+
+from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.cost.batch import Bools, Floats
 from wattune.cost.memory.activations import LayerBytes, compiled_layer, mixture_layer
-from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Counts, Shapes
+from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
-Moment = dict[str, Floats]
+SPLIT_LOGIT_BYTES: Final = 16
+"""Bytes of a logit where tensor parallel cuts the vocabulary: four tensors in fp32 (logits, their gradient, that of the
+targets, and their sum). Collectives inside the graph keep the compiler from joining them."""
 
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     layer = mixture_layer(shapes, compiled=True, gathers=True) if shapes.model.is_moe else compiled_layer(shapes)
-    return _Torch(shapes, layer).moments()
+    rank = _Rank(shapes, layer)
+    if not shapes.trains:
+        gathered = np.where(rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered)
+        return [moment(rank.constant, activations=layer.forward, gathered=gathered * (shapes.sharding > 0))]
+    return [*rank.head(), *rank.layers(), rank.embedding(), *rank.after_all(), rank.update()]
 
 
-class _Torch:
+class _Rank:
+    """What a rank of every stage holds."""
+
     def __init__(self, shapes: Shapes, layer: LayerBytes) -> None:
         s = self.shapes = shapes
         self.layer = layer
-        bf16 = s.item_bytes == 2
-        self.n = np.where(s.sharding > 0, s.dp, 1.0)
-        self.ne = np.where(s.sharding > 0, s.expert_dp, 1.0)
-        self.zero3 = s.sharding == 3
-        self.each_time = s.sharding >= 2
-        self.on_the_way = self.each_time | s.is_one_of("overlap", s.overlap, "grad", "grad_param")
-        self.several = s.num_micro_batches > 1
-        dense, experts = s.total
-        item = s.item_bytes
-        self.weights = MASTER_BYTES * s.sharded(s.held)
-        self.optimizer = ADAM_BYTES * s.sharded(s.trained)
-        self.gathered_all = item * (dense + experts)
-        self.grads_all = MASTER_BYTES * sum(s.of_stage(s.trained))
-        self.grads_sharded = MASTER_BYTES * s.sharded(s.trained)
+        self.zero3: Bools = s.sharding == 3
+        self.each_time: Bools = s.sharding >= 2
+        """Reduces the gradients of every micro-batch."""
+        self.on_the_way: Bools = self.each_time | s.is_one_of("overlap", s.overlap, "grad", "grad_param")
+        """Reduces gradients within the backward pass, not after it."""
+        self.several: Bools = s.num_micro_batches > 1
+        self.replicas = np.where(s.sharding > 0, s.dp, 1.0)
+        self.expert_replicas = np.where(s.sharding > 0, s.expert_dp, 1.0)
+        held, trained = np.add(*s.of_stage(s.held)), np.add(*s.of_stage(s.trained))
+        apart = (s.sharding == 0) & (s.mode != "pretrain")
+        # Frozen weights lie in their own type, and outside FSDP2 where nothing shares them.
+        frozen = held - trained
+        kept_frozen = np.where(s.sharding > 0, s.sharded(s.held) - s.sharded(s.trained), frozen)
+        self.gathered = s.item_bytes * np.where(apart, trained, held)
+        self.whole = MASTER_BYTES * trained
+        self.shards = MASTER_BYTES * s.sharded(s.trained)
         row = layer.input
-        # torch makes the buffers to receive into for all micro-batches before the first one.
-        self.boundaries = (2 * s.vpp - s.first - s.last) * row * s.num_micro_batches * (s.pp > 1)
-        received = (s.vpp - s.first) * (s.pp > 1)
-        sent = (s.vpp - s.last) * (s.pp > 1)
-        self.one = s.num_layers * layer.saved + (sent - received) * row
-        self.kept = s.in_flight * self.one
-
-    def _moment(self, *, activations: Floats, grads: Floats, gathered: Floats, buffers: Floats = 0.0, logits: Floats = 0.0) -> Moment:
-        return {
-            "weights": self.weights,
-            "optimizer": self.optimizer,
-            "gradients": grads,
-            "activations": activations,
-            "gathered": gathered,
-            "buffers": buffers + self.boundaries,
-            "logits": logits,
+        received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
+        self.constant = {
+            "weights": self.shards + s.item_bytes * kept_frozen,
+            "optimizer": ADAM_BYTES * s.sharded(s.trained),
+            # Buffers to receive into are made for all micro-batches before the first one.
+            "buffers": (received + sent) * row * s.num_micro_batches * s.trains,
         }
+        self.one = s.num_layers * layer.saved + (sent - received) * row
+        """Activations of one micro-batch; those received lie in the buffers."""
+        self._begin()
 
-    def moments(self) -> list[Moment]:
-        s, layer, item = self.shapes, self.layer, self.shapes.item_bytes
-        t, model = s.tokens, s.model
-        zero3, on_the_way, several = self.zero3, self.on_the_way, self.several
-        row = layer.input
-        # FSDP2 gathers the unit before in the order of the pass ahead of its use.
-        dense, experts = item * s.held.layer, item * s.held.experts
-        gathered = np.where(zero3, 2 * dense + experts, self.gathered_all)
-        gathered_late = np.where(zero3, 2 * dense, self.gathered_all)
-        # Gradients that are there before this micro-batch.
-        before = np.where(self.each_time, self.grads_sharded, self.grads_all) * several
-        # With as many in flight as there are, the first backward pass finds all of them and no gradient.
+    def _begin(self) -> None:
+        """Finds what the fullest backward pass starts from: activations in flight, and gradients that are there."""
+        s = self.shapes
+        kept = s.in_flight * self.one
+        before = np.where(self.each_time, self.shards, self.whole) * self.several
+        # With all micro-batches in flight the first backward pass finds no gradient. Those behind it find one less.
         full = s.in_flight >= s.num_micro_batches
-        one_less = self.kept - layer.saved * s.num_layers / s.vpp
-        begins = full & (self.kept > one_less + before)
-        kept = np.where(full & ~begins, one_less, self.kept)
-        before = np.where(begins, 0.0, before)
-        # Gradients that were kept whole are reduced in the last micro-batch only.
-        at_reduce = np.where(self.each_time, kept, np.minimum(kept, self.one))
-        # bf16 gradients are added to those kept whole before they are reduced; those that are kept sharded come after.
-        bf16_too = np.where(several & ~self.each_time, 0.0, 1.0)
-        found = []
-        # Backward pass of the head.
-        head = s.trained.head * s.last
-        split = s.tp > 1
-        per_logit = np.where(split, 16, item)
-        logits = per_logit * t * s.vocab / s.tp * s.last
-        d_head = item * head * (1 + split)
-        head_in = (row + item * t * model.hidden_size) * s.last
-        z3_head = np.where(zero3, item * s.held.head * s.last + dense, self.gathered_all)
-        found.append(self._moment(activations=kept + head_in, grads=before + d_head, gathered=z3_head, logits=logits))
+        one_less = kept - self.layer.saved * s.num_layers / s.vpp
+        begins = full & (kept > one_less + before)
+        self.kept = np.where(full & ~begins, one_less, kept)
+        self.before = np.where(begins, 0.0, before)
+        # Gradients that are kept whole are reduced in the last micro-batch only, and in fp32.
+        self.at_reduction = np.where(self.each_time, self.kept, np.minimum(self.kept, self.one))
+        self.low = s.item_bytes * np.where(self.several & ~self.each_time, 0.0, 1.0)
 
-        def whole(nu, replicas):
-            return np.maximum(1, (1 + ((s.sharding == 0) & (replicas > 1))) / nu)
+    def _reduced(self, numbers: Floats, shards: Floats, replicas: Floats) -> Floats:
+        """Bytes that reducing a unit's gradients adds: packed in fp32, and the result."""
+        both = 1 + 1 / shards
+        return MASTER_BYTES * numbers * np.where(self.each_time | ~self.several, both, self._repacked(shards, replicas))
 
-        def reduce(u, nu, replicas=s.dp):
-            return MASTER_BYTES * u * np.where(self.each_time | ~several, 1 + 1 / nu, whole(nu, replicas)) * on_the_way
+    def _repacked(self, shards: Floats, replicas: Floats) -> Floats:
+        """The same of gradients kept whole, whose own bytes are freed once packed; HSDP divides into one tensor more."""
+        replicated: Floats = np.maximum(1, (1 + ((self.shapes.sharding == 0) & (replicas > 1))) / shards)
+        return replicated
 
-        found.append(self._moment(activations=at_reduce + row, grads=before + item * head * bf16_too, gathered=np.where(zero3, dense, self.gathered_all), buffers=reduce(head, self.n)))
-        # Backward pass of the last layer, beside the reduction of the head.
-        left = MASTER_BYTES * head * on_the_way
-        recomputed = np.where(s.recompute == 2, layer.whole - row, 0)
-        after_head = before + np.where(several, 0, MASTER_BYTES * head / np.where(on_the_way, self.n, 1))
+    def head(self) -> list[Moment]:
+        """Returns the head's backward pass, and the reduction of its gradient."""
+        s, item, row = self.shapes, self.shapes.item_bytes, self.layer.input
+        head, split = s.trained.head * s.last, s.tp > 1
+        dense = item * s.held.layer
+        logits = np.where(split, SPLIT_LOGIT_BYTES, item) * s.tokens * s.vocab / s.tp * s.last
+        inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
+        return [
+            moment(
+                self.constant,
+                activations=self.kept + inputs,
+                gradients=self.before + item * head * (1 + split),
+                gathered=np.where(self.zero3, item * s.held.head * s.last + dense, self.gathered),
+                logits=logits,
+            ),
+            moment(
+                self.constant,
+                activations=self.at_reduction + row,
+                gradients=self.before + self.low * head,
+                gathered=np.where(self.zero3, dense, self.gathered),
+                buffers=self._reduced(head, self.replicas, s.dp) * self.on_the_way,
+            ),
+        ]
+
+    def layers(self) -> list[Moment]:
+        """Returns the last layer's backward pass early and late, and the reductions of its units."""
+        s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
+        dense, experts = item * s.held.layer, item * s.held.experts
+        # FSDP2 gathers the next unit ahead of its use.
+        gathered = np.where(self.zero3, 2 * dense + experts, self.gathered)
+        between = np.where(self.zero3, 2 * dense, self.gathered)
+        head = MASTER_BYTES * s.trained.head * s.last
+        before = self.before + np.where(self.several, 0, head / np.where(self.on_the_way, self.replicas, 1))
+        is_full = s.is_one_of("recompute", s.recompute, "full")
+        recomputed = np.where(is_full, layer.whole - row, 0)
+        # What is computed again is held until a whole graph is done, and nothing is reused in place.
+        held = is_full & (not s.model.is_moe)
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
-        live = kept + recomputed
-        compiled_again = (s.recompute == 2) & (not model.is_moe)
-        # What checkpointing has computed again is held until the whole graph is done, and nothing is reused in place.
-        extra_working = np.where(compiled_again, 2 * item * t * model.ffn_hidden_size / s.tp, 0)
-        found.append(self._moment(activations=live + layer.working + extra_working, grads=after_head + item * block / 3, gathered=gathered, buffers=left))
-        found.append(self._moment(activations=live + np.where(compiled_again, 4 * row, layer.late), grads=after_head + item * np.where(compiled_again, s.trained.layer, block), gathered=gathered, buffers=left))
-        # Reduction of experts, and the backward pass of what comes before them beside it.
-        if model.is_moe:
-            e = s.trained.experts
-            found.append(self._moment(activations=at_reduce + recomputed - layer.experts, grads=after_head + item * e * bf16_too, gathered=gathered_late, buffers=reduce(e, self.ne, s.expert_dp)))
-        # Reduction of a layer.
-        u = s.trained.layer
-        found.append(self._moment(activations=at_reduce - layer.saved + 2 * row, grads=after_head + item * u * bf16_too, gathered=gathered_late, buffers=reduce(u, self.n)))
-        # Reduction of the embedding, after every layer.
-        emb = s.trained.embedding * s.first
-        at_end = np.where(several, before, np.where(on_the_way, self.grads_sharded, self.grads_all))
-        z3_e = np.where(zero3, 0, self.gathered_all)
-        others = np.where(self.each_time, self.kept - self.one, 0)
-        found.append(self._moment(activations=others + row, grads=at_end + item * emb * np.where(on_the_way, bf16_too, 1), gathered=z3_e, buffers=reduce(emb, self.n)))
-        # Reduction of what was kept whole, unit by unit.
-        nothing = 0 * self.kept
-        for u, nu, replicas in ((emb, self.n, s.dp), (s.trained.layer, self.n, s.dp), (s.trained.experts, self.ne, s.expert_dp), (head, self.n, s.dp)):
-            extra = MASTER_BYTES * u * whole(nu, replicas)
-            found.append(self._moment(activations=nothing, grads=self.grads_all * ~on_the_way, gathered=(self.gathered_all - item * u) * ~zero3, buffers=extra * ~on_the_way))
-        # The update.
-        found.append(self._moment(activations=nothing, grads=self.grads_sharded, gathered=nothing))
-        return found
+        inner = item * s.tokens * s.model.ffn_hidden_size / s.tp
+        live, left = self.kept + recomputed, head * self.on_the_way
+        early = moment(
+            self.constant,
+            activations=live + layer.working + np.where(held, 2 * inner, 0),
+            gradients=before + item * block / 3,
+            gathered=gathered,
+            buffers=left,
+        )
+        late = moment(
+            self.constant,
+            activations=live + np.where(held, 4 * row, layer.late),
+            gradients=before + item * np.where(held, s.trained.layer, block),
+            gathered=gathered,
+            buffers=left,
+        )
+        rest = moment(
+            self.constant,
+            activations=self.at_reduction - layer.saved + 2 * row,
+            gradients=before + self.low * s.trained.layer,
+            gathered=between,
+            buffers=self._reduced(s.trained.layer, self.replicas, s.dp) * self.on_the_way,
+        )
+        if not s.model.is_moe:
+            return [early, late, rest]
+        of_experts = moment(
+            self.constant,
+            activations=self.at_reduction + recomputed - layer.experts,
+            gradients=before + self.low * s.trained.experts,
+            gathered=between,
+            buffers=self._reduced(s.trained.experts, self.expert_replicas, s.expert_dp) * self.on_the_way,
+        )
+        return [early, late, rest, of_experts]
+
+    def embedding(self) -> Moment:
+        """Returns the embedding's backward pass with its reduction, after every layer."""
+        s = self.shapes
+        embedding = s.trained.embedding * s.first
+        at_end = np.where(self.several, self.before, np.where(self.on_the_way, self.shards, self.whole))
+        return moment(
+            self.constant,
+            activations=np.where(self.each_time, self.kept - np.minimum(self.kept, self.one), 0) + self.layer.input,
+            gradients=at_end + np.where(self.on_the_way, self.low, s.item_bytes) * embedding,
+            gathered=np.where(self.zero3, 0, self.gathered),
+            buffers=self._reduced(embedding, self.replicas, s.dp) * self.on_the_way,
+        )
+
+    def after_all(self) -> list[Moment]:
+        """Returns the reductions of gradients that were kept whole, unit by unit: the weights are freed before each."""
+        s = self.shapes
+        units = (
+            (s.trained.embedding * s.first, self.replicas, s.dp),
+            (s.trained.layer, self.replicas, s.dp),
+            (s.trained.experts, self.expert_replicas, s.expert_dp),
+            (s.trained.head * s.last, self.replicas, s.dp),
+        )
+        return [
+            moment(
+                self.constant,
+                gradients=self.whole * ~self.on_the_way,
+                gathered=(self.gathered - s.item_bytes * numbers) * ~self.zero3,
+                buffers=MASTER_BYTES * numbers * self._repacked(shards, replicas) * ~self.on_the_way,
+            )
+            for numbers, shards, replicas in (units if s.model.is_moe else units[:2] + units[3:])
+        ]
+
+    def update(self) -> Moment:
+        """Returns the optimizer's update, when nothing is gathered."""
+        return moment(self.constant, gradients=self.shards)
