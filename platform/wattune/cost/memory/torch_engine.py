@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from wattune.cost.batch import Bools, Floats
-from wattune.cost.memory.activations import LayerBytes, compiled_layer, mixture_layer
+from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, compiled_layer, eager_layer, mixture_layer
 from wattune.cost.memory.moments import Moment, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -22,7 +22,10 @@ targets, and their sum). Collectives inside the graph keep the compiler from joi
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
-    layer = mixture_layer(shapes, compiled=True, gathers=True) if shapes.model.is_moe else compiled_layer(shapes)
+    if shapes.model.is_moe:
+        layer = mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
+    else:
+        layer = compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
     rank = _Rank(shapes, layer)
     if not shapes.trains:
         gathered = np.where(rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered)
@@ -94,7 +97,8 @@ class _Rank:
         s, item, row = self.shapes, self.shapes.item_bytes, self.layer.input
         head, split = s.trained.head * s.last, s.tp > 1
         dense = item * s.held.layer
-        logits = np.where(split, SPLIT_LOGIT_BYTES, item) * s.tokens * s.vocab / s.tp * s.last
+        whole = item if s.is_compiled else EAGER_LOGIT_BYTES
+        logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens * s.vocab / s.tp * s.last
         inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
         return [
             moment(
@@ -125,7 +129,7 @@ class _Rank:
         is_full = s.is_one_of("recompute", s.recompute, "full")
         recomputed = np.where(is_full, layer.whole - row, 0)
         # What is computed again is held until a whole graph is done, and nothing is reused in place.
-        held = is_full & (not s.model.is_moe)
+        held = is_full & (s.is_compiled and not s.model.is_moe)
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
         inner = item * s.tokens * s.model.ffn_hidden_size / s.tp
         live, left = self.kept + recomputed, head * self.on_the_way
