@@ -55,6 +55,9 @@ class _Rank:
         self.gathered = s.item_bytes * np.where(apart, trained, held)
         self.whole = MASTER_BYTES * trained
         self.shards = MASTER_BYTES * s.sharded(s.trained)
+        # What the last unit of a forward pass was gathered into is freed by the next forward pass only.
+        last_unit = np.where(s.last > 0, s.held.head, s.held.layer)
+        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.dp > 1))
         row = layer.input
         received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
         self.constant = {
@@ -105,14 +108,14 @@ class _Rank:
                 self.constant,
                 activations=self.kept + inputs,
                 gradients=self.before + item * head * (1 + split),
-                gathered=np.where(self.zero3, item * s.held.head * s.last + dense, self.gathered),
+                gathered=np.where(self.zero3, item * s.held.head * s.last + dense + self.leftover, self.gathered),
                 logits=logits,
             ),
             moment(
                 self.constant,
                 activations=self.at_reduction + row,
                 gradients=self.before + self.low * head,
-                gathered=np.where(self.zero3, dense, self.gathered),
+                gathered=np.where(self.zero3, dense + self.leftover, self.gathered),
                 buffers=self._reduced(head, self.replicas, s.dp) * self.on_the_way,
             ),
         ]
@@ -122,28 +125,27 @@ class _Rank:
         s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
         dense, experts = item * s.held.layer, item * s.held.experts
         # FSDP2 gathers the next unit ahead of its use.
-        gathered = np.where(self.zero3, 2 * dense + experts, self.gathered)
-        between = np.where(self.zero3, 2 * dense, self.gathered)
+        gathered = np.where(self.zero3, 2 * dense + experts + self.leftover, self.gathered)
+        # A unit's own weights are freed before its gradients are reduced.
+        beside_experts = np.where(self.zero3, 2 * dense + self.leftover, self.gathered)
+        beside_rest = np.where(self.zero3, np.where(experts > 0, experts, dense) + self.leftover, self.gathered)
         head = MASTER_BYTES * s.trained.head * s.last
         before = self.before + np.where(self.several, 0, head / np.where(self.on_the_way, self.replicas, 1))
         is_full = s.is_one_of("recompute", s.recompute, "full")
         recomputed = np.where(is_full, layer.whole - row, 0)
-        # What is computed again is held until a whole graph is done, and nothing is reused in place.
-        held = is_full & (s.is_compiled and not s.model.is_moe)
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
-        inner = item * s.tokens * s.model.ffn_hidden_size / s.tp
         live, left = self.kept + recomputed, head * self.on_the_way
         early = moment(
             self.constant,
-            activations=live + layer.working + np.where(held, 2 * inner, 0),
+            activations=live + layer.working,
             gradients=before + item * block / 3,
             gathered=gathered,
             buffers=left,
         )
         late = moment(
             self.constant,
-            activations=live + np.where(held, 4 * row, layer.late),
-            gradients=before + item * np.where(held, s.trained.layer, block),
+            activations=live + layer.late,
+            gradients=before + item * block,
             gathered=gathered,
             buffers=left,
         )
@@ -151,7 +153,7 @@ class _Rank:
             self.constant,
             activations=self.at_reduction - layer.saved + 2 * row,
             gradients=before + self.low * s.trained.layer,
-            gathered=between,
+            gathered=beside_rest,
             buffers=self._reduced(s.trained.layer, self.replicas, s.dp) * self.on_the_way,
         )
         if not s.model.is_moe:
@@ -160,7 +162,7 @@ class _Rank:
             self.constant,
             activations=self.at_reduction + recomputed - layer.experts,
             gradients=before + self.low * s.trained.experts,
-            gathered=between,
+            gathered=beside_experts,
             buffers=self._reduced(s.trained.experts, self.expert_replicas, s.expert_dp) * self.on_the_way,
         )
         return [early, late, rest, of_experts]
@@ -174,7 +176,7 @@ class _Rank:
             self.constant,
             activations=np.where(self.each_time, self.kept - np.minimum(self.kept, self.one), 0) + self.layer.input,
             gradients=at_end + np.where(self.on_the_way, self.low, s.item_bytes) * embedding,
-            gathered=np.where(self.zero3, 0, self.gathered),
+            gathered=np.where(self.zero3, self.leftover, self.gathered),
             buffers=self._reduced(embedding, self.replicas, s.dp) * self.on_the_way,
         )
 
