@@ -39,11 +39,13 @@ class LayerBytes:
     late: Floats
     """Activations less those kept, with gradients of them, once all weights' gradients of the block are there."""
 
-
     def where(self, chosen: Bools, other: "LayerBytes") -> "LayerBytes":
         """Takes another layer's bytes where a candidate is not chosen."""
         return LayerBytes(
-            **{field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+            **{
+                field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name))
+                for field in fields(self)
+            }
         )
 
 
@@ -147,7 +149,9 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
     turned = row + narrow if model.positions == "rope" else np.zeros_like(row)
     copied = row if model.num_kv_heads != model.num_heads else np.zeros_like(row)
     statistics = 4 * t * model.num_heads / tp
-    attention = 7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    attention = (
+        7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    )
     gated = model.activation == "swiglu"
     if model.is_moe:
         rows = received_rows(shapes) / tp * shapes.etp

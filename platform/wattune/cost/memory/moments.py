@@ -2,8 +2,6 @@
 
 from typing import Final
 
-import numpy as np
-
 from wattune.cost.batch import Floats
 
 Moment = dict[str, Floats]
@@ -15,5 +13,3 @@ PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "g
 def moment(constant: Moment, **parts: Floats) -> Moment:
     """Adds bytes of a moment to those that are there throughout a step."""
     return {name: constant.get(name, 0.0) + parts.get(name, 0.0) for name in constant.keys() | parts.keys()}
-
-

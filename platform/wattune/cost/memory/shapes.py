@@ -188,8 +188,9 @@ def _stages(batch: Batch) -> tuple[Ints, Floats]:
     """Returns the stages to look at and the layers of each, [candidates, stages]."""
     most = int(batch.pp.max())
     rows = np.arange(batch.layers.shape[1])
-    is_even = bool((np.where(rows < batch.num_virtual[:, None], batch.layers, batch.layers[:, :1])
-                    == batch.layers[:, :1]).all())
+    is_even = bool(
+        (np.where(rows < batch.num_virtual[:, None], batch.layers, batch.layers[:, :1]) == batch.layers[:, :1]).all()
+    )
     last = batch.pp[:, None] - 1
     if is_even:  # a stage between holds no more than the second one, which has the most in flight of them
         places = [np.zeros_like(last), np.minimum(last, 1), last]
