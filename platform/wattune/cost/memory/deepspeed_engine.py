@@ -1,7 +1,7 @@
 """Moments at which a rank of the DeepSpeed engine may hold the most.
 
 Read from DeepSpeed 0.19.8, `runtime/{engine,bf16_optimizer}.py`, `runtime/fp16/unfused_optimizer.py` and
-`runtime/zero/{stage_1_and_2,stage3}.py`, run on tiny models under a memory profile, and from `wattune/engines/deepspeed`
+`runtime/zero/{stage_1_and_2,stage3}.py`, run on tiny models under a memory profile, and `wattune/engines/deepspeed`
 (`config.py` sets buckets and data types). Bytes a weight in bf16, n replicas:
 
 - `none`: 2 weights, 2 gradients, 12 fp32 states; the update copies gradients to fp32, 4 more (`FP16_UnfusedOptimizer`);
