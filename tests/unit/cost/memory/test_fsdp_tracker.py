@@ -95,7 +95,8 @@ def test_predicted_bytes_are_those_that_torch_counts(of, sharding: str, recomput
     assert parts["optimizer"] == pytest.approx(counted["OPT"], rel=1e-3)
     if sharding != "zero3":
         assert parts["gathered"] == pytest.approx(counted["UNSHARDED_PARAM"], rel=1e-3)
-    # The tracker keeps the logits in bf16 and fp32 that an eager loss lets go of on a GPU: 8 bytes a logit.
-    held = 8 * of.hidden_size * of.vocab_size
+    # At the head the tracker counts 8 bytes a logit more than an eager loss took on H200 (`EAGER_LOGIT_BYTES`). With
+    # full recomputation a layer holds as much as the head.
+    held = 8 * of.hidden_size * of.vocab_size if recompute == "none" else 0
     total = sum(parts.values()) - parts["allocator"]
     assert total == pytest.approx(counted["Total"] - held, rel=0.06)
