@@ -21,11 +21,13 @@ ROOMS = {
     "catalog": "hardware models",
     "cli": "machine results shell study",
     "cost": "batch clock coefficients flops tables",
+    "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
+    "fitting": "step_time",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -57,6 +59,7 @@ WITHOUT_TWIN = {
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/study": "the verbs are one surface: tests/unit/test_cli*.py",
     "cost/coefficients": "fields without code; what reads them is tested",
+    "cost/step_time/facts": "fields without code; test_work, test_traffic and test_predict read them",
     "engines/deepspeed/context": "undoes process-wide state: the contract runs trial after trial in one process",
     "engines/deepspeed/grad_norm": "needs several ranks: the contract compares norms on every plan",
     "engines/deepspeed/model": "its parts are tested by test_engine, its plans by the contract",
@@ -76,7 +79,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost analysis analysis.metrics "
+    "units errors clock schema intervals objective trial storage catalog plan cost cost.step_time fitting "
+    "analysis analysis.metrics "
     "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
     "simulation record terminal.recording"
 )
