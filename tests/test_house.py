@@ -23,12 +23,13 @@ ROOMS = {
     "cli": "machine results shell study",
     "cost": "batch clock coefficients flops power tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
+    "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "least_squares memory power temperature",
+    "fitting": "least_squares memory power step_time temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_settings run_study "
     "run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -65,6 +66,7 @@ WITHOUT_TWIN = {
     "cost/memory/megatron_engine": "its moments are one peak with the others': test_predict holds it to trials",
     "cost/memory/torch_engine": "its moments are one peak with the others': test_predict, test_fsdp_tracker",
     "cost/memory/moments": "one sum: test_predict",
+    "cost/step_time/facts": "fields without code; test_work, test_traffic and test_predict read them",
     "engines/deepspeed/context": "undoes process-wide state: the contract runs trial after trial in one process",
     "engines/deepspeed/grad_norm": "needs several ranks: the contract compares norms on every plan",
     "engines/deepspeed/model": "its parts are tested by test_engine, its plans by the contract",
@@ -84,7 +86,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost fitting analysis analysis.metrics "
+    "units errors clock schema intervals objective trial storage catalog plan cost cost.step_time fitting "
+    "analysis analysis.metrics "
     "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
     "simulation record terminal.recording"
 )
