@@ -31,7 +31,7 @@ ROOMS = {
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",
-    "ranking": "assessment best bounds comparison evidence order scatter sources spreads table",
+    "ranking": "assessment best bounds comparison difference evidence order scatter sources spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page sections traces trade_off write",
     "search": "grammar problems prune space strategy",

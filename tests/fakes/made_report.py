@@ -17,6 +17,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.difference import Counted
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking, rank
 from wattune.report.figure import Chart
@@ -133,7 +134,7 @@ def comparison_of(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Compari
             spec=row.spec,
             result=row.counted[0],
             breakdown=evidence[row.trial_id].breakdown,
-            tokens_per_s=row.objective,
+            counted=Counted(row.counted, row.spreads),
             simulated=row.simulated,
         )
         for row in (ranking.feasible[0], ranking.infeasible[0])
