@@ -105,6 +105,7 @@ def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Eviden
         repeat=0,
         power_w={text: (np.arange(0.0, 20.0, 0.1), np.full(200, 2650.0)), "quiet": (np.arange(2.0), np.ones(2))},
         steps=(np.arange(0.0, 20.0, 0.5), np.full(40, 0.5)),
+        step_index=np.arange(5, 45),
         excursions=pa.Table.from_pylist([excursion | {"limit_w": 700.0}], schema=EXCURSION_COLUMNS),
         slots=pa.Table.from_pylist(slots, schema=SLOT_COLUMNS),
         breakdown=Breakdown(

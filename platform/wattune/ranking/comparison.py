@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
+from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, change_text, difference, tell_apart
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec
@@ -324,6 +325,7 @@ def _warnings(a: Side, b: Side) -> list[str]:
         )
     if a.counted.spreads is not b.counted.spreads:
         found.append("A and B are of different studies: what the machine did in between is not in the intervals")
+    found += describe((*a.counted.runs, *b.counted.runs))
     if a.result.quality != b.result.quality:
         found.append(f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}")
     if a.spec.model != b.spec.model:

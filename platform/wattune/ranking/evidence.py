@@ -14,10 +14,11 @@ from wattune.analysis.examine import examine
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import node_power_series
+from wattune.analysis.summary import first_step, node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
+from wattune.ranking.common_steps import of_folder
 from wattune.ranking.comparison import SPEED, Comparison, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.spreads import Spreads
@@ -40,6 +41,8 @@ class Evidence:
     """By node: seconds, and the sum of its devices in watts, in means of 100 ms."""
     steps: tuple[Floats, Floats]
     """Start and length of every measured step in seconds; empty without spans."""
+    step_index: NDArray[np.int64]
+    """Index of each step in the stream of data, warm-up included."""
     excursions: pa.Table
     """As in `wattune.analysis.detail.Detail`."""
     slots: pa.Table
@@ -75,6 +78,7 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
         repeat=result.repeat,
         power_w=node_power_series(examined.aligned),
         steps=(start_s, time_s),
+        step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - first_step(spans),
         excursions=found.excursions,
         slots=found.slots,
         breakdown=found.breakdown,
@@ -129,7 +133,7 @@ class Compared:
         """Reads the study's results."""
         self._study = study
         finished = study.finished()
-        self._pairs = [(spec, finite(result)) for spec, result in finished.results]
+        self._pairs = [(spec, finite(result)) for spec, result in of_folder(study, finished.results)]
         self._unreadable = {one.name: one.reason for one in finished.unreadable}
         self._spreads = Spreads(self._pairs)
 

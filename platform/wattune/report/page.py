@@ -28,6 +28,7 @@ from wattune.report.sections import (
     slack_text,
     verdict_tables,
 )
+from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
 from wattune.report.trade_off import trade_off
 from wattune.units import format_quantity
@@ -64,6 +65,7 @@ def draw(
         trade_off(ranking),
         waterfall(comparison) if comparison is not None else None,
         step_parts(ranking, evidence),
+        step_throughput(ranking, evidence),
         power(ranking, shown, evidence, limits or {}),
         slot_temperatures(ranking, evidence),
     ]
