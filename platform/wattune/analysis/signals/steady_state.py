@@ -33,7 +33,7 @@ TREND_LEVEL: Final = 2.807
 """Standard errors beyond which a trend of many steps is not chance: 0.5 % of runs without one, by the normal
 distribution."""
 
-FEW_STEPS_LEVELS: Final = (1.0, 19.5)
+FEW_STEPS_LEVELS: Final = (1.25, 19.5)
 """Level of few steps: the first number plus the second over the root of their number, if that is above `TREND_LEVEL`.
 The correlation of few steps is known badly. Ours, by simulation: of autoregressive series of first order with
 correlations up to 0.8 and 8 to 200 steps, at most 5 % exceed it (`tests/unit/analysis/signals/test_steady_state.py`).
