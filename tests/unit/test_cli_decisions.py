@@ -112,7 +112,7 @@ def test_compare_shows_the_waterfall_and_writes_a_page(wattune: Run, storage: Pa
     found = json.loads(wattune("compare", a, b, "--json")[1])
     tested = {one["metric"]: one for one in found["tested"]}
     assert found["asked"] == "tokens_per_s" and tested["tokens_per_s"]["told_apart"] is True
-    assert tested["tokens_per_s"]["low_frac"] < tested["tokens_per_s"]["change_frac"] < 0
+    assert 0 < tested["tokens_per_s"]["low_frac"] < tested["tokens_per_s"]["change_frac"]
     heat = tested["device_temp_max_c"]
     assert heat["change_frac"] is None and heat["low"] < heat["change"] < heat["high"]
     (line,) = [line for line in out.splitlines() if "device_temp_max_c " in line]
