@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
+from without_plotly import hide_plotly
 
 import wattune
+import wattune.api
 from wattune.api import preview
 from wattune.api.runs import environment_tags, git_commit
+from wattune.cli import app
+from wattune.cli.shell import exit_code_of
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 
@@ -81,6 +85,26 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
     shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
+
+
+def test_a_run_without_plotly_keeps_its_results_and_says_in_one_line_how_to_get_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide_plotly(monkeypatch)
+    arguments = ["run", "--storage", str(tmp_path), "--max-hours", "0", str(ROOT / "search_spaces" / "cpu_smoke.yaml")]
+    assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == 1
+    study = StudyFolder(tmp_path / "cpu_smoke")
+    assert (study.path / "ranking.parquet").is_file() and not study.report_path.exists()
+    shown = capsys.readouterr()
+    (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert line == (
+        f"error: the report of cpu_smoke cannot be written: plotly is not installed; install it, then run "
+        f"`wattune report {study.path}`; results are safe in {study.path}"
+    )
+    assert "Traceback" not in shown.err and "Report  " not in shown.out
+    monkeypatch.undo()
+    wattune.api.report(wattune.load_study(study.path))
+    assert study.report_path.is_file()
 
 
 def test_the_versions_of_the_study_are_not_given_as_those_of_its_ranks() -> None:

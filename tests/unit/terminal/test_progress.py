@@ -95,6 +95,26 @@ def test_the_best_is_the_best_feasible_by_its_worst_repeat() -> None:
     assert best(seen) == 4
 
 
+def undecided(of: Tally) -> int | None:
+    return None if of.undecided is None else of.undecided.spec.plan.micro_batch_size
+
+
+def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
+    seen = tally()
+    seen.add(ended(1, 200, peak_w=990), 0)  # 1 % below the bound, of a sensor that may be 5 % off
+    assert (best(seen), undecided(seen)) == (None, 1)
+    seen.add(ended(2, 100), 0)
+    assert (best(seen), undecided(seen)) == (2, 1)
+    seen.add(ended(4, 150, peak_w=990), 0)
+    assert (best(seen), undecided(seen)) == (2, 1), "the leader of both"
+    seen.add(ended(8, 300), 0)
+    assert (best(seen), undecided(seen)) == (8, None), "an undecided trial behind the best decides nothing"
+    seen.add(ended(8, status=TrialStatus.CRASHED, repeat=1), 0)
+    assert (best(seen), undecided(seen)) == (2, 1)
+    seen.add(ended(1, status=TrialStatus.CRASHED, repeat=1), 0)
+    assert (best(seen), undecided(seen)) == (2, 4)
+
+
 def test_counts_and_time_left() -> None:
     seen = tally()
     seen.add(preview(10, {TrialStatus.COMPLETED: 2}), 0)
@@ -260,6 +280,10 @@ def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     assert "best" not in rendered(progress), "nothing was measured"
     progress(ended(2, 100, peak_w=1100))
     assert "none measured so far keeps every bound" in rendered(progress)
+    progress(ended(8, 70, peak_w=990))
+    text = rendered(progress)
+    assert "undecided llama3_8b mbs8" in text.replace("dp2 ", "") and "best" not in text and "none measured" not in text
+    assert "node_device_power_peak_1s_w <= 1000: 990 W, undecided, P 0.6" in text
     progress(ended(4, 50, peak_w=900))
     assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
 
