@@ -26,8 +26,8 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
-    "telemetry_actor trial_result trial_telemetry",
+    "orchestrate": "cluster cooldown events failures node_products power_limit ray_searcher ray_settings run_study "
+    "run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",
@@ -35,6 +35,8 @@ ROOMS = {
     "record": "command recorder recording sensors",
     "report": "charts figure markup page sections traces trade_off write",
     "search": "grammar problems prune space strategy",
+    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
+    "surrogate",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",
     "telemetry": "backend host probe registry replay",
@@ -76,8 +78,8 @@ LONGEST_FILE_LINES = 500
 
 PURE = (
     "units errors clock schema intervals objective trial storage catalog plan cost analysis analysis.metrics "
-    "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
-    "simulation record terminal.recording"
+    "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
+    "telemetry.amd_smi simulation record terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 
