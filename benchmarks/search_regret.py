@@ -140,6 +140,7 @@ def variants(case: Case) -> dict[str, Callable[[Problem], Strategy]]:
         found["model_guided, warm start"] = lambda p: ModelGuided(replace(p, warm=earlier(case.warm)))
     if estimates_of(case.trials) is not None:
         found["model_guided, no prior"] = lambda p: ModelGuided(replace(p, estimates=None))
+    found["model_guided, never stops"] = lambda p: ModelGuided(p, stops=False)
     found["model_guided, no constraint model"] = lambda p: ModelGuided(p, models_constraints=False)
     return found
 

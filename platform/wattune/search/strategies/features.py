@@ -110,14 +110,14 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     maps: list[NDArray[np.float64]] = []
     places: list[NDArray[np.float64]] = []
     numbers = [numbers_of(spec) for spec in specs]
-    for name in numbers[0]:
+    for name in numbers[0] if numbers else ():
         values, index = np.unique([row[name] for row in numbers], return_inverse=True)
         if len(values) > 1:
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
             maps.append(_factor(np.exp(-gaps))[index])
             places.append(values[index][:, None])
     choices = [categories_of(spec) for spec in specs]
-    columns = {name: [row[name] for row in choices] for name in choices[0]}
+    columns = {name: [row[name] for row in choices] for name in (choices[0] if choices else ())}
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
     for column in columns.values():
         names, index = np.unique(column, return_inverse=True)

@@ -188,7 +188,7 @@ def fit(
             return _negative_log_posterior(theta, similar, distances, outputs, counts, constant, prior)
 
         bounds = [(mean - 4 * std, mean + 4 * std) for mean, std in zip(prior.log_mean, prior.log_std, strict=True)]
-        found = minimize(cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
+        found = minimize(cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20})
         log_hyper = found.x
     return condition(features, rows, outputs, counts, scale, constant, log_hyper)
 

@@ -134,6 +134,8 @@ class ModelGuided:
             return Surrogate(self._features)
         columns = {name: np.asarray(estimates.values[name], dtype=np.float64) for name in names}
         value = columns[quantity.metric] / (columns[quantity.limit_metric] if quantity.limit_metric else 1.0)
+        if not (np.isfinite(value) & (value > 0)).any():
+            return Surrogate(self._features)
         earlier = [quantity.of(self._estimate_of(one)) for one in self._warm]
         value = np.concatenate([value, [math.nan if one is None else one for one in earlier]])
         log_std = estimates.log_std.get(quantity.metric)

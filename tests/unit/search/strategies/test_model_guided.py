@@ -185,6 +185,15 @@ def test_an_estimate_that_misses_some_candidates_still_serves():
     assert min(found) <= 0.02
 
 
+def test_an_estimate_without_a_single_value_is_as_none():
+    nothing = Estimates(values={"tokens_per_s": np.full(len(SPECS), np.nan)})
+    assert ModelGuided(problem(estimates=nothing)).ask(3) == ModelGuided(problem()).ask(3)
+
+
+def test_no_candidates_give_no_proposals():
+    assert ModelGuided(problem(specs=[])).ask(3) == []
+
+
 def test_values_that_are_not_positive_are_modelled_as_they_are():
     objective = parse_objective("maximize thermal_margin_min_c")
     strategy, reached = ModelGuided(problem(objective=objective, constraints=())), -math.inf
