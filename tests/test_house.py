@@ -30,8 +30,8 @@ ROOMS = {
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
     "fitting": "least_squares memory power step_time temperature",
-    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_settings run_study "
-    "run_trial telemetry_actor trial_result trial_telemetry",
+    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
+    "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",
@@ -40,6 +40,8 @@ ROOMS = {
     "record": "command recorder recording sensors",
     "report": "charts figure markup page race sections step_throughput traces trade_off write",
     "search": "grammar problems prune space strategy",
+    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
+    "surrogate",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",
     "telemetry": "backend host probe registry replay",
@@ -89,8 +91,8 @@ LONGEST_FILE_LINES = 500
 PURE = (
     "units errors clock schema intervals objective trial storage catalog plan cost cost.step_time fitting "
     "analysis analysis.metrics "
-    "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
-    "simulation record terminal.recording"
+    "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
+    "telemetry.amd_smi simulation record terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 

@@ -11,7 +11,8 @@ from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
-from wattune.search.strategy import Strategy, make_strategy
+from wattune.search.strategies.protocol import Problem, Strategy
+from wattune.search.strategy import is_searcher, make_strategy
 from wattune.trial import TrialSpec
 
 _PEAK: Final = re.compile(r"_peak_(\d+)(ms|s)_")
@@ -89,8 +90,14 @@ class StudyPlan:
 
     def strategy(self) -> Strategy:
         """The strategy that proposes trials, new each time."""
-        search = self.spec.search
-        return make_strategy(search.strategy, self.candidates.specs, seed=search.seed)
+        spec, specs = self.spec, self.candidates.specs
+        name, seed = spec.search.strategy, spec.search.seed
+        if is_searcher(name):
+            from wattune.orchestrate.ray_searcher import RaySearcher  # planning does not wait for Ray
+
+            problem = Problem(specs=specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
+            return RaySearcher(name, problem)
+        return make_strategy(name, specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
 
 
 def _window_s(metric: str) -> float:

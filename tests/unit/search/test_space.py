@@ -183,7 +183,7 @@ WRONG = [
     ("measure.timeout_s", 10, "measure.timeout_s: 10 leaves no time for min_seconds=15"),
     ("measure", {"soak_finalists": 1, "timeout_s": 60}, "measure.timeout_s: 60 leaves no time for soak_seconds=600"),
     ("limits.node_device_power_w", 0, "limits.node_device_power_w: got 0, allowed: more than 0"),
-    ("search.strategy", "tpe", "search.strategy: strategy tpe is not built yet; built: grid, random"),
+    ("search.strategy", "bayes", 'search.strategy: unknown strategy "bayes"; use one of: gp, grid, model_guided'),
     ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
     ("search.order", "random", 'search.order: unknown value "random"; use one of: listed, shuffled'),
     ("search.reference", "tp2", 'search.reference: "tp2" is no trial id: 12 hexadecimal digits'),
