@@ -22,21 +22,26 @@ ROOMS = {
     "catalog": "hardware models",
     "cli": "machine results shell study",
     "cost": "batch clock coefficients flops power tables temperature",
+    "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
+    "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "least_squares power temperature",
-    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_settings run_study "
-    "run_trial telemetry_actor trial_result trial_telemetry",
+    "fitting": "least_squares memory power step_time temperature",
+    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
+    "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
+    "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule",
-    "ranking": "assessment best bounds comparison evidence order scatter sources spreads table",
+    "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
+    "spreads table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page sections traces trade_off write",
+    "report": "charts figure markup page race sections step_throughput traces trade_off write",
     "search": "grammar problems prune space strategy",
+    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
+    "surrogate",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",
     "telemetry": "backend host probe registry replay",
@@ -59,6 +64,12 @@ WITHOUT_TWIN = {
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/study": "the verbs are one surface: tests/unit/test_cli*.py",
     "cost/coefficients": "fields without code; what reads them is tested",
+    "cost/memory/defaults": "fields and one choice: test_predict",
+    "cost/memory/deepspeed_engine": "its moments are one peak with the others': test_predict holds it to trials",
+    "cost/memory/megatron_engine": "its moments are one peak with the others': test_predict holds it to trials",
+    "cost/memory/torch_engine": "its moments are one peak with the others': test_predict, test_fsdp_tracker",
+    "cost/memory/moments": "one sum: test_predict",
+    "cost/step_time/facts": "fields without code; test_work, test_traffic and test_predict read them",
     "engines/deepspeed/context": "undoes process-wide state: the contract runs trial after trial in one process",
     "engines/deepspeed/grad_norm": "needs several ranks: the contract compares norms on every plan",
     "engines/deepspeed/model": "its parts are tested by test_engine, its plans by the contract",
@@ -78,9 +89,10 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost fitting analysis analysis.metrics "
-    "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
-    "simulation record terminal.recording"
+    "units errors clock schema intervals objective trial storage catalog plan cost cost.step_time fitting "
+    "analysis analysis.metrics "
+    "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
+    "telemetry.amd_smi simulation record terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 

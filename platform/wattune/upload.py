@@ -227,8 +227,9 @@ class Delivery:
         if remote is not None and self._storage is not None:
             self._storage.call(functools.partial(remote.send_study, study))
         self._tracking.call(self._complete)
+        report_path = study.report_path if study.report_path.exists() else None
         self._tracking.call(
-            lambda: self._tracker.log_study(study.document(), ranking.to_json(), study.report_path, study.results())
+            lambda: self._tracker.log_study(study.document(), ranking.to_json(), report_path, study.results())
         )
         self.__exit__()
 

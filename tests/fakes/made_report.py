@@ -17,6 +17,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.difference import Counted
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking, rank
 from wattune.report.figure import Chart
@@ -104,6 +105,7 @@ def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Eviden
         repeat=0,
         power_w={text: (np.arange(0.0, 20.0, 0.1), np.full(200, 2650.0)), "quiet": (np.arange(2.0), np.ones(2))},
         steps=(np.arange(0.0, 20.0, 0.5), np.full(40, 0.5)),
+        step_index=np.arange(5, 45),
         excursions=pa.Table.from_pylist([excursion | {"limit_w": 700.0}], schema=EXCURSION_COLUMNS),
         slots=pa.Table.from_pylist(slots, schema=SLOT_COLUMNS),
         breakdown=Breakdown(
@@ -133,7 +135,7 @@ def comparison_of(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Compari
             spec=row.spec,
             result=row.counted[0],
             breakdown=evidence[row.trial_id].breakdown,
-            tokens_per_s=row.objective,
+            counted=Counted(row.counted, row.spreads),
             simulated=row.simulated,
         )
         for row in (ranking.feasible[0], ranking.infeasible[0])

@@ -117,7 +117,8 @@ def test_a_later_key_without_a_value_for_old_studies_is_named(storage: Path, mon
     assert keys_without(today, completed_space(study.document())) == ["cluster.cooling", "search.patience"]
     with pytest.raises(SpaceError, match=r"search\.patience: was absent, now 3"):
         study.require_space(today)
-    monkeypatch.setattr(versions, "ADDED", {"search.patience": 3, "cluster.cooling": "air"})
+    later = {**versions.ADDED, "search.patience": 3, "cluster.cooling": "air"}
+    monkeypatch.setattr(versions, "ADDED", later)
     assert keys_without(today, completed_space(study.document())) == []
     study.require_space(today)
     with pytest.raises(SpaceError, match=r"search\.patience: was 3, now 4"):

@@ -66,7 +66,7 @@ BAD_SPACES: dict[str, tuple[Any, str]] = {
     "not_a_mapping": ("- a\n- b\n", "mapping"),
     "not_yaml": ("study: [", "YAML"),
     "leaves_the_storage": (SPACE | {"study": "../outside"}, "../outside"),
-    "unbuilt_strategy": (SPACE | {"search": {"strategy": "tpe", "num_trials": 4}}, "grid, random"),
+    "unbuilt_strategy": (SPACE | {"search": {"strategy": "annealing", "num_trials": 4}}, "grid, model_guided, random"),
     "unknown_engine": (SPACE | {"engine": "torhc"}, "torch"),
 }
 

@@ -97,10 +97,26 @@ def test_compare_shows_the_waterfall_and_writes_a_page(wattune: Run, storage: Pa
     a, b = (f"dense_h200x4:{row.trial_id}" for row in (ranking.feasible[0], ranking.infeasible[0]))
     code, out, _ = wattune("compare", a, b, "--html", tmp_path / "c.html")
     assert code == 0
-    for shown in ("more tokens a second", "Time of a step", "Energy of a step", "whole", "plan.pp"):
+    for shown in (
+        "told apart",
+        "95 % interval",
+        "(Holm)",
+        "more tokens a second",
+        "Time of a step",
+        "Energy of a step",
+        "whole",
+        "plan.pp",
+    ):
         assert shown in out
     assert "What makes the difference" in (tmp_path / "c.html").read_text()
     found = json.loads(wattune("compare", a, b, "--json")[1])
+    tested = {one["metric"]: one for one in found["tested"]}
+    assert found["asked"] == "tokens_per_s" and tested["tokens_per_s"]["told_apart"] is True
+    assert 0 < tested["tokens_per_s"]["low_frac"] < tested["tokens_per_s"]["change_frac"]
+    heat = tested["device_temp_max_c"]
+    assert heat["change_frac"] is None and heat["low"] < heat["change"] < heat["high"]
+    (line,) = [line for line in out.splitlines() if "device_temp_max_c " in line]
+    assert " K to " in line and "%" not in line
     assert sum(part["change"] for part in found["time"]["parts"]) == pytest.approx(
         found["time"]["b"] - found["time"]["a"], abs=1e-12
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from wattune.analysis.examine import Examined, examine
 from wattune.analysis.metrics.energy import (
@@ -27,11 +28,11 @@ from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_ris
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
 from wattune.analysis.quality import INVALID, Facts, assess_quality
-from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.align import Aligned, align
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
 from wattune.analysis.signals.readings import HOST, Device, Tables
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.series import Floats, Ints, Series
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.catalog.hardware import device
 from wattune.intervals import of_series
@@ -55,8 +56,9 @@ class Summary:
     """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window`."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Method of the measurement: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
-    `steady_from_step`, `thermally_settled_from_s`, `outlier`, `saturated`, schema problems, and `quality_<group>` for a
-    group of metrics (`thermal`, `step_breakdown`) of lower quality than the rest."""
+    `steps` (first and last, by the order of the data), `steady_from_step`, `thermally_settled_from_s`, `outlier`,
+    `saturated`, schema problems, and `quality_<group>` for a group of metrics (`thermal`, `step_breakdown`) of lower
+    quality than the rest."""
 
 
 def summarize(
@@ -215,24 +217,69 @@ def _trust_metrics(examined: Examined) -> dict[str, float]:
         error = integral_error_frac(traces) if complete else None
         if error is not None:
             metrics["energy_integral_error_frac"] = error
-    if aligned.steps is not None:
-        energies_j = step_energies_j(aligned, traces)
-        each = {
-            "step_time_uncertainty_frac": step_to_step_s(aligned.steps),
-            "energy_per_step_uncertainty_frac": None if energies_j is None else energies_j[:-1],
-        }
-        for name, values in each.items():
-            interval = None if values is None else of_series(values)
-            if interval is not None:
-                metrics[name] = interval.half_width_frac
+    metrics |= _uncertainties(aligned, traces)
     if examined.outliers:
         metrics["device_outlier_frac"] = examined.outliers[0].deviation_frac
     return metrics
 
 
+def _uncertainties(aligned: Aligned, traces: Powers) -> dict[str, float]:
+    """Computes half the 95 % interval of the mean time and energy from step to step, over the mean."""
+    if aligned.steps is None:
+        return {}
+    energies_j = step_energies_j(aligned, traces)
+    each = {
+        "step_time_uncertainty_frac": step_to_step_s(aligned.steps),
+        "energy_per_step_uncertainty_frac": None if energies_j is None else energies_j[:-1],
+    }
+    intervals = {name: of_series(values) for name, values in each.items() if values is not None}
+    return {name: interval.half_width_frac for name, interval in intervals.items() if interval is not None}
+
+
+def first_step(spans: pa.Table | None) -> int:
+    """Returns the number of the step that had the first batch of the stream of data: negative if it was warm-up."""
+    return 0 if spans is None or not spans.num_rows else min(int(pc.min(spans["step"]).as_py()), 0)
+
+
+def steps_text(number: Ints, spans: pa.Table | None) -> str:
+    """Returns the first and the last measured step as indices of the stream of data, such as `12-43`."""
+    first = first_step(spans)
+    return f"{int(number.min()) - first}-{int(number.max()) - first}"
+
+
+def metrics_over(
+    spec: TrialSpec,
+    spans: pa.Table,
+    tables: Tables,
+    manifests: Mapping[str, Mapping[str, Any]],
+    steps: tuple[int, int],
+) -> dict[str, float]:
+    """Computes speed, energy and their uncertainties over some of a trial's steps.
+
+    Args:
+        spec: Specification of the trial.
+        spans: Spans of all ranks.
+        tables: Telemetry by tier.
+        manifests: The manifest of each node's sampler.
+        steps: First and last step, as indices of the stream of data.
+    """
+    first = first_step(spans)
+    aligned = align(tables, spans, manifests, measured_steps=range(steps[0] + first, steps[1] + first + 1))
+    if aligned is None or aligned.steps is None:
+        return {}
+    traces = powers(aligned)
+    speed = speed_metrics(aligned, spec)
+    energy = energy_metrics(
+        aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=spec.workload.tokens_per_step
+    )
+    return {**speed, **energy, **_uncertainties(aligned, traces)}
+
+
 def _found_tags(examined: Examined) -> dict[str, str]:
     """Returns findings that are not numbers, as tags."""
     tags = {}
+    if examined.aligned.steps is not None:
+        tags["steps"] = steps_text(examined.aligned.steps.number, examined.spans)
     if examined.num_unsteady_steps:
         tags["steady_from_step"] = str(examined.num_unsteady_steps)
     settled_s = all_settled_from_s(examined.temperatures)

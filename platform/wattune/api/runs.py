@@ -11,10 +11,11 @@ from wattune.api.results import rank, report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
-from wattune.errors import PlanError
+from wattune.errors import PlanError, WattuneError
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
+from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.table import to_table
@@ -56,6 +57,8 @@ class StudyOutcome:
     """The reason results were not sent to the tracking store; empty when all were."""
     storage_problem: str
     """The reason results were not sent to the storage's URL; empty when all were, or there is none."""
+    report_problem: str
+    """The reason the report was not written; empty when it was."""
     ending: Ending
     """`finished`, `interrupted` (Ctrl-C), `budget`, `nodes` (missing for what is left), or `failures` (the cluster
     failed trials that are left, or all of a kind failed alike)."""
@@ -120,7 +123,7 @@ def run_study(
                 _run_on_cluster(study, controller, run, planned.candidates, needed, address)
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
                 controller.interrupt()
-        ranking = _conclude(study)
+        ranking, report_problem = _conclude(study)
         delivery.conclude(ranking)
     ending = controller.ending or ("budget" if needed else "finished")
     return StudyOutcome(
@@ -132,6 +135,7 @@ def run_study(
         tracking_page=delivery.tracking_page(),
         tracking_problem=delivery.tracking_problem,
         storage_problem=delivery.storage_problem,
+        report_problem=report_problem,
         ending=ending,
         num_left=0 if ending == "finished" else controller.num_left,
         missing=tuple(controller.missing),
@@ -193,6 +197,7 @@ def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
 
 def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
     spec, study = planned.spec, StudyFolder(folder / planned.name)
+    raced = spec.search.finalists
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
@@ -204,6 +209,12 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
         isolation=spec.isolation,
         order=spec.search.order,
         reference=planned.reference,
+        candidates=planned.candidates.specs,
+        race=None
+        if raced is None
+        else RaceRule(
+            until=raced.until, max_share=raced.max_share, objective=spec.objective, constraints=spec.constraints
+        ),
         budget=budget,
     )
 
@@ -247,12 +258,19 @@ def _run_on_cluster(
         run_on_ray(study, controller, run, cluster)
 
 
-def _conclude(study: StudyFolder) -> Ranking:
-    """Ranks a study and writes its ranking and report."""
+def _conclude(study: StudyFolder) -> tuple[Ranking, str]:
+    """Ranks a study and writes its ranking and report.
+
+    Returns:
+        The ranking, and the reason the report was not written; empty when it was.
+    """
     ranking = rank(study)
     study.write_ranking(to_table(ranking))
-    report(study, ranking)
-    return ranking
+    try:
+        report(study, ranking)
+    except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
+        return ranking, str(error)
+    return ranking, ""
 
 
 def environment_tags() -> dict[str, str]:

@@ -1,17 +1,25 @@
 """A search space, checked and sorted into what can run and what cannot."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
-from wattune.search.strategy import Strategy, make_strategy
+from wattune.search.strategies.protocol import Problem, Strategy
+from wattune.search.strategy import is_searcher, make_strategy
 from wattune.trial import TrialSpec
+
+_PEAK: Final = re.compile(r"_peak_(\d+)(ms|s)_")
+"""Window in the name of a peak's metric."""
+
+_MOST_LEFT_OUT: Final = 0.5
+"""Largest share of a window that may be left out as warm-up (`wattune.analysis.signals.steady_state.steady_from`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +74,36 @@ class StudyPlan:
             f"search.reference: {wanted} is none of the {count} trials of the space; `wattune plan` lists them"
         )
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about settings that can be used and may not give what is asked."""
+        windows = {bound.metric: _window_s(bound.metric) for bound in self.spec.constraints}
+        longest = max(windows, key=lambda metric: windows[metric], default="")
+        least_s, got_s = windows.get(longest, 0.0) / (1.0 - _MOST_LEFT_OUT), self.spec.measure.min_seconds
+        if got_s >= least_s:
+            return ()
+        text = (
+            f"measure.min_seconds: got {got_s:g}; up to half of a window may be left out as warm-up, so {longest} may "
+            f"not be measured and its bound not be decided; give {least_s:g} or more"
+        )
+        return (text,)
+
     def strategy(self) -> Strategy:
         """The strategy that proposes trials, new each time."""
-        search = self.spec.search
-        return make_strategy(search.strategy, self.candidates.specs, seed=search.seed)
+        spec, specs = self.spec, self.candidates.specs
+        name, seed = spec.search.strategy, spec.search.seed
+        if is_searcher(name):
+            from wattune.orchestrate.ray_searcher import RaySearcher  # planning does not wait for Ray
+
+            problem = Problem(specs=specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
+            return RaySearcher(name, problem)
+        return make_strategy(name, specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
+
+
+def _window_s(metric: str) -> float:
+    """Returns the seconds that a peak is a mean over; 0 for other metrics."""
+    found = _PEAK.search(metric)
+    return int(found[1]) * (1.0 if found[2] == "s" else 1e-3) if found else 0.0
 
 
 Space = str | Path | Mapping[str, Any] | StudyPlan

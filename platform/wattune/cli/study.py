@@ -22,7 +22,7 @@ from wattune.cli.shell import (
     print_json,
     print_line,
 )
-from wattune.errors import TrackingError
+from wattune.errors import TrackingError, WattuneError
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.terminal.progress import StudyProgress
@@ -39,11 +39,13 @@ _STOPPED: Final = "stopped before the end; the same command continues"
 @app.command(rich_help_panel=_PANEL)
 def plan(space: SpaceArgument, as_json: JsonOption = False) -> None:
     """Lists what a search space would try, what a rule rejects, and which combinations are equivalent."""
-    candidates = api.plan(space).candidates
+    planned = api.plan(space)
+    candidates = planned.candidates
     if as_json:
-        print_json(candidates.to_json())
+        print_json(candidates.to_json() | {"warnings": list(planned.warnings)})
     else:
         print_candidates(out, candidates)
+        _print_warnings(out, planned)
     candidates.require_kept()
 
 
@@ -86,6 +88,7 @@ def run(
     with in_order():
         planned = api.plan(space)
         view = view_of(planned, err if as_json else out)
+        _print_warnings(err if as_json else out, planned)
         if dry_run:
             bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
             view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
@@ -105,6 +108,12 @@ def run(
                 listener=view,
             )
     raise typer.Exit(show(outcome, as_json=as_json))
+
+
+def _print_warnings(console: Console, planned: api.StudyPlan) -> None:
+    """Prints a line for each warning about the space."""
+    for warning in planned.warnings:
+        console.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -128,6 +137,7 @@ def _as_json(preview: Preview) -> dict[str, Any]:
         "num_trials": preview.num_left,
         "num_now": preview.num_now,
         "num_references": preview.num_references,
+        "num_race": preview.num_race,
         "num_finalists": preview.num_finalists,
         "num_again": preview.num_again,
         "done": {str(status): count for status, count in preview.done.items()},
@@ -145,6 +155,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
 
     Raises:
         TrackingError: Results could not be sent to the tracking store or the storage's URL.
+        WattuneError: The report could not be written.
     """
     ranking, uri = outcome.ranking, outcome.tracking_uri
     # Whoever serves the store knows its password; the line on the screen does not show it.
@@ -159,13 +170,17 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         rejected = outcome.candidates.rejected
         if rejected:
             print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in rejected])
-        print_line(f"Report    {outcome.report_path}")
+        if not outcome.report_problem:
+            print_line(f"Report    {outcome.report_path}")
         for line in filter(None, (ui["command"], ui["url"])):
             print_line(f"MLflow UI {line}")
     _say_why(outcome)
     problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
     if problems:
+        problems += filter(None, [outcome.report_problem])
         raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
+    if outcome.report_problem:
+        raise WattuneError(f"{outcome.report_problem}; results are safe in {outcome.study.path}")
     if outcome.ending in ("nodes", "failures", "interrupted"):
         return 1
     return feasible_code(ranking) if outcome.finished or ranking.trials else 0

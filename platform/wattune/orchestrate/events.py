@@ -8,8 +8,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
-Role = Literal["trial", "reference", "finalist"]
-"""The purpose of a run: its own result, a check for drift, or a longer run because it is among the best."""
+Role = Literal["trial", "reference", "race", "finalist"]
+"""The purpose of a run: its own result, a check for drift, a repeat that tells the best apart, or a longer run because
+it is among the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Preview:
     """The most that this call starts: as many as its budget of trials allows."""
     num_references: int
     num_finalists: int
+    num_race: int = 0
+    """Of `num_left`, the most repeats of the race of finalists."""
     num_again: int
     """Of `num_left`, trials that were interrupted and run again."""
     done: Mapping[TrialStatus, int]
@@ -129,6 +132,32 @@ class RowStopped:
         )
 
 
-Event = Preview | Placement | TrialEvent | RowStopped
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceStep:
+    """The race of finalists after one more result; see `wattune.ranking.racing`."""
+
+    leader: TrialSpec | None
+    """The trial that is most likely the best; None if no trial can be."""
+    best_probability: float
+    """Probability that it is."""
+    before: float | None
+    """The leader's probability at the step before; None at the first step of a call."""
+    num_repeats: int
+    """Repeats of the race so far, those of earlier calls counted."""
+    most_repeats: int
+    """The most repeats it may take."""
+    ending: str = ""
+    """The reason it is over; empty while it is not."""
+
+    def __str__(self) -> str:
+        """Describes the step in one line."""
+        moved = "" if self.before is None else f"{self.before:.2f} -> "
+        named = "" if self.leader is None else f" for {self.leader.model.name} {self.leader.label}"
+        over = f"; {self.ending}" if self.ending else ""
+        repeats = f"{self.num_repeats} of at most {self.most_repeats} repeats"
+        return f"racing: P(best) {moved}{self.best_probability:.2f}{named}, {repeats}{over}"
+
+
+Event = Preview | Placement | TrialEvent | RowStopped | RaceStep
 
 Listener = Callable[[Event], None]

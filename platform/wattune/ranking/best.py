@@ -100,7 +100,8 @@ def order(one: Standing) -> Order:
     near = np.argsort(apart, kind="stable")[:_MOST_CANDIDATES]
     near = near[apart[near] < _FAR]
     rng = np.random.default_rng(_SEED)
-    errors = _errors(one, near, rng)
+    own, shared = drawn_errors(one, near, rng)
+    errors = own + shared
     first = (one.mean[near] + errors).argmax(axis=1)
     likely = np.zeros(len(one.mean))
     likely[near] = np.bincount(first, minlength=len(near)) / NUM_DRAWS
@@ -108,8 +109,8 @@ def order(one: Standing) -> Order:
     return Order(_ranks(one), likely, max(regression, 0.0))
 
 
-def _errors(one: Standing, near: Ints, rng: np.random.Generator) -> Floats:
-    """Draws errors of some trials' means together, [draws, trials]."""
+def drawn_errors(one: Standing, near: Ints, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draws errors of some trials' means together, [draws, trials] each: by their own runs, and by what they share."""
     # What is known of scatter by all trials together is wrong for all of them at once. Where trials scatter
     # differently, each one's own variance is what is uncertain.
     factor = np.sqrt(one.shared_freedom / rng.chisquare(one.shared_freedom, (NUM_DRAWS, 1)))
@@ -117,9 +118,9 @@ def _errors(one: Standing, near: Ints, rng: np.random.Generator) -> Floats:
     factors = np.repeat(factor, len(near), axis=1)
     freedom = one.freedom[near][by_itself]
     factors[:, by_itself] = np.sqrt(freedom / rng.chisquare(freedom, (NUM_DRAWS, len(freedom))))
-    own = rng.standard_normal((NUM_DRAWS, len(near))) * factors * np.sqrt(one.own[near])
-    errors: Floats = own + factor * rng.standard_normal((NUM_DRAWS, one.common.shape[1])) @ one.common[near].T
-    return errors
+    own: Floats = rng.standard_normal((NUM_DRAWS, len(near))) * factors * np.sqrt(one.own[near])
+    shared: Floats = factor * rng.standard_normal((NUM_DRAWS, one.common.shape[1])) @ one.common[near].T
+    return own, shared
 
 
 def _variance(one: Standing, rows: Ints) -> Floats:

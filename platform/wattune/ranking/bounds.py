@@ -11,7 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from wattune.intervals import t_cumulative
 from wattune.objective import Constraint
@@ -27,6 +31,8 @@ SENSOR_ACCURACY_FRAC: Final = 0.05
 +/- 5% of current power draw". It says so of Fermi and Kepler, and names no figure for later devices. Yang et al.
 compare the sensors of over 70 GPUs up to Hopper with an external meter ("Part-time Power Measurements: nvidia-smi's
 Lack of Attention", SC24)."""
+
+_NORMAL: Final = NormalDist()
 
 
 class Holds(StrEnum):
@@ -103,6 +109,52 @@ def margin(
     )
 
 
+def kept_in_draws(
+    margins: Sequence[tuple[Margin, Constraint]],
+    repeats: Sequence[TrialResult],
+    spreads: Spreads,
+    rng: np.random.Generator,
+    num_draws: int,
+    *,
+    risk: float,
+    simulated: bool,
+) -> npt.NDArray[np.bool_]:
+    """Draws the verdict that repeats without end would give: true where every bound would hold at the risk.
+
+    The mean and the scatter of each metric are drawn from what the runs tell of them. The sensor's gain and step are
+    not drawn: no repeat shows them, so they stay a distance that the trial keeps from the bound.
+
+    Args:
+        margins: The margins of a trial and their bounds.
+        repeats: Its repeats that completed.
+        spreads: Scatter of the study.
+        rng: Source of the draws.
+        num_draws: Number of draws.
+        risk: Accepted probability that the next run breaks a bound.
+        simulated: True if sensors were simulated: they have no gain error.
+    """
+    kept = np.ones(num_draws, np.bool_)
+    for found, constraint in margins:
+        below, gain = constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.metric)
+        for one in spreads.next_runs(repeats, found.metric):
+            if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
+                kept &= found.holds  # no scatter to draw from: every run said the same
+                continue
+            distance, systematic = _distance(one, found.metric, found.bound, gain)
+            scatter = one.run_variance * one.degrees_of_freedom / rng.chisquare(one.degrees_of_freedom, num_draws)
+            error = np.sqrt(scatter / one.num_runs) * rng.standard_normal(num_draws)
+            room = (distance - error) * (1.0 if below else -1.0)
+            kept &= room >= _NORMAL.inv_cdf(1.0 - risk) * np.sqrt(scatter + systematic)
+    return kept
+
+
+def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[float, float]:
+    """Returns the distance from a trial's mean up to a bound, and the variance that no repeat shows."""
+    step = resolution(metric)
+    distance, size = (math.log(bound) - one.mean, 1.0) if one.logarithmic else (bound - one.mean, one.mean)
+    return distance, (gain * size) ** 2 + step**2 / 12.0
+
+
 def _gain(metric: str) -> float:
     """Returns the standard uncertainty of the sensor's gain, as a fraction; 0 for what is not measured in watts."""
     described = METRICS[metric]
@@ -118,14 +170,9 @@ def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: 
         zero = (one.num_zeros + 0.5) / (one.num_zeros + 1.0)
         at_most = zero if bound >= 0.0 else 0.0
         return at_most if below else (1.0 if bound <= 0.0 else 1.0 - zero)
-    step = resolution(metric)
-    if one.logarithmic:
-        if bound <= 0.0:
-            return 0.0 if below else 1.0
-        distance, size = math.log(bound) - one.mean, 1.0
-    else:
-        distance, size = bound - one.mean, one.mean
-    systematic = (gain * size) ** 2 + step**2 / 12.0
+    if one.logarithmic and bound <= 0.0:
+        return 0.0 if below else 1.0
+    distance, systematic = _distance(one, metric, bound, gain)
     variance = one.variance + systematic
     # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
     freedom = one.degrees_of_freedom * (variance / one.variance) ** 2

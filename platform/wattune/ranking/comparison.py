@@ -2,7 +2,7 @@
 
 If their steps have different numbers of tokens, trials are compared by time and energy of a million tokens. The parts
 of each side add up to its whole (`wattune.analysis.metrics.waterfall`), so the changes of the parts add up to the
-change.
+change. Metrics are tested as differences (`wattune.ranking.difference`).
 """
 
 import math
@@ -12,8 +12,15 @@ from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
+from wattune.ranking.common_steps import describe
+from wattune.ranking.difference import Counted, Difference, change_text, difference, tell_apart
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec
+
+SPEED: Final = "tokens_per_s"
+
+TESTED: Final = ("speed", "energy", "power", "throttle", "thermal")
+"""Groups of metrics whose differences are tested and shown."""
 
 MILLION: Final = 1e6
 
@@ -38,14 +45,21 @@ class Side:
     result: TrialResult
     breakdown: Breakdown | None
     """Parts of its mean step, None without spans."""
-    tokens_per_s: Interval | None
-    """Throughput with the scatter that its study knows."""
+    counted: Counted
+    """The runs that its figures are of, with the scatter of their study."""
     simulated: bool
+    objective: str = SPEED
+    """Metric of its study's objective."""
 
     @property
     def label(self) -> str:
         """Short name of the plan and the devices."""
         return f"{self.spec.label} on {self.spec.cluster.label}"
+
+    @property
+    def tokens_per_s(self) -> Interval | None:
+        """Throughput with the scatter that its study knows."""
+        return self.counted.spreads.interval(self.counted.runs, SPEED)
 
     @property
     def known_as(self) -> str:
@@ -119,24 +133,40 @@ class Comparison:
     """None if a side has no usable power."""
     warnings: tuple[str, ...]
     """Warnings to read before drawing a conclusion."""
+    asked: str
+    """Metric of the conclusion: that of both studies' objective, else `tokens_per_s`. It is tested alone."""
+    tested: tuple[Difference, ...]
+    """Tested metrics that both measured, in the schema's order."""
 
     @property
     def metrics(self) -> dict[str, tuple[float, float]]:
-        """Metrics that both measured, in the schema's order."""
+        """Metrics that the first compared run of both measured, in the schema's order."""
         a, b = self.a.result.metrics, self.b.result.metrics
         return {name: (a[name], b[name]) for name in METRICS if name in a and name in b}
 
     @property
+    def error_note(self) -> str:
+        """Describes the errors of intervals and verdicts."""
+        others = sum(one.metric != self.asked and not one.untested for one in self.tested)
+        return (
+            f"An interval is the 95 % one of its difference alone. A verdict of told apart is wrong in at most 5 % of "
+            f"cases for {self.asked}, and for any of the {others} others together (Holm)"
+        )
+
+    @property
     def conclusion(self) -> str:
-        """Conclusion in one sentence: the faster side, by how much, and whether the intervals overlap."""
-        a, b = self.a.tokens_per_s, self.b.tokens_per_s
-        if a is None or b is None or not a.value or not b.value:
-            return "tokens_per_s was not measured on both sides"
-        fast, slow, name = (a, b, "A") if a.value >= b.value else (b, a, "B")
-        said = f"{name} trains {100 * (fast.value / slow.value - 1):.1f} % more tokens a second"
-        if fast.low <= slow.high:
-            return f"{said}, but the intervals overlap: treat them as a tie"
-        return f"{said}; the intervals do not overlap"
+        """Conclusion in one sentence: the side with more, by how much, and whether the two are told apart."""
+        found = next((one for one in self.tested if one.metric == self.asked), None)
+        if found is None:
+            return f"{self.asked} was not measured on both sides"
+        name, more, less = ("A", found.a, found.b) if found.a.value >= found.b.value else ("B", found.b, found.a)
+        if found.change_frac is None or not less.value:
+            size = f"{change_text(found.metric, abs(found.change))} more {self.asked}"
+        else:
+            what = "more tokens a second" if self.asked == SPEED else f"more {self.asked}"
+            size = f"{100 * (more.value / less.value - 1):.1f} % {what}"
+        verb = "trains" if self.asked == SPEED else "has"
+        return f"{name} {verb} {size}{_interval_text(found, turned=name == 'A')}: {found.verdict}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -148,12 +178,28 @@ class Comparison:
             "time": self.time and self.time.to_json(),
             "energy": self.energy and self.energy.to_json(),
             "metrics": {name: {"a": a, "b": b} for name, (a, b) in self.metrics.items()},
+            "asked": self.asked,
+            "tested": [one.to_json() for one in self.tested],
+            "error_note": self.error_note,
             "warnings": list(self.warnings),
         }
 
 
+def _interval_text(found: Difference, *, turned: bool) -> str:
+    """Formats the 95 % interval of a difference, `turned` to that of A over B; empty without a test."""
+    if found.low is None or found.high is None:
+        return ""
+    if found.low_frac is not None and found.high_frac is not None:
+        low, high = found.low_frac, found.high_frac
+        if turned:
+            low, high = 1.0 / (1.0 + high) - 1.0, 1.0 / (1.0 + low) - 1.0
+        return f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+    low, high = (-found.high, -found.low) if turned else (found.low, found.high)
+    return f" (95 % interval {change_text(found.metric, low)} to {change_text(found.metric, high)})"
+
+
 def compare(a: Side, b: Side) -> Comparison:
-    """Compares two trials part by part."""
+    """Compares two trials metric by metric, and part by part."""
     time = energy = None
     warnings = _warnings(a, b)
     if a.breakdown is None or b.breakdown is None:
@@ -168,8 +214,19 @@ def compare(a: Side, b: Side) -> Comparison:
             energy = None
         if a.breakdown.indicative or b.breakdown.indicative:
             warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
-    differences = _differences(a.spec, b.spec)
-    return Comparison(a=a, b=b, differences=differences, time=time, energy=energy, warnings=tuple(warnings))
+    asked = a.objective if a.objective == b.objective else SPEED
+    names = [name for name in METRICS if METRICS[name].group in TESTED or name == asked]
+    tested = tell_apart(filter(None, (difference(name, a.counted, b.counted) for name in names)), asked)
+    return Comparison(
+        a=a,
+        b=b,
+        differences=_differences(a.spec, b.spec),
+        time=time,
+        energy=energy,
+        warnings=tuple(warnings),
+        asked=asked,
+        tested=tested,
+    )
 
 
 _Parts: TypeAlias = Mapping[str, tuple[float, float]]
@@ -266,6 +323,9 @@ def _warnings(a: Side, b: Side) -> list[str]:
             f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are of that machine and do not compare "
             f"{' with '.join(sorted(map(str, devices)))}"
         )
+    if a.counted.spreads is not b.counted.spreads:
+        found.append("A and B are of different studies: what the machine did in between is not in the intervals")
+    found += describe((*a.counted.runs, *b.counted.runs))
     if a.result.quality != b.result.quality:
         found.append(f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}")
     if a.spec.model != b.spec.model:

@@ -1,7 +1,8 @@
 """Evidence of single trials beyond their metrics, for reports and comparisons, read from a trial's folder."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,13 +14,16 @@ from wattune.analysis.examine import examine
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import node_power_series
+from wattune.analysis.summary import first_step, node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError
+from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
-from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.common_steps import of_folder
+from wattune.ranking.comparison import SPEED, Comparison, Side, compare
+from wattune.ranking.difference import Counted
 from wattune.ranking.spreads import Spreads
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult
+from wattune.trial import TrialResult, TrialSpec
 
 MOST_STEPS: Final = 2000
 """Most steps of a timeline."""
@@ -37,6 +41,8 @@ class Evidence:
     """By node: seconds, and the sum of its devices in watts, in means of 100 ms."""
     steps: tuple[Floats, Floats]
     """Start and length of every measured step in seconds; empty without spans."""
+    step_index: NDArray[np.int64]
+    """Index of each step in the stream of data, warm-up included."""
     excursions: pa.Table
     """As in `wattune.analysis.detail.Detail`."""
     slots: pa.Table
@@ -72,6 +78,7 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
         repeat=result.repeat,
         power_w=node_power_series(examined.aligned),
         steps=(start_s, time_s),
+        step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - first_step(spans),
         excursions=found.excursions,
         slots=found.slots,
         breakdown=found.breakdown,
@@ -108,51 +115,78 @@ def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None)
         spec=row.spec,
         result=result,
         breakdown=None if evidence is None else evidence.breakdown,
-        tokens_per_s=row.interval("tokens_per_s"),
+        counted=Counted(row.counted, row.spreads),
         simulated=is_simulated(result),
+        objective=_objective(study),
     )
 
 
 def side_of(study: StudyFolder, wanted: str) -> Side:
-    """Reads one side of a comparison.
+    """Reads one side of a comparison; see `Compared`."""
+    return Compared(study).side(wanted)
 
-    Args:
-        study: Study of the trial.
-        wanted: The trial's id, or its first digits, and with `-N` its repeat N.
 
-    Raises:
-        PlanError: There is no such trial or more than one, it did not complete, or its files cannot be read.
-        TelemetryError: Its telemetry cannot be read.
-    """
-    trial, _, number = wanted.partition("-")
-    finished = study.finished()
-    pairs = [(spec, finite(result)) for spec, result in finished.results]
-    unreadable = {one.name: one.reason for one in finished.unreadable}
-    ids = {result.trial_id for _, result in pairs} | {name.rpartition("-")[0] for name in unreadable}
-    begun = sorted(one for one in ids if one.startswith(trial)) if trial else []
-    if len(begun) != 1:
-        what = "more than one" if begun else "no"
-        have = f"these begin so: {', '.join(begun)}" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
-        raise PlanError(f'{what} trial "{trial}" in study {study.path}; {have}; give an id that `wattune rank` shows')
-    own = [(spec, result) for spec, result in pairs if result.trial_id == begun[0]]
-    repeats = completed(result for _, result in own)
-    chosen = [result for result in repeats if not number or str(result.repeat) == number]
-    if not chosen:
-        for name in [f"{begun[0]}-{number}"] if number else sorted(unreadable):
-            if name in unreadable and name.rpartition("-")[0] == begun[0]:
-                raise PlanError(unreadable[name])
+class Compared:
+    """A study whose trials are compared: its results are read once, and all its sides share their scatter."""
+
+    def __init__(self, study: StudyFolder) -> None:
+        """Reads the study's results."""
+        self._study = study
+        finished = study.finished()
+        self._pairs = [(spec, finite(result)) for spec, result in of_folder(study, finished.results)]
+        self._unreadable = {one.name: one.reason for one in finished.unreadable}
+        self._spreads = Spreads(self._pairs)
+
+    def side(self, wanted: str) -> Side:
+        """Reads one side of a comparison.
+
+        Args:
+            wanted: The trial's id, or its first digits, and with `-N` its repeat N.
+
+        Raises:
+            PlanError: There is no such trial or more than one, it did not complete, or its files cannot be read.
+            TelemetryError: Its telemetry cannot be read.
+        """
+        spec, repeats = self._found(wanted)
+        result = min(repeats, key=lambda one: one.repeat)
+        evidence = gather(self._study.trial(result.trial_id, result.repeat), result)
+        return Side(
+            name=f"{self._study.name}:{result.trial_id}-{result.repeat}",
+            spec=spec,
+            result=result,
+            breakdown=None if evidence is None else evidence.breakdown,
+            counted=Counted(repeats, self._spreads),
+            simulated=is_simulated(result),
+            objective=_objective(self._study),
+        )
+
+    def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[TrialResult]]:
+        """Finds the specification of a trial and its completed repeats, or the one that is named."""
+        trial, _, number = wanted.partition("-")
+        place = self._study.path
+        ids = {result.trial_id for _, result in self._pairs} | {name.rpartition("-")[0] for name in self._unreadable}
+        begun = sorted(one for one in ids if one.startswith(trial)) if trial else []
+        if len(begun) != 1:
+            what = "more than one" if begun else "no"
+            have = (
+                f"these begin so: {', '.join(begun)}" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
+            )
+            raise PlanError(f'{what} trial "{trial}" in study {place}; {have}; give an id that `wattune rank` shows')
+        own = [(spec, result) for spec, result in self._pairs if result.trial_id == begun[0]]
+        chosen = [one for one in completed(result for _, result in own) if not number or str(one.repeat) == number]
+        if chosen:
+            return own[0][0], chosen
+        for name in [f"{begun[0]}-{number}"] if number else sorted(self._unreadable):
+            if name in self._unreadable and name.rpartition("-")[0] == begun[0]:
+                raise PlanError(self._unreadable[name])
         ended = ", ".join(f"repeat {result.repeat} {result.status}" for _, result in own)
-        raise PlanError(f"trial {wanted} of study {study.path} has no completed repeat to compare: {ended}")
-    result = min(chosen, key=lambda one: one.repeat)
-    evidence = gather(study.trial(result.trial_id, result.repeat), result)
-    return Side(
-        name=f"{study.name}:{result.trial_id}-{result.repeat}",
-        spec=own[0][0],
-        result=result,
-        breakdown=None if evidence is None else evidence.breakdown,
-        tokens_per_s=Spreads(pairs).interval([result] if number else repeats, "tokens_per_s"),
-        simulated=is_simulated(result),
-    )
+        raise PlanError(f"trial {wanted} of study {place} has no completed repeat to compare: {ended}")
+
+
+def _objective(study: StudyFolder) -> str:
+    """Returns the metric of a study's objective; throughput if it has none."""
+    text = study.document().get("objective")
+    return SPEED if text is None else parse_objective(text).metric
 
 
 def split_reference(text: str) -> tuple[str, str]:
@@ -185,8 +219,10 @@ def compare_trials(a: str, b: str, load: Callable[[str], StudyFolder]) -> Compar
         PlanError: There is no such study or trial.
         TelemetryError: A trial's telemetry cannot be read.
     """
+    studies: dict[Path, Compared] = {}
     sides = []
     for text in (a, b):
         name, trial = split_reference(text)
-        sides.append(side_of(load(name), trial))
+        study = load(name)
+        sides.append(studies.setdefault(study.path.resolve(), Compared(study)).side(trial))
     return compare(*sides)

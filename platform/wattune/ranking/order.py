@@ -18,6 +18,7 @@ from wattune.objective import Constraint, Objective
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite, group_quality
 from wattune.ranking.best import order, standing
 from wattune.ranking.bounds import RISK
+from wattune.ranking.common_steps import describe
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.spreads import Results, Spreads
 from wattune.schema import METRICS
@@ -144,6 +145,7 @@ class Ranking:
         if len(self.qualities) > 1:
             listed = ", ".join(f"{count} {quality or 'not assessed'}" for quality, count in self.qualities.items())
             found.append(f"different qualities in one table: {listed}; --quality publishable ranks only the best ones")
+        found += describe(run for row in compared for run in row.counted)
         return (*found, *self.corrections)
 
     def to_json(self) -> dict[str, Any]:

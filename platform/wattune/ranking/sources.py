@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
+from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Results
 from wattune.storage.study import StudyFolder, UnreadableTrial
@@ -35,7 +36,7 @@ class Source:
         document, finished = study.document(), study.finished()
         return cls(
             name=study.name,
-            results=finished.results,
+            results=of_folder(study, finished.results),
             unreadable=tuple(finished.unreadable),
             objective=document.get("objective"),
             constraints=tuple(document.get("constraints", ())),
@@ -52,7 +53,7 @@ class Source:
         tracked = read_study(uri, name)
         return cls(
             name=name,
-            results=tracked.results,
+            results=over_common_steps(tracked.results),
             unreadable=tracked.unreadable,
             objective=tracked.objective,
             constraints=tracked.constraints,

@@ -98,12 +98,19 @@ class NextRun:
 
     mean: float
     variance: float
+    """Variance of the next run about `mean`: that of a run, and that of the mean of `num_runs`."""
     degrees_of_freedom: float
+    num_runs: int
     num_zeros: int
     """Runs that were 0 and none that was not: of the whole study, else of the trial alone, else 0."""
     zero_everywhere: bool
     """True if those are all runs of the study."""
     logarithmic: bool
+
+    @property
+    def run_variance(self) -> float:
+        """Variance of a run about the trial's true mean."""
+        return self.variance / (1.0 + 1.0 / self.num_runs)
 
 
 class Spreads:
@@ -196,6 +203,7 @@ class Spreads:
                     mean=math.log(mean) if fitted.logarithmic else mean,
                     variance=found.next_run_variance(number, len(runs)),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
+                    num_runs=len(runs),
                     num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
                     zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,

@@ -17,6 +17,7 @@ from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
 from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.race import race
 from wattune.report.sections import (
     method_section,
     probability_text,
@@ -28,6 +29,7 @@ from wattune.report.sections import (
     slack_text,
     verdict_tables,
 )
+from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
 from wattune.report.trade_off import trade_off
 from wattune.units import format_quantity
@@ -62,8 +64,10 @@ def draw(
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
         trade_off(ranking),
+        race(ranking),
         waterfall(comparison) if comparison is not None else None,
         step_parts(ranking, evidence),
+        step_throughput(ranking, evidence),
         power(ranking, shown, evidence, limits or {}),
         slot_temperatures(ranking, evidence),
     ]
@@ -121,12 +125,19 @@ def render_comparison(comparison: Comparison) -> str:
     ]
     rows = [
         [
-            name,
-            format_quantity(name, of_a),
-            format_quantity(name, of_b),
-            f"{100 * (of_b / of_a - 1):+.1f} %" if of_a else "–",
+            one.metric,
+            format_quantity(one.metric, one.a.value),
+            format_quantity(one.metric, one.b.value),
+            *one.texts(),
+            one.verdict,
         ]
+        for one in comparison.tested
+    ]
+    columns = ["metric", "A", "B", "B minus A", "relative", "95 % interval", "verdict"]
+    others = [
+        [name, format_quantity(name, of_a), format_quantity(name, of_b)]
         for name, (of_a, of_b) in comparison.metrics.items()
+        if name not in {one.metric for one in comparison.tested}
     ]
     body = [
         _banner(a.simulated or b.simulated),
@@ -142,10 +153,8 @@ def render_comparison(comparison: Comparison) -> str:
         _warnings(comparison.warnings),
         *([chart.html()] if chart else []),
         section("What differs", table("Fields of the two specifications.", ["field", "A", "B"], differing)),
-        section(
-            "Every metric",
-            table("Of the compared repeats.", ["metric", "A", "B", "B over A"], rows, ["A", "B", "B over A"]),
-        ),
+        section("Differences", table(f"{comparison.error_note}.", columns, rows, columns[1:6])),
+        section("Other metrics", table("Of the first compared run, not tested.", columns[:3], others, ["A", "B"])),
     ]
     return _page(f"{a.label} against {b.label}", body, drawn=chart is not None)
 

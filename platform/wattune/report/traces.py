@@ -122,9 +122,12 @@ def _draw_power(
     for bound_w, text in bounds:
         label = {"text": plain(text), "bgcolor": "rgba(255,255,255,0.8)", "font": {"size": 12}}
         figure.add_hline(y=bound_w, line=DASHED, annotation=label, annotation_position="top right", row=row, col=1)
-    for start_s, end_s in _joined(excursions):
-        marked = {"fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line_width": 0}
-        figure.add_vrect(x0=start_s, x1=end_s, row=row, col=1, **marked)
+    axes = figure.data[-1]
+    marked = {"type": "rect", "fillcolor": _EXCURSION_COLOR, "opacity": 0.25, "line": {"width": 0}, "y0": 0, "y1": 1}
+    marked |= {"xref": axes.xaxis, "yref": f"{axes.yaxis} domain"}
+    shaded = [{**marked, "x0": start_s, "x1": end_s} for start_s, end_s in _joined(excursions)]
+    # All at once: plotly copies every shape of the figure each time that one is added.
+    figure.layout.shapes = (*figure.layout.shapes, *shaded)
 
 
 def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:

@@ -1,8 +1,11 @@
 """Writes a study's report and its figures, and a comparison of two trials."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from wattune.errors import WattuneError
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.order import Ranking
@@ -13,10 +16,37 @@ SHOWN_CLOSELY: Final = 4
 """Most feasible trials, and most infeasible ones, whose telemetry the report reads."""
 
 
+@contextmanager
+def _plotting(what: str, remedy: str) -> Iterator[None]:
+    """Turns a missing plotting library into one message.
+
+    Args:
+        what: The file that is asked for.
+        remedy: The command that writes it once the library is there.
+
+    Raises:
+        WattuneError: The plotting library is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library != "plotly":
+            raise
+        raise WattuneError(
+            f"{what} cannot be written: plotly is not installed; install it, then run {remedy}"
+        ) from None
+
+
 def write_report(study: StudyFolder, ranking: Ranking) -> Path:
-    """Writes the study's `report.html` and returns its path."""
+    """Writes the study's `report.html` and returns its path.
+
+    Raises:
+        WattuneError: The plotting library is not installed.
+    """
     # Plotting takes longer to import than most commands take to run.
-    from wattune.report.page import render_report
+    with _plotting(f"the report of {study.name}", f"`wattune report {study.path}`"):
+        from wattune.report.page import render_report
 
     evidence, problems = _closely(study, ranking)
     html = render_report(
@@ -35,10 +65,11 @@ def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Pa
     """Writes every figure of the report as PNG and SVG, and returns their paths.
 
     Raises:
-        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+        WattuneError: The plotting library, its exporter, or the browser it draws with is not installed.
     """
-    from wattune.report.figure import write_images
-    from wattune.report.page import draw
+    with _plotting(f"the figures of {study.name}", "the same command"):
+        from wattune.report.figure import write_images
+        from wattune.report.page import draw
 
     evidence, _ = _closely(study, ranking)
     pair = _telling_pair(study, ranking, evidence)
@@ -51,8 +82,10 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
     Raises:
         PlanError: It cannot be written there.
+        WattuneError: The plotting library is not installed.
     """
-    from wattune.report.page import render_comparison
+    with _plotting("the page", "the same command"):
+        from wattune.report.page import render_comparison
 
     write_asked(path, render_comparison(comparison))
     return path

@@ -364,14 +364,22 @@ ISOLATIONS: Final = ("warm", "fresh")
 """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
 
 
+class FinalistsEntry(_Entry):
+    """`search.finalists`: the race that tells the best trials apart after the search."""
+
+    until: Annotated[float, Field(gt=0.5, lt=1)]
+    max_share: Annotated[float, Field(gt=0, le=1)]
+
+
 class SearchEntry(_Entry):
-    """`search`: who proposes trials, how many, and in which order they run."""
+    """`search`: who proposes trials, how many, in which order they run, and whether finalists are raced."""
 
     strategy: Annotated[str, _named_by(check_strategy)] = "grid"
     num_trials: Count | None = None
     seed: CountOrZero = 0
     order: Annotated[str, _one_of(ORDERS)] = "shuffled"
     reference: Annotated[str, _named_by(check_trial_id)] | None = None
+    finalists: FinalistsEntry | None = None
 
 
 class SpaceFile(_Entry):

@@ -27,6 +27,7 @@ _ALLOWED: Final = {
     "model_type": "a mapping",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
     "too_short": "at least {min_length} entry",
 }

@@ -23,6 +23,16 @@ MAX_COMBINATIONS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finalists:
+    """The race of finalists after the search."""
+
+    until: float
+    """Probability to be the best feasible trial at which the race ends."""
+    max_share: float
+    """Most repeats of the race, as a share of the search's completed runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """The strategy that proposes trials, and their number."""
 
@@ -33,7 +43,9 @@ class Search:
     order: str
     """`shuffled`: drawn by the seed, in blocks that the same workers can run. `listed`: in the strategy's order."""
     reference: str | None
-    """Id of the trial that is measured again and again. None means the first that completes."""
+    """Id of the trial that is measured again and again. None means an ordinary one near the middle of the space."""
+    finalists: Finalists | None
+    """None means that no trial is repeated after the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +137,11 @@ def _resolved(file: SpaceFile) -> StudySpec:
     clusters = tuple(entry.resolve() for entry in file.cluster)
     workload = file.workload.resolve(has_experts=file.has_experts)
     measure = Measure(**file.measure.model_dump())
-    search = Search(**file.search.model_dump())
+    raced = file.search.finalists
+    search = Search(
+        **file.search.model_dump(exclude={"finalists"}),
+        finalists=Finalists(**raced.model_dump()) if raced is not None else None,
+    )
     limits = file.limits.model_dump(exclude_none=True)
     return StudySpec(
         name=file.study,

@@ -62,7 +62,13 @@ _KINDS: Final = {"trial_id": str, "repeat": int, "reason": str, "tags": dict, "s
 
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 
-_GROWS: Final = ("search.num_trials", "measure.timeout_s")
+_GROWS: Final = (
+    "search.num_trials",
+    "search.finalists",
+    "search.finalists.until",
+    "search.finalists.max_share",
+    "measure.timeout_s",
+)
 """Settings that may change between two runs of one study without making it another study."""
 
 

@@ -5,7 +5,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.objective import Constraint, Objective
-from wattune.orchestrate.events import Event, Placement, Preview, RowStopped, TrialEvent, TrialProgress
-from wattune.ranking.assessment import RankedTrial
+from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
+from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.bounds import Holds
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
 from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
@@ -42,6 +43,11 @@ _HEAD_WIDTH: Final = 68
 
 _NAME_WIDTHS: Final = (44, 24)
 """Columns for a trial's name in its line, and on a narrow terminal."""
+
+_LEADERS: Final = {Verdict.FEASIBLE: "best     ", Verdict.UNDECIDED: "undecided "}
+"""First word of a leader's line by its verdict: only a trial that surely keeps every bound is called the best."""
+
+_INDENT: Final = " " * len(_LEADERS[Verdict.FEASIBLE])
 
 _NARROW: Final = 120
 """Columns below which a terminal is narrow."""
@@ -77,11 +83,17 @@ class Tally:
     end_s: float = math.inf
     """Time at which this call's budget of hours is used, on the clock of `add`."""
     best: RankedTrial | None = None
+    """The best trial that surely keeps every bound."""
+    undecided: RankedTrial | None = None
+    """The best trial whose bounds the runs so far do not decide, if it is ahead of `best`."""
     stopped: list[str] = field(default_factory=list)
     """Descriptions of trials that are not started, because those before them failed alike."""
+    race: RaceStep | None = None
+    """The latest step of the race of finalists."""
     _measured: bool = False
     _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
-    _feasible: dict[str, RankedTrial] = field(default_factory=dict)
+    _leaders: dict[str, RankedTrial] = field(default_factory=dict)
+    """Feasible and undecided trials by id."""
 
     def add(self, event: Event, now_s: float) -> None:
         """Adds an event."""
@@ -94,6 +106,8 @@ class Tally:
             self.expected_s = event.wall_s if self._measured else None
         elif isinstance(event, RowStopped):
             self.stopped.append(str(event))
+        elif isinstance(event, RaceStep):
+            self.race = event
         elif event.kind == "started":
             self.running[_key(event)] = _Running(event, now_s)
         else:
@@ -118,23 +132,33 @@ class Tally:
         self._assess(event.spec, event.result)
 
     def _assess(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Updates the best feasible trial, by its worst repeat."""
+        """Updates the best feasible trial and the undecided one ahead of it, by their worst repeats."""
         repeats = self._repeats.setdefault(result.trial_id, [])
         repeats.append((spec, result))
-        row = rank(repeats, self.objective, self.constraints).best
+        ranking = rank(repeats, self.objective, self.constraints)
+        before = self._leaders.pop(result.trial_id, None)
+        row = next(iter((*ranking.feasible, *ranking.undecided)), None)
         if row is not None:
-            self._feasible[result.trial_id] = row
-            if self.best is None or self._score(row) > self._score(self.best):
-                self.best = row
-        elif self._feasible.pop(result.trial_id, None) is not None:
-            self.best = None
-        if self.best is not None and self.best.trial_id == result.trial_id:
-            self.best = None  # its worst repeat may have become worse
-        if self.best is None and self._feasible:
-            self.best = max(self._feasible.values(), key=self._score)
+            self._leaders[result.trial_id] = row
+        if before is not None and (before is self.best or before is self.undecided):
+            found: Iterable[RankedTrial] = self._leaders.values()  # its worst repeat may have become worse
+            self.best = self.undecided = None
+        else:
+            found = [one for one in (row, self.undecided) if one is not None]
+            self.undecided = None
+        for one in found:
+            if one.verdict is Verdict.FEASIBLE:
+                self.best = self._better(one, self.best)
+            else:
+                self.undecided = self._better(one, self.undecided)
+        if self.best is not None and self._better(self.best, self.undecided) is self.best:
+            self.undecided = None
+
+    def _better(self, one: RankedTrial, other: RankedTrial | None) -> RankedTrial:
+        return one if other is None or self._score(one) > self._score(other) else other
 
     def _score(self, row: RankedTrial) -> float:
-        assert row.objective is not None, "a feasible trial has its objective"
+        assert row.objective is not None, "a feasible or undecided trial has its objective"
         return row.objective.low if self.objective.maximize else -row.objective.high
 
     def left_s(self, now_s: float) -> float | None:
@@ -224,8 +248,11 @@ class StudyProgress:
                 kinds = ", ".join(f"{count} {status}" for status, count in tally.failed.most_common())
                 parts.append(Text(f"failed   {kinds}", style="red"))
             parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
-            if tally.best is not None:
-                parts.append(self._best_line(tally.best))
+            if tally.race is not None:
+                parts.append(Text(str(tally.race), style="magenta"))
+            leaders = [row for row in (tally.best, tally.undecided) if row is not None]
+            if leaders:
+                parts += map(self._leader_line, leaders)
             elif tally.done > tally.failed.total() - tally.failed[TrialStatus.INFRA_FAILED]:
                 parts.append(Text.assemble(("best     ", "bold"), ("none measured so far keeps every bound", "yellow")))
         return Group(*parts)
@@ -260,14 +287,18 @@ class StudyProgress:
             grid.add_row("", Text(f"... and {len(running) - MOST_LANES} more", style="dim"))
         return grid
 
-    def _best_line(self, row: RankedTrial) -> Text:
+    def _leader_line(self, row: RankedTrial) -> Text:
         metric = self._tally.objective.metric
-        assert row.objective is not None, "a feasible trial has its objective"
-        line = Text.assemble(("best     ", "bold"), f"{row.spec.model.name} {row.label}  ")
+        assert row.objective is not None, "a feasible or undecided trial has its objective"
+        line = Text.assemble((_LEADERS[row.verdict], "bold"), f"{row.spec.model.name} {row.label}  ")
         line.append(f"{metric} {shown(metric, row.objective)}", style="cyan")
         for margin in row.margins:
-            line.append(f"\n         {margin.constraint}: {shown(margin.metric, margin.got)}")
-            line.append(f", {shown(margin.metric, abs(margin.slack))} within", style="green")
+            line.append(f"\n{_INDENT}{margin.constraint}: {shown(margin.metric, margin.got)}, ")
+            if margin.verdict is Holds.UNDECIDED:
+                likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
+                line.append(f"undecided{likely}", style="yellow")
+            else:
+                line.append(f"{shown(margin.metric, abs(margin.slack))} within", style="green")
         return line
 
     def _lines(self, event: Event) -> list[Text]:
@@ -282,6 +313,8 @@ class StudyProgress:
             return [Text(f"{lanes}; {self._duration_of(event)}", style="dim"), *waiting]
         if isinstance(event, RowStopped):
             return [Text(str(event), style="red")]
+        if isinstance(event, RaceStep):
+            return [Text(str(event), style="magenta")]
         if event.kind == "started":
             return []
         if event.kind == "skipped":
@@ -290,6 +323,7 @@ class StudyProgress:
 
     def _preview_lines(self, preview: Preview) -> list[Text]:
         extra = [f"{preview.num_references} reference trial(s)"] if preview.num_references else []
+        extra += [f"at most {preview.num_race} repeat(s) of the race"] if preview.num_race else []
         extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
         extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
         among = f", {', '.join(extra)} among them" if extra else ""
@@ -382,6 +416,8 @@ def described(event: TrialEvent) -> str:
         apart = " reference trial"
     elif event.role == "finalist":
         apart = " finalist"
+    elif event.role == "race":
+        apart = f" race #{event.repeat}"
     else:
         apart = f" #{event.repeat}" if event.repeat else ""
     return f"{event.spec.model.name} {event.spec.label}{apart}"

@@ -10,7 +10,6 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.order import Ranking
-from wattune.schema import METRICS
 from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown
 
 _STYLES: Final = {
@@ -142,12 +141,13 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for fall in (comparison.time, comparison.energy):
         if fall is not None:
             _print_waterfall(console, fall)
-    metrics = make_table("Metrics", "metric", "A", "B", "B over A", right=["A", "B", "B over A"])
-    for name, (of_a, of_b) in comparison.metrics.items():
-        if METRICS[name].group in ("speed", "energy", "power", "throttle", "thermal"):
-            change = f"{100 * (of_b / of_a - 1):+.1f} %" if of_a else "-"
-            metrics.add_row(name, shown(name, of_a), shown(name, of_b), change)
+    columns = ["metric", "A", "B", "B minus A", "relative", "95 % interval", "verdict"]
+    metrics = make_table("Metrics", *columns, right=columns[1:6])
+    for one in comparison.tested:
+        cells = (shown(one.metric, one.a.value), shown(one.metric, one.b.value), *one.texts())
+        metrics.add_row(one.metric, *cells, Text(one.verdict, style="bold" if one.told_apart else "dim"))
     console.print(metrics)
+    console.print(comparison.error_note, highlight=False, style="dim")
     for warning in comparison.warnings:
         console.print(f"note: {warning}", highlight=False, style="yellow")
 

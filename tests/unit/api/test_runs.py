@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
+from without_plotly import hide_plotly
 
 import wattune
+import wattune.api
 from wattune.api import preview
 from wattune.api.runs import environment_tags, git_commit
+from wattune.cli import app
+from wattune.cli.shell import exit_code_of
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 
@@ -38,6 +42,16 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     left = preview(planned, storage=str(storage), max_trials=2)
     assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
     assert left.done == {TrialStatus.CRASHED: 1}
+
+
+def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path: Path) -> None:
+    raced = {**SPACE["search"], "finalists": {"until": 0.95, "max_share": 0.5}}
+    num_trials = wattune.plan(SPACE).num_trials
+    asked = preview({**SPACE, "search": raced}, storage=str(tmp_path))
+    assert asked.num_race == num_trials // 2 and asked.num_left == num_trials + asked.num_race
+    often = {**SPACE, "measure": {**SPACE["measure"], "reference_every": 2}}
+    plain = preview({**often, "measure": {**often["measure"], "reference_every": 0}}, storage=str(tmp_path))
+    assert preview(often, storage=str(tmp_path)).num_references == 2 + (plain.num_left - 1) // 2
 
 
 def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
@@ -71,6 +85,26 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
     shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
+
+
+def test_a_run_without_plotly_keeps_its_results_and_says_in_one_line_how_to_get_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide_plotly(monkeypatch)
+    arguments = ["run", "--storage", str(tmp_path), "--max-hours", "0", str(ROOT / "search_spaces" / "cpu_smoke.yaml")]
+    assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == 1
+    study = StudyFolder(tmp_path / "cpu_smoke")
+    assert (study.path / "ranking.parquet").is_file() and not study.report_path.exists()
+    shown = capsys.readouterr()
+    (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert line == (
+        f"error: the report of cpu_smoke cannot be written: plotly is not installed; install it, then run "
+        f"`wattune report {study.path}`; results are safe in {study.path}"
+    )
+    assert "Traceback" not in shown.err and "Report  " not in shown.out
+    monkeypatch.undo()
+    wattune.api.report(wattune.load_study(study.path))
+    assert study.report_path.is_file()
 
 
 def test_the_versions_of_the_study_are_not_given_as_those_of_its_ranks() -> None:

@@ -37,6 +37,28 @@ def test_a_budget_of_trials_and_the_reference_are_in_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "bounds", "said"),
+    [
+        (1.5, ["node_device_power_peak_1s_w <= 900", "device_power_peak_20ms_w <= 500"], "node_device_power_peak_1s_w"),
+        (0.1, ["device_power_peak_100ms_w <= 500", "mfu_frac > 0.1"], "device_power_peak_100ms_w"),
+        (2.0, ["node_device_power_peak_1s_w <= 900"], None),
+        (0.1, ["device_power_mean_w <= 500"], None),
+        (0.1, [], None),
+    ],
+)
+def test_a_window_that_warm_up_may_leave_too_short_for_a_peak_is_said(
+    seconds: float, bounds: list[str], said: str | None
+) -> None:
+    document = yaml.safe_load((SPACES / "cpu_smoke.yaml").read_text())
+    document = {**document, "measure": {**document["measure"], "min_seconds": seconds}, "constraints": bounds}
+    warnings = wattune.plan(document).warnings
+    assert len(warnings) == (said is not None)
+    if said is not None:
+        assert warnings[0].startswith(f"measure.min_seconds: got {seconds:g}; ") and said in warnings[0]
+        assert warnings[0].endswith(f"give {2.0 if '1s' in said else 0.2:g} or more")
+
+
+@pytest.mark.parametrize(
     ("space", "said"), [({}, "space: "), ({"study": "x", "modle": 1}, "modle"), ("absent.yaml", "cannot be read")]
 )
 def test_what_is_no_space_is_one_message(space: object, said: str) -> None:

@@ -46,6 +46,8 @@ class World:
     """Dead nodes among `nodes`, which Ray has not noticed yet."""
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
+    measured: Callable[[TrialSpec, int], dict[str, float]] = lambda _spec, _repeat: {}
+    """Metrics of a run that completes, by its trial and repeat."""
 
     def controller(
         self,
@@ -96,6 +98,7 @@ class World:
                 repeat=repeat,
                 status=status,
                 reason="" if status is TrialStatus.COMPLETED else "made up",
+                metrics=self.measured(spec, repeat) if status is TrialStatus.COMPLETED else {},
                 tags=tags or {},
                 start_wall_ns=start_ns,
                 end_wall_ns=self.clock_ns,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, TrialEvent
+from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.trial import TrialSpec, TrialStatus
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)
@@ -39,3 +39,8 @@ def test_two_events_are_equal_whoever_is_asked_for_their_progress(specs: list[Tr
     first, second = (TrialEvent(kind="started", spec=specs[0], repeat=0, progress=ask) for ask in (lambda: None, None))
     assert first == second
     assert first != TrialEvent(kind="started", spec=specs[0], repeat=1)
+
+
+def test_a_step_of_a_race_names_nobody_where_nobody_can_be_the_best() -> None:
+    step = RaceStep(leader=None, best_probability=0.0, before=0.3, num_repeats=2, most_repeats=9, ending="over")
+    assert str(step) == "racing: P(best) 0.30 -> 0.00, 2 of at most 9 repeats; over"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from made_trials import CAPPED, COOL, FASTEST, POWER, speed, trial
 
 from wattune.objective import parse_constraint
 from wattune.ranking.assessment import Verdict, assess_trial
-from wattune.ranking.bounds import Holds
+from wattune.ranking.bounds import Holds, kept_in_draws
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 
@@ -99,3 +100,35 @@ def test_one_trial_that_throttles_takes_the_others_their_zeros() -> None:
     ranking = rank([*quiet, trial(99, {"tokens_per_s": 1.0, bound.metric: 0.2})], FASTEST, [bound])
     assert len(ranking.feasible) == 9  # each is ten times the pooled scatter below the bound
     assert [row.margins[0].got for row in ranking.infeasible] == [0.2]
+
+
+def kept_share(powers_w, *, simulated=True, risk=0.05, bound=POWER):
+    """The share of draws in which a trial of these runs keeps a bound, beside another that was run often."""
+    pairs = [speed(1, 100.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(powers_w)]
+    others = [speed(2, 100.0, power_w=2000.0 * (1 + 0.01 * (-1) ** repeat), repeat=repeat) for repeat in range(200)]
+    spreads, repeats = Spreads([*pairs, *others]), tuple(result for _, result in pairs)
+    row = assess_trial("", pairs[0][0], repeats, spreads, FASTEST, [bound])
+    margins = [(row.margins[0], bound)]
+    rng = np.random.default_rng(1)
+    kept = kept_in_draws(margins, repeats, spreads, rng, 20_000, risk=risk, simulated=simulated)
+    return kept.mean()
+
+
+def test_the_draws_ask_whether_the_next_run_of_a_known_trial_would_keep_the_bound():
+    # Runs scatter by 1 %, so a trial keeps the bound at a risk of 5 % if its mean is 1.645 % below it.
+    at_the_edge_w = 2750.0 * float(np.exp(-0.01645))
+    assert kept_share([at_the_edge_w]) == pytest.approx(0.5, abs=0.05)
+    assert kept_share([at_the_edge_w], risk=0.2) > 0.7
+    assert kept_share([2600.0] * 9) > 0.99 and kept_share([2800.0] * 9) < 0.01
+
+
+def test_repeats_settle_the_draws_and_the_sensors_gain_stays():
+    shares = [kept_share([2690.0] * count) for count in (1, 4, 16)]
+    assert shares == sorted(shares) and shares[-1] > 0.9
+    assert kept_share([2690.0] * 16, simulated=False) < 0.01
+
+
+def test_a_least_bound_is_kept_from_above():
+    least = parse_constraint("tokens_per_s >= 95")
+    assert kept_share([2000.0], bound=least) > 0.95
+    assert kept_share([2000.0], bound=replace(least, factor=105.0)) < 0.05

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,10 @@ from hypothesis import strategies as st
 from wattune.analysis.metrics.waterfall import Breakdown, Part
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.intervals import Interval
 from wattune.plan.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
+from wattune.ranking.difference import Counted
+from wattune.ranking.spreads import Spreads
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 SPEC = TrialSpec(
@@ -28,16 +30,19 @@ def broken_down(**parts_s: float) -> Breakdown:
     return Breakdown(parts=parts, step_s=step_s, step_energy_j=2500 * step_s)
 
 
-def known(value: float, off: float = 0.0, method: str = "prior") -> Interval:
-    return Interval(value=value, low=value - off, high=value + off, method=method, num_runs=1)
-
-
-def side(breakdown: Breakdown | None, spec: TrialSpec = SPEC, speed: Interval | None = None, **changes) -> Side:
-    metrics = {} if speed is None else {"tokens_per_s": speed.value}
-    result = TrialResult(
-        trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics, quality="publishable"
-    )
-    made = Side(name="s:1", spec=spec, result=result, breakdown=breakdown, tokens_per_s=speed, simulated=False)
+def side(breakdown: Breakdown | None, spec: TrialSpec = SPEC, speeds: Sequence[float] = (), **changes) -> Side:
+    results = [
+        TrialResult(
+            trial_id=spec.trial_id,
+            repeat=repeat,
+            status=TrialStatus.COMPLETED,
+            metrics={"tokens_per_s": speed} if speed else {},
+            quality="publishable",
+        )
+        for repeat, speed in enumerate(speeds or [0.0])
+    ]
+    counted = Counted(results, Spreads([(spec, result) for result in results]))
+    made = Side(name="s:1", spec=spec, result=results[0], breakdown=breakdown, counted=counted, simulated=False)
     return replace(made, **changes)
 
 
@@ -125,22 +130,22 @@ def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (known(110.0), known(100.0), "A trains 10.0 % more tokens a second; the intervals do not overlap"),
+        ([110.0], [100.0], "A trains 10.0 % more tokens a second (95 % interval 6.3 to 13.9 %): told apart"),
         (
-            known(100, 4, "pooled"),
-            known(107, 4, "pooled"),
-            "B trains 7.0 % more tokens a second, but the intervals",
+            [100.0],
+            [103.0],
+            "B trains 3.0 % more tokens a second (95 % interval -0.5 to 6.6 %): not told apart",
         ),
         (
-            known(100, 2, "pooled"),
-            known(107, 2, "pooled"),
-            "B trains 7.0 % more tokens a second; the intervals do not",
+            [100.0, 100.1, 99.9, 100.0],
+            [103.0, 103.1, 102.9, 103.0],
+            "B trains 3.0 % more tokens a second (95 % interval 1.9 to 4.1 %): told apart",
         ),
-        (None, known(107), "tokens_per_s was not measured on both sides"),
+        ([], [107.0], "tokens_per_s was not measured on both sides"),
     ],
 )
 def test_the_conclusion_claims_no_more_than_was_measured(a, b, says):
-    assert compare(side(FAST, speed=a), side(SLOW, speed=b)).conclusion.startswith(says)
+    assert compare(side(FAST, speeds=a), side(SLOW, speeds=b)).conclusion == says
 
 
 def test_unlike_sides_are_said():

@@ -60,3 +60,9 @@ def test_a_node_set_that_is_slower_or_faster_is_corrected_and_said(offset: float
     lines = Spreads([*here, *there]).corrections("tokens_per_s")
     assert len(lines) == 1 and "removed from the objective" in lines[0]
     assert ("+" in lines[0].split("±")[0]) == (offset > 1)
+
+
+def test_the_next_run_scatters_like_a_run_about_a_mean_of_its_own_error() -> None:
+    pairs = reference_runs([100.0, 103.0, 97.0, 104.0])
+    (one,) = Spreads(pairs).next_runs([result for _, result in pairs], "tokens_per_s")
+    assert one.num_runs == 4 and one.variance == pytest.approx(one.run_variance * 1.25)

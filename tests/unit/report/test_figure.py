@@ -12,7 +12,7 @@ def test_simulated_figures_say_so_everywhere():
     assert "SIMULATED TELEMETRY" in page.text[:200]
     assert page.text.count("SIMULATED TELEMETRY. ") == 4  # the tables that show figures
     charts = all_charts(simulated=True)
-    assert len(charts) == 5
+    assert len(charts) == 6
     for chart in charts:
         assert "SIMULATED" in [note.get("text") for note in figure_of(chart)[1]["annotations"]]
 

@@ -13,7 +13,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
-from wattune.search.space import MAX_COMBINATIONS, Search, load_space, parse_space
+from wattune.search.space import MAX_COMBINATIONS, Finalists, Search, load_space, parse_space
 from wattune.storage.study import StudyFolder
 from wattune.trial import Lora, Measure, Routing, TokenFile, Workload
 
@@ -108,6 +108,20 @@ def test_the_document_spells_out_defaults_and_is_itself_a_space():
     assert again.document == document
 
 
+def test_finalists_are_raced_only_if_the_file_asks_for_it():
+    assert parse_space(SMALL).search.finalists is None
+    asked = parse_space(changed("search.finalists", {"until": 0.95, "max_share": 1}))
+    assert asked.search.finalists == Finalists(until=0.95, max_share=1.0)
+    assert parse_space(asked.document).search == asked.search
+
+
+def test_a_race_may_be_added_to_a_study_or_changed(tmp_path):
+    StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
+    for until in (0.9, 0.95):
+        raced = parse_space(changed("search.finalists", {"until": until, "max_share": 0.3})).document
+        assert StudyFolder.create(tmp_path, "small", raced).document()["search"]["finalists"]["until"] == until
+
+
 def test_saying_a_default_does_not_make_another_study(tmp_path):
     StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
     explicit = {**changed("space.pp", [1]), "measure": {"repeats": 1}, "search": {"num_trials": 3}}
@@ -169,10 +183,21 @@ WRONG = [
     ("measure.timeout_s", 10, "measure.timeout_s: 10 leaves no time for min_seconds=15"),
     ("measure", {"soak_finalists": 1, "timeout_s": 60}, "measure.timeout_s: 60 leaves no time for soak_seconds=600"),
     ("limits.node_device_power_w", 0, "limits.node_device_power_w: got 0, allowed: more than 0"),
-    ("search.strategy", "tpe", "search.strategy: strategy tpe is not built yet; built: grid, random"),
+    ("search.strategy", "bayes", 'search.strategy: unknown strategy "bayes"; use one of: gp, grid, model_guided'),
     ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
     ("search.order", "random", 'search.order: unknown value "random"; use one of: listed, shuffled'),
     ("search.reference", "tp2", 'search.reference: "tp2" is no trial id: 12 hexadecimal digits'),
+    ("search.finalists", {"until": 0.5, "max_share": 0.3}, "search.finalists.until: got 0.5, allowed: more than 0.5"),
+    ("search.finalists", {"until": 1.0, "max_share": 0.3}, "search.finalists.until: got 1.0, allowed: less than 1"),
+    ("search.finalists", {"until": 0.9, "max_share": 0.0}, "search.finalists.max_share: got 0.0, allowed: more than 0"),
+    ("search.finalists", {"until": 0.9, "max_share": 1.1}, "search.finalists.max_share: got 1.1, allowed: at most 1"),
+    ("search.finalists", {"until": 0.9}, "search.finalists.max_share: missing"),
+    (
+        "search.finalists",
+        {"until": 0.9, "max_share": 1, "untill": 1},
+        'search.finalists.untill: unknown key; did you mean "until"?',
+    ),
+    ("search.finalists", 3, "search.finalists: got 3, allowed: a mapping"),
     ("isolation", "cold", 'isolation: unknown value "cold"; use one of: fresh, warm'),
     ("measure.repeats", 999, "measure.repeats: got 999, allowed: at most 998"),
     ("measure.reference_every", -1, "measure.reference_every: got -1, allowed: at least 0"),
@@ -437,6 +462,7 @@ PLACES = [
     *("space", "space.tp", "space.layout", "space.rank_order", "space.overlap"),
     *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
     *("search", "search.seed", "search.strategy", "search.order", "search.reference", "isolation"),
+    *("search.finalists", "search.finalists.until", "search.finalists.max_share"),
     *("measure.repeats", "measure.reference_every", "measure.cooldown_temp_c"),
 ]
 

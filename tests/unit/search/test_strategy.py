@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
+from wattune.objective import parse_objective
 from wattune.plan.axes import Plan
-from wattune.search.strategy import STRATEGIES, make_strategy
+from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 SPECS = [
@@ -25,13 +26,21 @@ SPECS = [
 ]
 
 
+OBJECTIVE = parse_objective("maximize tokens_per_s")
+
+
+def made(name, seed=0):
+    return make_strategy(name, SPECS, seed=seed, objective=OBJECTIVE)
+
+
 def done(spec):
     return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED)
 
 
+@settings(deadline=None)  # a strategy that learns loads its library first
 @given(name=st.sampled_from(sorted(STRATEGIES)), sizes=st.lists(st.integers(0, 7)), seed=st.integers(0, 9))
 def test_nothing_is_proposed_twice_and_all_is_proposed_in_the_end(name, sizes, seed):
-    strategy = make_strategy(name, SPECS, seed=seed)
+    strategy = made(name, seed)
     asked = []
     for size in sizes:
         batch = strategy.ask(size)
@@ -45,7 +54,7 @@ def test_nothing_is_proposed_twice_and_all_is_proposed_in_the_end(name, sizes, s
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_what_was_told_is_not_proposed_again(name):
     """A resumed study tells its finished trials first."""
-    strategy = make_strategy(name, SPECS, seed=0)
+    strategy = made(name)
     told = SPECS[3:9]
     for spec in told + told:
         strategy.tell(spec, done(spec))
@@ -69,8 +78,21 @@ def test_random_keeps_its_order_when_candidates_are_added():
 
 
 def test_a_strategy_that_is_not_there_says_which_are():
-    for name in ("tpe", "model_guided"):
-        with pytest.raises(SpaceError, match=f"strategy {name} is not built yet; built: grid, random"):
-            make_strategy(name, SPECS, seed=0)
+    with pytest.raises(SpaceError, match='unknown strategy "bayes"; use one of: gp, grid, model_guided, random, tpe'):
+        check_strategy("bayes")
     with pytest.raises(SpaceError, match='unknown strategy "gridd"; did you mean "grid"'):
         make_strategy("gridd", SPECS, seed=0)
+
+
+def test_a_searcher_of_rays_is_a_name_that_can_be_used():
+    assert check_strategy("ray.tune.search.optuna:OptunaSearch") == "ray.tune.search.optuna:OptunaSearch"
+    for name in ("ray.tune:", ":OptunaSearch", "a b:C", "a:b:c"):
+        with pytest.raises(SpaceError, match="unknown strategy"):
+            check_strategy(name)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"grid", "random"}))
+def test_a_strategy_that_learns_needs_an_objective(name):
+    with pytest.raises(SpaceError, match=f"strategy {name} learns and has no objective"):
+        make_strategy(name, SPECS, seed=0)
+    assert made(name).learns and made(name).stopped_because is None

@@ -14,7 +14,7 @@ from rich.console import Console
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
-from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
 from wattune.storage.study import UnreadableTrial
@@ -93,6 +93,26 @@ def test_the_best_is_the_best_feasible_by_its_worst_repeat() -> None:
     assert best(seen) == 1
     seen.add(ended(1, 100, peak_w=1001, repeat=1), 0)
     assert best(seen) == 4
+
+
+def undecided(of: Tally) -> int | None:
+    return None if of.undecided is None else of.undecided.spec.plan.micro_batch_size
+
+
+def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
+    seen = tally()
+    seen.add(ended(1, 200, peak_w=990), 0)  # 1 % below the bound, of a sensor that may be 5 % off
+    assert (best(seen), undecided(seen)) == (None, 1)
+    seen.add(ended(2, 100), 0)
+    assert (best(seen), undecided(seen)) == (2, 1)
+    seen.add(ended(4, 150, peak_w=990), 0)
+    assert (best(seen), undecided(seen)) == (2, 1), "the leader of both"
+    seen.add(ended(8, 300), 0)
+    assert (best(seen), undecided(seen)) == (8, None), "an undecided trial behind the best decides nothing"
+    seen.add(ended(8, status=TrialStatus.CRASHED, repeat=1), 0)
+    assert (best(seen), undecided(seen)) == (2, 1)
+    seen.add(ended(1, status=TrialStatus.CRASHED, repeat=1), 0)
+    assert (best(seen), undecided(seen)) == (2, 4)
 
 
 def test_counts_and_time_left() -> None:
@@ -260,6 +280,10 @@ def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     assert "best" not in rendered(progress), "nothing was measured"
     progress(ended(2, 100, peak_w=1100))
     assert "none measured so far keeps every bound" in rendered(progress)
+    progress(ended(8, 70, peak_w=990))
+    text = rendered(progress)
+    assert "undecided llama3_8b mbs8" in text.replace("dp2 ", "") and "best" not in text and "none measured" not in text
+    assert "node_device_power_peak_1s_w <= 1000: 990 W, undecided, P 0.6" in text
     progress(ended(4, 50, peak_w=900))
     assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
 
@@ -338,3 +362,25 @@ def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -
 def test_trials_that_cannot_be_read_are_named_before_anything_starts() -> None:
     damaged = UnreadableTrial(name="a-0", reason="trials/a-0: no trial of this version")
     assert plain(preview(1, unreadable=(damaged,)))[0] == "not read and not run: trials/a-0: no trial of this version"
+
+
+def race_step(**more: Any) -> RaceStep:
+    facts = {"leader": spec(2), "best_probability": 0.84, "before": 0.71, "num_repeats": 3, "most_repeats": 8}
+    return RaceStep(**(facts | more))
+
+
+def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
+    first = race_step(before=None, best_probability=0.71, num_repeats=2)
+    last = race_step(best_probability=0.96, before=0.84, num_repeats=4, ending="the best is told apart")
+    lines = plain(preview(8, num_race=3), first, race_step(), last)
+    assert "3 repeat(s) of the race" in lines[0]
+    assert lines[1:] == [
+        "racing: P(best) 0.71 for llama3_8b dp2 mbs2, 2 of at most 8 repeats",
+        "racing: P(best) 0.71 -> 0.84 for llama3_8b dp2 mbs2, 3 of at most 8 repeats",
+        "racing: P(best) 0.84 -> 0.96 for llama3_8b dp2 mbs2, 4 of at most 8 repeats; the best is told apart",
+    ]
+    progress = StudyProgress(Console(file=io.StringIO(), width=120), OBJECTIVE)
+    for event in (preview(8), race_step(), started(2, role="race")):
+        progress(event)
+    shown = rendered(progress)
+    assert "P(best) 0.71 -> 0.84" in shown and "race #0" in shown

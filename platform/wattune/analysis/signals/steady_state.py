@@ -30,14 +30,23 @@ TRANSIENT_FRAC: Final = 0.02
 bound of `unsteady_steps`, and one slow step is never taken for warm-up."""
 
 TREND_LEVEL: Final = 2.807
-"""Standard errors beyond which a trend is not chance: 0.5 % of runs without one, by the normal distribution."""
+"""Standard errors beyond which a trend of many steps is not chance: 0.5 % of runs without one, by the normal
+distribution."""
 
-JUMP_LEVEL: Final = 4.5
-"""Standard errors beyond which a difference of halves is not chance. Ours: the scatter of few steps is known badly, so
-chance exceeds it more often than the normal distribution says."""
+FEW_STEPS_LEVELS: Final = (1.25, 19.5)
+"""Level of few steps: the first number plus the second over the root of their number, if that is above `TREND_LEVEL`.
+The correlation of few steps is known badly. Ours, by simulation: of autoregressive series of first order with
+correlations up to 0.8 and 8 to 200 steps, at most 5 % exceed it (`tests/unit/analysis/signals/test_steady_state.py`).
+"""
 
-MOST_LEFT: Final = 0.8
+JUMP_SHARE: Final = 0.85
+"""Level of a difference of halves, as a share of that of a line: series without either exceed it as rarely."""
+
+MOST_LEFT: Final = 0.9
 """Largest correlation of neighbouring steps that is used: more comes from the trend itself."""
+
+WINSORIZED: Final = 3.0
+"""Robust standard deviations at which residuals are cut off, so that single slow steps do not hide a trend."""
 
 _MOST_POINTS: Final = 512
 """Steps compared pair by pair; longer runs are averaged to as many."""
@@ -94,13 +103,13 @@ def drift_frac(times_s: Floats) -> float | None:
 
     A slow change is a line, a sudden one two levels. The larger of both counts:
 
-    - The slope of Theil (1950) and Sen (1968), the median over all pairs of steps, times half the length of the run. It
-      counts if the test of Mann (1945) and Kendall finds a trend at `TREND_LEVEL`.
-    - The difference of the halves' medians. It counts above `JUMP_LEVEL` of its standard errors.
+    - The slope of Theil (1950) and Sen (1968), the median over all pairs of steps, times half the length of the run.
+    - The difference of the halves' medians.
 
-    Neighbouring steps resemble each other, so the variance of both grows by (1 + r) / (1 - r) for their correlation r,
-    as in an autoregressive series of first order. A sawtooth of many periods does not drift: its scatter is in the
-    uncertainty of the mean.
+    Either counts beyond a level of its standard errors. Those are of least squares, with extremes cut off
+    (`WINSORIZED`). Neighbouring steps resemble each other, so both variances grow by (1 + r) / (1 - r) for their
+    correlation r, as in an autoregressive series of first order. A sawtooth of many periods does not drift: its scatter
+    is in the uncertainty of the mean.
 
     Args:
         times_s: Step times in order.
@@ -114,18 +123,31 @@ def drift_frac(times_s: Floats) -> float | None:
     points = times_s[len(times_s) % size :].reshape(-1, size).mean(axis=1)
     count, median = len(points), float(np.median(points))
     first, second = np.triu_indices(count, 1)
-    rise = points[second] - points[first]
-    slope = float(np.median(rise / (second - first)))
+    slope = float(np.median((points[second] - points[first]) / (second - first)))
     left = _correlation_about_trend(points, slope)
-    inflation = math.sqrt((1 + left) / (1 - left))
-    error = math.sqrt(count * (count - 1) * (2 * count + 5) / 18) * inflation
-    line_s = abs(slope) * count / 2 if abs(float(np.sign(rise).sum())) - 1 > TREND_LEVEL * error else 0.0
+    # Standard error of the difference of two means of count / 2 points each, for a standard deviation of 1.
+    error = 2 / math.sqrt(count) * math.sqrt((1 + left) / (1 - left))
+    level = max(TREND_LEVEL, FEW_STEPS_LEVELS[0] + FEW_STEPS_LEVELS[1] / math.sqrt(count))
+    line_s = abs(slope) * count / 2
+    # A slope of least squares has sqrt(12 / n**3) of the standard deviation, so half the run has sqrt(3 / n).
+    line_error_s = error * math.sqrt(3) / 2 * _spread(points - slope * np.arange(count))
     halves = points[: count // 2], points[count // 2 :]
-    apart = np.concatenate([half - np.median(half) for half in halves])
-    # Standard error of a median is 1.25 times that of a mean; there are two of count / 2 points each.
-    jump_error_s = 1.2533 * 1.4826 * float(np.median(np.abs(apart))) * 2 / math.sqrt(count) * inflation
     jump_s = abs(float(np.median(halves[1]) - np.median(halves[0])))
-    return max(line_s, jump_s if jump_s > JUMP_LEVEL * jump_error_s else 0.0) / median
+    # Standard error of a median is 1.25 times that of a mean.
+    jump_error_s = 1.2533 * error * _spread(np.concatenate([half - np.median(half) for half in halves]))
+    found_s = (
+        line_s if line_s > level * line_error_s else 0.0,
+        jump_s if jump_s > JUMP_SHARE * level * jump_error_s else 0.0,
+    )
+    return max(found_s) / median
+
+
+def _spread(residuals: Floats) -> float:
+    """Returns the standard deviation of residuals about two fitted numbers, with extremes cut off."""
+    apart = residuals - np.median(residuals)
+    most = WINSORIZED * 1.4826 * float(np.median(np.abs(apart)))  # scaled to that of a normal distribution
+    kept = np.clip(apart, -most, most)
+    return math.sqrt(float(((kept - kept.mean()) ** 2).sum()) / (len(kept) - 2))
 
 
 def _correlation_about_trend(points: Floats, slope: float) -> float:

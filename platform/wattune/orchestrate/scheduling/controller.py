@@ -18,6 +18,7 @@ from wattune.orchestrate.events import Event, Listener, Placement, Preview, Tria
 from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, is_tried_again
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.trial_queue import QueuedTrial, RunningTrial, StudyRun, TrialQueue
+from wattune.ranking.racing import RACE_TAG
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -183,6 +184,7 @@ class StudyController:
         with self._lock:
             self._look()
             while self._ending is None:
+                self._tell_race()
                 found = self._queue.pop(self._opened, self._affords)
                 if found is not None:
                     running, estimate = self._estimated(self._placed(*found))
@@ -190,9 +192,14 @@ class StudyController:
                         return running
                 elif self._ending is not None or not self._queue.refill(self._opened, idle=not self._running):
                     break
+            self._tell_race()
             if self._ending is None and not self._running and not self._queue.num_waiting:
                 self._ending = "nodes" if self._queue.stranded else "failures" if self._queue.failed else "finished"
             return None
+
+    def _tell_race(self) -> None:
+        if (step := self._queue.race_news()) is not None:
+            self._emit(step)
 
     def finish(self, tune_id: str, *, error: bool) -> None:
         """Reads the result that a trial left in its folder, and passes it to strategy and listener.
@@ -278,6 +285,8 @@ class StudyController:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
         tags |= {"reference": "true"} if queued.role == "reference" else {}
         tags |= {"soak": "true"} if queued.role == "finalist" else {}
+        if queued.role == "race" and self._run.race is not None:
+            tags |= {RACE_TAG: f"{self._run.race.until:g}"}
         num_attempts = len(self._folder(queued).attempts())
         if self._folder(queued).result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1

@@ -1,4 +1,4 @@
-"""The trials that a study still has to run, with repeats, reference trials and finalists. No Ray here."""
+"""The trials that a study still has to run: repeats, reference trials, the race, and long runs. No Ray here."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -7,10 +7,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, Role, RowStopped
+from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.race import Race, RaceRule
+from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.search.strategy import Strategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
@@ -45,7 +47,12 @@ class StudyRun:
     order: str = "shuffled"
     """See `wattune.orchestrate.scheduling.run_order.run_order`."""
     reference: TrialSpec | None = None
-    """The trial that is measured again and again; None takes the first that completes, for each kind of workers."""
+    """The trial that is measured again and again; None takes an ordinary one of `candidates` for each kind of
+    workers."""
+    candidates: Sequence[TrialSpec] = ()
+    """Every trial of the space. Without any, the first trial that completes is the reference trial."""
+    race: RaceRule | None = None
+    """Settings of the race of finalists; None runs none."""
     budget: Budget | None = None
     retry: frozenset[TrialStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
@@ -119,13 +126,17 @@ class TrialQueue:
         self._num_worthwhile: Counter[Hashable] = Counter()
         self._stranded: list[QueuedTrial] = []
         self._asked: dict[str, TrialSpec] = {}
+        self._referenced: dict[str, TrialSpec] = {}
+        """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
         self._num_soaked = 0
         self._pace = Pace()
-        self._references: dict[Hashable, TrialSpec] = {}
-        self._since_reference: Counter[Hashable] = Counter()
-        self._running_references: set[tuple[str, int]] = set()
+        every = run.measure.reference_every
+        plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
+        self._references = References(every=every, plans=plans, named=run.reference)
+        self._race = Race(run.race, run.measure) if run.race is not None else None
+        self._racing = False
         self._num_again = 0
         self._left_out = set(unreadable)
         """Folder names of trials that this call does not queue (again)."""
@@ -135,8 +146,6 @@ class TrialQueue:
         self._last: set[tuple[str, int]] = set()
         self.done: dict[tuple[str, int], TrialResult] = {}
         """Final results by trial and repeat."""
-        if run.reference is not None:
-            self._references[workers_of(run.reference)] = run.reference
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             if not result.status.is_final or result.status in run.retry:
                 self._num_again += 1
@@ -146,16 +155,23 @@ class TrialQueue:
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
                 strategy.tell(spec, result)
-                self._asked[result.trial_id] = spec
+                if result.repeat < FIRST_REFERENCE_REPEAT:
+                    self._asked[result.trial_id] = spec
         if not strategy.learns:
             specs = strategy.ask(run.num_trials)
             self._asked = {spec.trial_id: spec for spec in specs}
+            planned = Counter(map(workers_of, specs))
+            self._references.plan({workers: count * run.measure.repeats for workers, count in planned.items()})
             self._enqueue(self._rounds(specs))
+        else:  # it chooses the workers later
+            most = run.num_trials * run.measure.repeats
+            self._references.plan({workers_of(spec): most for spec in run.candidates})
 
     @property
     def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
-        """Trials the strategy asks for that are done already."""
-        known = ((self._asked.get(trial_id), result) for (trial_id, _), result in self.done.items())
+        """Trials the strategy asks for, and reference trials, that are done already."""
+        specs = self._referenced | self._asked
+        known = ((specs.get(trial_id), result) for (trial_id, _), result in self.done.items())
         return [(spec, result) for spec, result in known if spec is not None]
 
     @property
@@ -165,20 +181,24 @@ class TrialQueue:
 
     @property
     def num_left(self) -> int:
-        """Trials expected to run after those that run now, with repeats, reference trials and finalists.
+        """Trials expected to run after those that run now, with repeats, reference trials, race and finalists.
 
         Its cost does not depend on their number: every event carries it.
         """
         run, measure = self._run, self._run.measure
-        counts = self._num_worthwhile.values()
-        num_references = (
-            sum(max(count - 1, 0) // measure.reference_every for count in counts) if measure.reference_every else 0
-        )
+        num_references = self._references.num_left(self._num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
-        waiting = sum(counts) + len(self._stranded) + len(self.failed)
-        return waiting + num_references + num_to_ask * measure.repeats + num_repeats + num_finalists
+        waiting = sum(self._num_worthwhile.values()) + len(self._stranded) + len(self.failed)
+        num_search = waiting + num_to_ask * measure.repeats + num_repeats
+        return num_search + num_references + self._num_race(num_search) + num_finalists
+
+    def _num_race(self, num_search: int) -> int:
+        """The most repeats of the race after so many runs of the search; the race's own do not count as such."""
+        if self._race is None:
+            return 0
+        return self._race.num_left if self._racing or not num_search else self._race.num_expected(num_search)
 
     @property
     def stranded(self) -> tuple[QueuedTrial, ...]:
@@ -194,7 +214,9 @@ class TrialQueue:
         """Leaves a trial that the cluster failed to a later call."""
         self._given_up.append(queued)
         self._left_out.add(queued.name)
-        self._running_references.discard((queued.trial_id, queued.repeat))
+        self._references.give_up(queued.trial_id, queued.repeat)
+        if self._race is not None:
+            self._race.give_up(queued.trial_id, queued.repeat)
 
     def add_to_row(self, spec: TrialSpec, result: TrialResult) -> RowStopped | None:
         """Adds the end of a trial to the row of failures of its workers.
@@ -227,18 +249,19 @@ class TrialQueue:
             nodes: Names of its nodes, joined by commas.
         """
         is_new = (result.trial_id, result.repeat) not in self.done
-        self._num_soaked += is_new and result.repeat == self._run.measure.repeats
+        is_long = self._run.measure.soak_finalists > 0 and result.repeat == self._run.measure.repeats
+        self._num_soaked += is_new and is_long
         self.done[result.trial_id, result.repeat] = result
-        is_reference = result.repeat >= FIRST_REFERENCE_REPEAT
-        if result.status is TrialStatus.COMPLETED and result.repeat != self._run.measure.repeats:
+        if result.status is TrialStatus.COMPLETED and not is_long:
             self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
-            self._references.setdefault(workers_of(spec), spec)
         if result.repeat == 0 and result.status not in _WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
                 self._uncount(result.trial_id, repeat)
-        key = workers_of(spec), nodes
-        self._since_reference[key] = 0 if is_reference else self._since_reference[key] + 1
-        self._running_references.discard((result.trial_id, result.repeat))
+        self._references.note(spec, result, nodes)
+        if result.repeat >= FIRST_REFERENCE_REPEAT:
+            self._referenced[result.trial_id] = spec
+        if self._race is not None:
+            self._race.note(spec, result)
 
     def again(self, queued: QueuedTrial) -> None:
         """Queues a trial before all others of its kind of device."""
@@ -284,7 +307,7 @@ class TrialQueue:
         return None
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
-        """Queues the next proposal of a learning strategy, then repeats, then finalists.
+        """Queues the next proposal of a learning strategy, then repeats, then the race, then finalists.
 
         Args:
             slots: Free and taken nodes.
@@ -300,12 +323,16 @@ class TrialQueue:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
                 self._enqueue(self._trial(spec, 0, measure) for spec in proposed)
                 return True
-        if not idle or self.num_waiting:
+        if self.num_waiting or not (idle or self._racing):
             return False
         if not self._rounds_queued:
             self._rounds_queued = True
             self._enqueue(self._rounds(list(self._asked.values())))
             return True
+        if self._queue_of_race(slots):
+            return True
+        if not idle:
+            return False
         if measure.soak_finalists and not self._soaks_queued and not self._stranded and not self._held:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
@@ -313,6 +340,23 @@ class TrialQueue:
             self._enqueue(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
             return True
         return False
+
+    def _queue_of_race(self, slots: Slots) -> bool:
+        """Queues the next repeat of the race if it may start now; returns whether it did."""
+        if self._race is None or self._stranded or self.failed:
+            return False
+        self._racing = True
+        found = self._race.next(self._left_out)
+        if found is None or (slots.exists(found[0].cluster) and not slots.is_free(found[0].cluster)):
+            return False
+        repeat = self._trial(*found, self._run.measure, "race")
+        self._race.start(repeat.trial_id, repeat.repeat)
+        self._enqueue([repeat])
+        return True
+
+    def race_news(self) -> RaceStep | None:
+        """Returns how the race stands, once after each change; None while there is none."""
+        return self._race.news() if self._race is not None and self._racing else None
 
     def expected_s(self, queued: QueuedTrial) -> float:
         """Expected seconds of a trial."""
@@ -324,9 +368,12 @@ class TrialQueue:
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
         if self._strategy.learns:
-            num_asked = max(0, self._run.num_trials * measure.repeats - len(self.done))
+            num_searched = sum(repeat < measure.repeats for _, repeat in self.done)
+            num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
             costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
         num_finalists = max(0, measure.soak_finalists - self._num_soaked)
+        num_race = self._num_race(len(costs) - num_references)
+        costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
         num_now = int(min(len(costs), budget.num_left))
         return Preview(
@@ -334,6 +381,7 @@ class TrialQueue:
             num_now=num_now,
             num_references=num_references,
             num_finalists=num_finalists,
+            num_race=num_race,
             num_again=self._num_again,
             done=Counter(result.status for result in self.done.values()),
             load_s=_loads_s(costs),
@@ -356,10 +404,11 @@ class TrialQueue:
             if workers not in expected_s:  # equal for all of them, and costly
                 expected_s[workers] = self.expected_s(queued)
             # No reference trial follows the last trial.
-            reference_due = bool(every and counts[workers] and not counts[workers] % every)
-            num_references += reference_due
+            due = int(bool(every and counts[workers] and not counts[workers] % every))
+            due += self._references.num_opening(workers) if not counts[workers] else 0
+            num_references += due
             counts[workers] += 1
-            costs += [(queued.spec.cluster, expected_s[workers])] * (1 + reference_due)
+            costs += [(queued.spec.cluster, expected_s[workers])] * (1 + due)
         return costs, num_references
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
@@ -427,16 +476,10 @@ class TrialQueue:
 
     def _due_reference(self, queued: QueuedTrial, nodes: str) -> QueuedTrial | None:
         """The next repeat of the reference trial, if it is due on these nodes; else None."""
-        every, reference = self._run.measure.reference_every, self._references.get(workers_of(queued.spec))
-        key = workers_of(queued.spec), nodes
-        if not every or reference is None or queued.role != "trial" or self._since_reference[key] < every:
+        if queued.role not in ("trial", "race"):
             return None
-        self._since_reference[key] = 0
-        trial_id, repeat = reference.trial_id, FIRST_REFERENCE_REPEAT
-        while (trial_id, repeat) in self.done or (trial_id, repeat) in self._running_references:
-            repeat += 1
-        self._running_references.add((trial_id, repeat))
-        return self._trial(reference, repeat, self._run.measure, "reference")
+        due = self._references.due(workers_of(queued.spec), nodes, opens=queued.role == "trial")
+        return None if due is None else self._trial(*due, self._run.measure, "reference")
 
     def _wants_more(self, slots: Slots) -> bool:
         """Returns whether nodes are idle that another proposal might use."""

@@ -101,13 +101,29 @@ def correlated(count, correlation, rng):
     return found[60:]
 
 
-@pytest.mark.parametrize(
-    ("count", "correlation"), [(8, 0.0), (12, 0.0), *((n, r) for n in (20, 40, 100) for r in (0.0, 0.3, 0.5))]
-)
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7, 0.8])
+@pytest.mark.parametrize("count", [8, 12, 20, 40, 100, 200])
 def test_honest_noise_is_called_a_drift_in_less_than_5_percent_of_runs(count, correlation):
     rng = np.random.default_rng(count)
     times_s = [1 + 0.05 * correlated(count, correlation, rng) for _ in range(400)]
     assert np.mean([drift_frac(each) > 0.02 for each in times_s]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("count", "noise", "correlation", "least"),
+    [(12, 0.003, 0.0, 0.9), (20, 0.003, 0.8, 0.7), (20, 0.005, 0.0, 0.9), (40, 0.005, 0.5, 0.9), (100, 0.01, 0.5, 0.9)],
+)
+def test_halves_that_differ_by_2_percent_are_found(count, noise, correlation, least):
+    rng = np.random.default_rng(count)
+    line = 1 + 0.04 * along(count)
+    found = [drift_frac(line * (1 + noise * correlated(count, correlation, rng))) > 0.01 for _ in range(100)]
+    assert np.mean(found) >= least
+
+
+def test_single_slow_steps_do_not_hide_a_trend():
+    times_s = (1 + 0.06 * along(100)) * noisy(100, 0.005)
+    times_s[[20, 61, 80]] *= 3.0
+    assert drift_frac(times_s) == pytest.approx(0.03, abs=0.005)
 
 
 def test_equal_steps_do_not_drift_and_few_say_nothing():

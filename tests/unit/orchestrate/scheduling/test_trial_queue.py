@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, TrialEvent
+from wattune.objective import parse_objective
+from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
@@ -120,7 +122,7 @@ def test_the_reference_trial_is_the_first_that_completes(world, make_specs) -> N
 def test_the_reference_trial_can_be_named(world, make_specs) -> None:
     specs = make_specs(8)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=4), reference=specs[6]))
-    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[6]]
+    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[6]] * 3
 
 
 def test_a_continued_study_keeps_its_reference_trial_and_its_count(world, make_specs) -> None:
@@ -204,3 +206,127 @@ def test_as_many_trials_run_as_are_announced(
 ) -> None:
     left = left_after_each(world, make_specs(count), measure=Measure(reference_every=0, repeats=2))
     assert left == list(range(2 * count - 1, -1, -1))
+
+
+def race_rule(max_share: float = 1.0) -> RaceRule:
+    return RaceRule(until=0.95, max_share=max_share, objective=parse_objective("maximize tokens_per_s"), constraints=())
+
+
+def alike(spec: TrialSpec, repeat: int) -> dict[str, float]:
+    """The second and third of five trials cannot be told apart; the first repeat of the second is a little better."""
+    size = spec.plan.micro_batch_size
+    return {"tokens_per_s": 1000.0 + (repeat == 1 and size == 2) if size in (2, 3) else 500.0}
+
+
+def told(world: Any) -> list[RaceStep]:
+    return [event for event in world.heard if isinstance(event, RaceStep)]
+
+
+def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world, make_specs) -> None:
+    world.measured = alike
+    measure = Measure(soak_finalists=1, soak_seconds=60)
+    specs = make_specs(5)
+    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]], race=race_rule(0.8)))
+    assert [one.queued.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
+    repeats = [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran[5:9]]
+    assert sorted(repeats) == [(2, 2), (2, 3), (3, 2), (3, 3)], "the number 1 is kept for the long run"
+    assert all(one.tags["race"] == "0.95" for one in ran[5:9]) and "race" not in ran[0].tags
+    steps = told(world)
+    assert [step.num_repeats for step in steps] == [0, 1, 2, 3, 4] and steps[-1].ending
+    assert all(later.before == earlier.best_probability for earlier, later in pairwise(steps))
+
+
+def test_a_race_that_ended_starts_nothing_when_the_study_is_run_again(world, make_specs) -> None:
+    world.measured = alike
+    world.drain(world.controller(make_specs(5), race=race_rule(0.4)))
+    world.heard.clear()
+    again = world.controller(make_specs(5), race=race_rule(0.4))
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert (preview.num_left, preview.num_race, preview.load_s) == (0, 0, {})
+    assert world.drain(again) == [] and again.ending == "finished"
+
+
+def test_a_race_that_was_stopped_goes_on_where_it_was(world, make_specs) -> None:
+    world.measured = alike
+    whole = race_rule(0.8)
+    first = world.controller(make_specs(5), race=whole, budget=Budget(max_trials=7))
+    assert [one.queued.role for one in world.drain(first)].count("race") == 2 and first.ending == "budget"
+    world.heard.clear()
+    second = world.controller(make_specs(5), race=whole)
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert (preview.num_left, preview.num_race) == (2, 2)
+    running = second.next("t0")
+    assert running.queued.role == "race"
+    second.interrupt()
+    third = world.drain(world.controller(make_specs(5), race=whole))
+    assert [one.queued.role for one in third] == ["race"] * 2 and third[0].queued.name == running.queued.name
+
+
+def test_the_preview_says_how_many_repeats_the_race_may_take(world, make_specs) -> None:
+    world.controller(make_specs(10), race=race_rule(0.3))
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert (preview.num_race, preview.num_left) == (3, 13)
+
+
+def test_a_clear_winner_is_not_repeated(world, make_specs) -> None:
+    world.measured = lambda spec, _repeat: {"tokens_per_s": 1000.0 + 300.0 * spec.plan.micro_batch_size}
+    ran = world.drain(world.controller(make_specs(4), race=race_rule()))
+    assert [one.queued.role for one in ran] == ["trial"] * 4
+    (step,) = told(world)
+    assert (step.ending, step.num_repeats) == ("the best is told apart", 0)
+
+
+def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
+    world.measured = alike
+    world.nodes.append(new_node("n1"))
+    controller = world.controller(make_specs(5), race=race_rule(0.4))
+    for _ in range(3):
+        pair = {tune_id: controller.next(tune_id) for tune_id in ("a", "b")}
+        assert all(one is None or one.queued.role == "trial" for one in pair.values())
+        for tune_id, running in pair.items():
+            if running is not None:
+                world.run(controller, running, tune_id)
+    raced = [controller.next("a"), controller.next("b")]
+    assert {(one.queued.role, one.queued.spec.plan.micro_batch_size) for one in raced} == {("race", 2), ("race", 3)}
+
+
+def test_a_strategy_that_learns_is_raced_too(world, make_specs, learner) -> None:
+    world.measured = alike
+    specs = make_specs(5)
+    ran = world.drain(world.controller(specs, strategy=learner(specs), race=race_rule(0.4)))
+    assert [one.queued.role for one in ran] == ["trial"] * 5 + ["race"] * 2
+
+
+def test_the_reference_trial_is_an_ordinary_one_and_is_measured_twice_at_the_start(world, make_specs) -> None:
+    specs = make_specs(12)
+    ran = world.drain(world.controller(specs, measure=Measure(reference_every=5), candidates=specs))
+    assert references(ran) == [0, 1, 7, 13]
+    (reference,) = {one.queued.spec for one in ran if one.queued.role == "reference"}
+    assert reference in specs[5:7]
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert (preview.num_references, preview.num_left) == (4, 16)
+
+
+def test_an_ordinary_reference_trial_that_cannot_run_gives_way(world, make_specs) -> None:
+    specs = make_specs(12)
+    controller = world.controller(specs, measure=Measure(reference_every=5), candidates=specs)
+    first = controller.next("t0")
+    assert first.queued.role == "reference"
+    world.run(controller, first, "t0", OUT_OF_MEMORY)
+    assert {one.queued.spec for one in world.drain(controller) if one.queued.role == "reference"} == {specs[0]}
+
+
+def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_study_goes_on(
+    world, make_specs, learner
+) -> None:
+    space, asked = make_specs(21), make_specs(8)
+    measure = Measure(reference_every=5, repeats=1)
+    world.drain(world.controller(asked, measure=measure, candidates=space, budget=Budget(max_trials=4)))
+    world.heard.clear()
+    for strategy in (None, learner(space)):
+        world.controller(asked, measure=measure, candidates=space, strategy=strategy)
+        skipped = [event for event in world.heard if isinstance(event, TrialEvent) and event.kind == "skipped"]
+        assert sorted(event.repeat for event in skipped) == [0, 0, FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1]
+        previewed = next(event for event in world.heard if isinstance(event, Preview))
+        assert previewed.num_left - previewed.num_references == 6
+        world.heard.clear()

@@ -1,0 +1,151 @@
+"""The race of a study's finalists: how many repeats it may take, which one is next, and when it ends. No Ray here.
+
+The study folder is the record: a race that is continued starts from the results that are there.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass
+
+from wattune.objective import Constraint, Objective
+from wattune.orchestrate.events import RaceStep
+from wattune.ranking.racing import Standings, standings
+from wattune.ranking.spreads import is_soak
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceRule:
+    """Settings of a race: `search.finalists`, and the question that the study asks."""
+
+    until: float
+    """P(best) at which it ends."""
+    max_share: float
+    """Most repeats of the race, as a share of the search's completed runs (reference and long runs not counted)."""
+    objective: Objective
+    constraints: tuple[Constraint, ...]
+
+
+class Race:
+    """Chooses the repeats of finalists, from the results it was told."""
+
+    def __init__(self, rule: RaceRule, measure: Measure) -> None:
+        """Starts without any result.
+
+        Args:
+            rule: Its settings.
+            measure: Settings of measuring: they number the repeats of the search and the long runs.
+        """
+        self.rule = rule
+        self._num_ordinary = measure.repeats
+        self._first_repeat = measure.repeats + bool(measure.soak_finalists)
+        self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
+        self._running: set[tuple[str, int]] = set()
+        self._num_repeats = 0
+        self._num_completed = 0
+        self._found: Standings | None = None
+        self._step: RaceStep | None = None
+        self._told: RaceStep | None = None
+
+    def note(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Takes a final result of the study; long runs are no matter of the race."""
+        if is_soak(result):
+            return
+        key = (result.trial_id, result.repeat)
+        self._running.discard(key)
+        if key not in self._results:
+            self._num_repeats += self._is_its_own(result)
+            self._num_completed += result.repeat < self._num_ordinary and result.status is TrialStatus.COMPLETED
+        self._results[key] = spec, result
+        self._found = None
+
+    def give_up(self, trial_id: str, repeat: int) -> None:
+        """Forgets a run that this call does not start again."""
+        self._running.discard((trial_id, repeat))
+
+    def num_expected(self, num_to_come: int) -> int:
+        """Returns the most repeats that are left to start if so many runs of the search come and complete."""
+        return max(0, self._most(num_to_come) - self._num_repeats)
+
+    @property
+    def over(self) -> bool:
+        """True if no further repeat starts. It costs a ranking after each new result."""
+        return bool(self._look().ending)
+
+    @property
+    def num_left(self) -> int:
+        """The most repeats that are left to start; 0 once it is over."""
+        return 0 if self.over else max(0, self._most() - self._num_repeats - len(self._running))
+
+    def news(self) -> RaceStep | None:
+        """Returns how the race stands if that was not told yet."""
+        step = self._look()
+        if step is self._told:
+            return None
+        self._told = step
+        return step
+
+    def next(self, left_out: Container[str]) -> tuple[TrialSpec, int] | None:
+        """Returns the trial to repeat now and the repeat's number; None while none may start.
+
+        Args:
+            left_out: Names of folders that are not run.
+        """
+        found = self._standings()
+        if not self.num_left:
+            return None
+        row = found.next(Counter(trial_id for trial_id, _ in self._running))
+        if row is None:
+            return None
+        repeat = self._first_repeat
+        while self._is_taken(row.trial_id, repeat, left_out):
+            repeat += 1
+        if repeat >= FIRST_REFERENCE_REPEAT:
+            return None
+        return row.spec, repeat
+
+    def start(self, trial_id: str, repeat: int) -> None:
+        """Counts a repeat that is going to run."""
+        self._running.add((trial_id, repeat))
+
+    def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
+        key = (trial_id, repeat)
+        return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
+
+    def _is_its_own(self, result: TrialResult) -> bool:
+        return self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
+
+    def _standings(self) -> Standings:
+        if self._found is None:
+            self._found = standings([*self._results.values()], self.rule.objective, self.rule.constraints)
+            self._step = None
+        return self._found
+
+    def _look(self) -> RaceStep:
+        """Returns how the race stands."""
+        found = self._standings()
+        if self._step is None:
+            self._step = RaceStep(
+                leader=found.leader.row.spec if found.leader is not None else None,
+                best_probability=found.best_probability,
+                before=self._told.best_probability if self._told is not None else None,
+                num_repeats=self._num_repeats,
+                most_repeats=self._most(),
+                ending=self._ending(found),
+            )
+        return self._step
+
+    def _most(self, num_to_come: int = 0) -> int:
+        """Returns the most repeats of the race, with those that ended."""
+        return math.floor(self.rule.max_share * (self._num_completed + num_to_come) + 1e-9)
+
+    def _ending(self, found: Standings) -> str:
+        """Says why the race is over; empty while it is not."""
+        if found.none_probability >= self.rule.until or found.leader is None:
+            return "no trial keeps every bound"
+        if found.told_apart(self.rule.until):
+            return "the best is told apart"
+        if self._num_repeats >= self._most():
+            return "its share of repeats is used"
+        return ""

@@ -1,0 +1,72 @@
+"""The chart of a race of finalists: P(best) over its repeats, computed anew from the stored results."""
+
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from wattune.ranking.order import Ranking
+from wattune.ranking.racing import RACE_TAG, history
+from wattune.report.figure import DASHED, Chart, plain
+from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+
+MOST_LINES: Final = 6
+"""Most trials that are drawn: those that were ever the most likely ones."""
+
+_LOOKS: Final = (
+    (FEASIBLE_COLOR, "solid", "circle"),
+    ("#E69F00", "dash", "square"),
+    ("#56B4E9", "dot", "diamond"),
+    ("#CC79A7", "dashdot", "triangle-up"),
+    ("#8a94a3", "longdash", "cross"),
+    ("#566172", "longdashdot", "star"),
+)
+"""Colour (Okabe and Ito), dash and marker of each line."""
+
+
+def race(ranking: Ranking) -> Chart | None:
+    """Draws P(best) of the most likely trials after each repeat of the race. None without a race."""
+    runs = [(row.spec, result) for row in ranking.trials for result in row.repeats]
+    untils = {result.tags[RACE_TAG] for _, result in runs if RACE_TAG in result.tags}
+    if not untils or ranking.studies:
+        return None
+    moments = history(runs, ranking.objective, ranking.constraints, risk=ranking.risk)
+    likely = [moment.best_probability for moment in moments]
+    names = {row.trial_id: plain(f"{row.spec.model.name} {row.label}") for row in ranking.trials}
+    peaks = {trial_id: max(one.get(trial_id, 0.0) for one in likely) for one in likely for trial_id in one}
+    drawn = sorted(peaks, key=lambda trial_id: (-likely[-1].get(trial_id, 0.0), -peaks[trial_id], trial_id))
+    repeats = [moment.num_repeats for moment in moments]
+    figure = go.Figure()
+    for trial_id, (color, dash, symbol) in zip(drawn[:MOST_LINES], _LOOKS, strict=False):
+        values = [one.get(trial_id, 0.0) for one in likely]
+        _draw(figure, repeats, values, names[trial_id], color=color, dash=dash, symbol=symbol)
+    nobody = [moment.none_probability for moment in moments]
+    if max(nobody) >= 0.01:
+        _draw(figure, repeats, nobody, "none keeps every bound", color=INFEASIBLE_COLOR, dash="dot", symbol="x")
+    for until in sorted(untils):
+        figure.add_hline(
+            y=float(until), line=DASHED, annotation={"text": f"told apart at {until}"}, annotation_position="top left"
+        )
+    figure.update_layout(margin_t=44)
+    figure.update_xaxes(title="repeats of the race", rangemode="tozero")
+    figure.update_yaxes(title="P(best)", range=[0.0, 1.08])
+    caption = (
+        "The probability that a trial is the best of those that keep every bound, after each repeat of the race. It is "
+        "computed anew from the results that were there, with objective and bounds uncertain. A trial that is not "
+        "feasible yet can be the best here; in the table it has no P(best)."
+    )
+    return Chart(title="Race of finalists", caption=caption, figure=figure, simulated=ranking.simulated, height=420)
+
+
+def _draw(figure: go.Figure, x: list[int], y: list[float], name: str, *, color: str, dash: str, symbol: str) -> None:
+    """Draws one line with a marker at each repeat."""
+    look: dict[str, Any] = {"color": color, "dash": dash, "width": 2}
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        name=name,
+        line=look,
+        marker={"color": color, "symbol": symbol, "size": 8},
+        hovertext=[f"{name}<br>P(best) {value:.2f} after {number} repeats" for number, value in zip(x, y, strict=True)],
+        hoverinfo="text",
+    )

@@ -1,0 +1,64 @@
+"""The chart of throughput against the step, for the leaders."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.common_steps import COMPARED
+from wattune.ranking.evidence import Evidence
+from wattune.ranking.order import Ranking
+from wattune.report.charts import row_labels
+from wattune.report.figure import Chart, axis_title
+
+MOST_LEADERS: Final = 4
+"""Most trials that are drawn."""
+
+_LOOKS: Final = (("#0072B2", "solid"), ("#E69F00", "dash"), ("#009E73", "dot"), ("#CC79A7", "dashdot"))
+"""Colour (Okabe and Ito) and dash of each line."""
+
+
+def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
+    """Draws the throughput of each step against its index in the stream of data, for the leaders by P(best).
+
+    Returns:
+        None without a leader of at least two steps.
+    """
+    rows = [row for row in leaders(ranking) if row.trial_id in evidence and len(evidence[row.trial_id].step_index) > 1]
+    rows = rows[:MOST_LEADERS]
+    if not rows:
+        return None
+    figure = go.Figure()
+    for row, label, (color, dash) in zip(rows, row_labels(rows), _LOOKS, strict=False):
+        found = evidence[row.trial_id]
+        # From one step's start to the next one's, as throughput over the window counts; the last has no next.
+        tokens_per_s = row.spec.workload.tokens_per_step / np.diff(found.steps[0])
+        figure.add_scatter(
+            x=found.step_index[:-1],
+            y=tokens_per_s,
+            mode="lines",
+            name=label,
+            line={"color": color, "width": 1.4, "dash": dash},
+            hovertemplate="step %{x}: %{y:.4s} tokens/s<extra></extra>",
+        )
+    compared = {run.tags[COMPARED] for row in rows for run in row.counted if COMPARED in run.tags}
+    for steps in compared:
+        first, last = map(int, steps.split("-"))
+        figure.add_vrect(x0=first - 0.5, x1=last + 0.5, fillcolor="#8a94a3", opacity=0.15, line_width=0)
+    figure.update_layout(margin_t=44)
+    figure.update_xaxes(title="step, by the order of the data (warm-up has the first ones)")
+    figure.update_yaxes(title=axis_title("tokens_per_s"), automargin=True)
+    shaded = " Speed and energy are compared over the shaded steps." if compared else ""
+    caption = (
+        "Every measured step of the trials most likely to be the best. One index is the same batch of data for all. A "
+        f"line that rises or falls is a trend: its mean depends on the window.{shaded}"
+    )
+    return Chart(title="Throughput by step", caption=caption, figure=figure, simulated=ranking.simulated)
+
+
+def leaders(ranking: Ranking) -> Sequence[RankedTrial]:
+    """Returns feasible trials by their probability to be the best, then the undecided ones."""
+    likely = sorted(ranking.feasible, key=lambda row: -(row.best_probability or 0.0))
+    return [*likely, *ranking.undecided]

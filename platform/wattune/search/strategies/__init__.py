@@ -1,0 +1,1 @@
+"""Strategies: each chooses the kept candidate that is measured next, behind one ask/tell protocol."""

@@ -1,0 +1,132 @@
+"""Candidates as numbers: log2 of degrees and sizes, categories for choices, the balance of a layout.
+
+Columns that are equal for all candidates are left out, so that a space of one model pays nothing for others.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattune.catalog.models import ModelSpec
+from wattune.plan.axes import DEGREES
+from wattune.trial import TrialSpec
+
+Matrix = NDArray[np.float32]
+
+_STEPS: Final = {
+    "sharding": ("none", "zero1", "zero2", "zero3"),
+    "recompute": ("none", "selective", "full"),
+}
+"""Choices with an order: each shares, or computes again, more than the one before. They count as numbers too."""
+
+_DOUBLINGS_ALIKE: Final = 1.5
+"""Distance, in doublings of a number, over which its effect is expected to change."""
+
+
+@lru_cache(maxsize=256)
+def _of_model(model: ModelSpec) -> dict[str, float]:
+    return {
+        "layers": math.log2(model.num_layers),
+        "hidden": math.log2(model.hidden_size),
+        "active": math.log2(model.num_active_parameters),
+        "parameters": math.log2(model.num_parameters),
+    }
+
+
+def numbers_of(spec: TrialSpec) -> dict[str, float]:
+    """Computes the numbers of a specification, in doublings where they are sizes."""
+    plan, cluster, workload = spec.plan, spec.cluster, spec.workload
+    dp = max(plan.dp(cluster.world_size), 1)
+    columns = {name: math.log2(getattr(plan, name)) for name in DEGREES}
+    columns["dp"] = math.log2(dp)
+    columns["micro_batch_size"] = math.log2(plan.micro_batch_size)
+    columns["micro_batches"] = math.log2(max(workload.global_batch_size / (dp * plan.micro_batch_size), 1.0))
+    columns |= {name: float(steps.index(getattr(plan, name))) for name, steps in _STEPS.items()}
+    layers = plan.layout or (1,)
+    columns["imbalance"] = 4.0 * math.log2(max(layers) * len(layers) / sum(layers))
+    columns["seq_len"] = math.log2(workload.seq_len)
+    columns["batch"] = math.log2(workload.global_batch_size)
+    columns["nodes"], columns["ranks"] = math.log2(cluster.num_nodes), math.log2(cluster.world_size)
+    return columns | _of_model(spec.model)
+
+
+def categories_of(spec: TrialSpec) -> dict[str, str]:
+    """Names the choices of a specification."""
+    plan, workload = spec.plan, spec.workload
+    return {
+        "sharding": plan.sharding,
+        "recompute": plan.recompute,
+        "overlap": plan.overlap,
+        "dtype": plan.dtype,
+        "rank_order": str(plan.rank_order),
+        "layout": str(plan.layout),
+        "engine": spec.engine,
+        "model": spec.model.name,
+        "device": spec.cluster.device,
+        "mode": workload.mode,
+        "routing": str(workload.routing),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Candidates, then earlier observations, as rows of two matrices that kernels are computed from."""
+
+    additive: Matrix
+    """Feature maps whose inner product is the mean over columns of a kernel of that column alone."""
+    place: Matrix
+    """Coordinates whose squared distance counts differing choices and squared doublings."""
+    num_columns: int
+    """Columns that vary."""
+
+    def similar(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
+        """Computes the additive kernel of rows and others."""
+        return self.additive[rows] @ self.additive[others].T
+
+    def distances2(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
+        """Computes squared distances between rows and others."""
+        near, far = self.place[rows], self.place[others]
+        squares = (near**2).sum(1)[:, None] + (far**2).sum(1)[None, :] - 2.0 * (near @ far.T)
+        return np.asarray(np.maximum(squares, 0.0, out=squares))
+
+
+def _factor(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Factors a kernel of distinct values: rows whose inner products are its entries."""
+    return np.asarray(np.linalg.cholesky(kernel + 1e-9 * np.eye(len(kernel))), dtype=np.float64)
+
+
+def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
+    """Computes the features of candidates and of earlier observations.
+
+    Args:
+        specs: The candidates, then the specifications of earlier observations.
+        num_earlier: Number of earlier observations. A column tells them apart, as another day may have another level.
+    """
+    maps: list[NDArray[np.float64]] = []
+    places: list[NDArray[np.float64]] = []
+    numbers = [numbers_of(spec) for spec in specs]
+    for name in numbers[0] if numbers else ():
+        values, index = np.unique([row[name] for row in numbers], return_inverse=True)
+        if len(values) > 1:
+            gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
+            maps.append(_factor(np.exp(-gaps))[index])
+            places.append(values[index][:, None])
+    choices = [categories_of(spec) for spec in specs]
+    columns = {name: [row[name] for row in choices] for name in (choices[0] if choices else ())}
+    columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
+    for column in columns.values():
+        names, index = np.unique(column, return_inverse=True)
+        if len(names) > 1:
+            one_hot = np.eye(len(names))[index]
+            maps.append(one_hot)
+            places.append(one_hot / math.sqrt(2.0))  # two different choices are at distance 1
+    num_columns = len(maps)
+    if not maps:
+        maps, places = [np.ones((len(specs), 1))], [np.zeros((len(specs), 1))]
+    additive = np.hstack(maps) / math.sqrt(len(maps))
+    return Features(additive.astype(np.float32), np.hstack(places).astype(np.float32), num_columns)

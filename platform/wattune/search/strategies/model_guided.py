@@ -1,0 +1,288 @@
+"""The strategy of wattune's own: estimates as prior, a surrogate for the objective and for each bound.
+
+Every candidate is scored exactly, by expected improvement times the probability that it runs and holds every bound.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from wattune.objective import Constraint
+from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
+from wattune.search.strategies.features import make_features
+from wattune.search.strategies.gaussian_process import GaussianProcess, Rows, Vector
+from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
+from wattune.search.strategies.surrogate import Quantity, Surrogate
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+RISK: Final = 0.05
+"""A candidate that holds every bound with a smaller probability is proposed only when no other is left."""
+
+NUM_DRAWN: Final = 3
+"""Trials that are drawn before the model proposes, where nothing is estimated and no earlier study is known."""
+
+NUM_BEFORE_STOP: Final = 6
+"""Least results before the search may stop. It also needs one for each column of features that varies."""
+
+PATIENCE: Final = 5
+"""Proposals in a row whose expected gain is below the noise until the search stops."""
+
+_SHORTLIST: Final = 2000
+"""Candidates that the second and later proposals of one batch are taken from."""
+_MOST_FOR_STOP: Final = 256
+"""Most promising candidates that the expected gain is computed over."""
+_NUM_SAMPLES: Final = 256
+_MEMORY: Final = Quantity(metric="memory_peak_bytes")
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A constraint, and the surrogate of what it bounds."""
+
+    surrogate: Surrogate
+    quantity: Quantity
+    bound: float
+    below: bool
+
+    def log_probability(self, mean: Vector, std: Vector) -> Vector:
+        """Log of the probability that it holds."""
+        z = (self.surrogate.transformed(self.bound) - mean) / std
+        return log_probability(z if self.below else -z)
+
+
+class ModelGuided:
+    """Gaussian processes over all candidates, one for the objective, one for each bound, one for success."""
+
+    learns = True
+
+    def __init__(self, problem: Problem, *, models_constraints: bool = True, stops: bool = True) -> None:
+        """Takes the problem.
+
+        Args:
+            problem: Candidates, objective, constraints, estimates and earlier observations.
+            models_constraints: False leaves bounds and failures without a model, for comparison only.
+            stops: False goes on until no candidate is left.
+        """
+        assert problem.objective is not None, "a strategy that learns needs an objective"
+        self.stopped_because: str | None = None
+        self._specs = list(problem.specs)
+        self._index = {spec: row for row, spec in enumerate(self._specs)}
+        self._seed = problem.seed
+        devices = {spec.cluster.sensed_device.name for spec in self._specs}
+        warm = [one for one in problem.warm if one.spec.cluster.sensed_device.name in devices]
+        self._features = make_features([*self._specs, *(one.spec for one in warm)], len(warm))
+        self._problem, self._warm = problem, warm
+        self._goal = Quantity(metric=problem.objective.metric)
+        self._sign = 1.0 if problem.objective.maximize else -1.0
+        self._objective = self._surrogate(self._goal)
+        self._bounds = [self._bound(one) for one in problem.constraints] if models_constraints else []
+        self._success = Surrogate(self._features, signed=True)
+        self._memory = self._memory_bound() if models_constraints else None
+        self._models_constraints, self._stops = models_constraints, stops
+        self._num_idle = 0
+        self._has_failed = False
+        self._free = np.ones(len(self._specs), dtype=bool)
+        self._pending: list[int] = []
+        self._feasible: set[int] = set()
+        self._told: set[int] = set()
+        self._stale = True
+        self._drawn = sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
+        for row, one in enumerate(warm, start=len(self._specs)):
+            self._take(row, one.result)
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise."""
+        asked: list[TrialSpec] = []
+        while len(asked) < n and self.stopped_because is None and self._free.any():
+            rows = self._drawn_rows(n - len(asked)) if self._knows_nothing else self._scored_rows(n - len(asked))
+            for row in rows:
+                self._free[row] = False
+                self._pending.append(row)
+                asked.append(self._specs[row])
+        return asked
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Takes in a result. A search that stopped goes on if a trial that still ran then changes its mind."""
+        row = self._index.get(spec)
+        if row is None:
+            return
+        self._free[row] = False
+        if row in self._pending:
+            self._pending.remove(row)
+            self.stopped_because = None
+        self._take(row, result)
+
+    @property
+    def _knows_nothing(self) -> bool:
+        """True until enough is known for a model to propose."""
+        if self._objective.estimate is not None or self._warm:
+            return False
+        return len(self._told) + len(self._pending) < NUM_DRAWN
+
+    def _drawn_rows(self, n: int) -> list[int]:
+        rows = [row for row in self._drawn if self._free[row]]
+        return rows[: min(n, NUM_DRAWN - len(self._told) - len(self._pending))]
+
+    def _surrogate(self, quantity: Quantity, divide_by: Vector | None = None) -> Surrogate:
+        """Makes the surrogate of a quantity, with the estimates of all rows where there are some."""
+        estimates = self._problem.estimates
+        names = [quantity.metric, *([quantity.limit_metric] if quantity.limit_metric else [])]
+        if estimates is None or any(name not in estimates.values for name in names):
+            return Surrogate(self._features)
+        columns = {name: np.asarray(estimates.values[name], dtype=np.float64) for name in names}
+        value = columns[quantity.metric] / (columns[quantity.limit_metric] if quantity.limit_metric else 1.0)
+        if not (np.isfinite(value) & (value > 0)).any():
+            return Surrogate(self._features)
+        earlier = [quantity.of(self._estimate_of(one)) for one in self._warm]
+        value = np.concatenate([value, [math.nan if one is None else one for one in earlier]])
+        log_std = estimates.log_std.get(quantity.metric)
+        if log_std is not None:
+            log_std = np.concatenate([log_std, np.full(len(self._warm), float(np.median(log_std)))])
+        return Surrogate(self._features, value if divide_by is None else value / divide_by, log_std)
+
+    def _estimate_of(self, one: Observation) -> dict[str, float]:
+        """The estimated metrics of an earlier observation: its own, else those of the same candidate."""
+        row, estimates = self._index.get(one.spec), self._problem.estimates
+        if one.estimate or row is None or estimates is None:
+            return dict(one.estimate)
+        return {name: float(column[row]) for name, column in estimates.values.items()}
+
+    def _bound(self, constraint: Constraint) -> _Bound:
+        quantity = Quantity(metric=constraint.metric, limit_metric=constraint.limit_metric)
+        return _Bound(self._surrogate(quantity), quantity, constraint.factor, constraint.operator.startswith("<"))
+
+    def _memory_bound(self) -> _Bound | None:
+        """The bound that a device's memory sets; None where it is not known."""
+        capacities = [spec.cluster.sensed_device.memory_bytes for spec in self._specs]
+        capacities += [one.spec.cluster.sensed_device.memory_bytes for one in self._warm]
+        if not capacities or any(capacity is None for capacity in capacities):
+            return None
+        self._capacity = np.array(capacities, dtype=np.float64)
+        return _Bound(self._surrogate(_MEMORY, self._capacity), _MEMORY, 1.0, below=True)
+
+    def _take(self, row: int, result: TrialResult) -> None:
+        """Adds a result to the surrogates."""
+        if result.status in TEACHES_NOTHING:
+            return
+        self._stale = True
+        is_candidate = row < len(self._specs)
+        if is_candidate:
+            self._told.add(row)
+        failed = result.status in FAILED
+        self._has_failed |= failed
+        self._success.tell(row, -1.0 if failed else 1.0)
+        if failed and self._memory is not None and result.status is TrialStatus.OUT_OF_MEMORY:
+            self._memory.surrogate.tell_above(row, 1.0)
+        if result.status is not TrialStatus.COMPLETED:
+            return
+        metrics = result.metrics
+        value = self._goal.of(metrics)
+        if value is not None:
+            self._objective.tell(row, value)
+        for bound in self._bounds:
+            bounded = bound.quantity.of(metrics)
+            if bounded is not None:
+                bound.surrogate.tell(row, bounded)
+        memory = _MEMORY.of(metrics)
+        if self._memory is not None and memory is not None and memory > 0:
+            self._memory.surrogate.tell(row, memory / self._capacity[row])
+        if is_candidate and value is not None and all(one.holds(metrics) for one in self._problem.constraints):
+            self._feasible.add(row)
+
+    def _active_bounds(self) -> list[_Bound]:
+        bounds = [bound for bound in self._bounds if bound.surrogate.knows]
+        if self._models_constraints and self._has_failed:
+            bounds.append(_Bound(self._success, Quantity(metric=""), 0.0, below=False))
+        memory = self._memory
+        if memory is not None and memory.surrogate.knows:
+            bounds.append(memory)
+        return bounds
+
+    def _scored_rows(self, n: int) -> list[int]:
+        """Chooses candidates by score: the first of all, later ones of the best of those."""
+        bounds = self._active_bounds()
+        if self._stale:
+            for surrogate in (self._objective, *(bound.surrogate for bound in bounds)):
+                surrogate.update()
+            self._stale = False
+        rows = np.flatnonzero(self._free)
+        chosen: list[int] = []
+        while len(chosen) < n and len(rows):
+            pending = np.array([*self._pending, *chosen], dtype=np.intp)
+            processes = [one.process(pending) for one in (self._objective, *(bound.surrogate for bound in bounds))]
+            score, log_feasible = self._score(rows, processes, bounds)
+            allowed = log_feasible >= math.log(RISK)
+            order = np.argsort(-np.where(allowed | ~allowed.any(), score, score - 1e6), kind="stable")
+            if not chosen and self._gains_too_little(rows[order[:_MOST_FOR_STOP]], processes, bounds):
+                break
+            rows = rows[order[:_SHORTLIST]]
+            chosen.append(int(rows[0]))
+            rows = rows[1:]
+        return chosen
+
+    def _best(self, objective: GaussianProcess) -> float | None:
+        """The largest mean of the objective over trials measured to hold every bound; None where there is none."""
+        if not self._feasible:
+            return None
+        rows = np.array(sorted(self._feasible), dtype=np.intp)
+        return float((self._sign * self._objective.believe(objective, rows).mean).max())
+
+    def _score(
+        self, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
+    ) -> tuple[Vector, Vector]:
+        """Log of expected improvement times probability of feasibility, and log of the latter."""
+        where: Rows | slice = slice(0, len(self._specs)) if len(rows) == len(self._specs) else rows
+        belief = self._objective.believe(processes[0], where)
+        logs = [np.zeros(len(rows))]
+        for bound, process in zip(bounds, processes[1:], strict=True):
+            one = bound.surrogate.believe(process, where)
+            logs.append(bound.log_probability(one.mean, one.std))
+        # Bounds on power, temperature and throttling hold or break together. The truth is between independent bounds,
+        # whose probabilities multiply, and bounds of one cause, of which the tightest decides.
+        log_feasible = 0.5 * np.sum(logs, axis=0) + 0.5 * np.min(logs, axis=0)
+        best = self._best(processes[0])
+        mean = self._sign * belief.mean
+        reference = float(np.median(mean)) if best is None else best
+        return log_expected_improvement(mean, belief.std, reference) + log_feasible, log_feasible
+
+    def _gains_too_little(self, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]) -> bool:
+        """Stops the search if the expected gain of measuring everything that is left is below the noise.
+
+        The gain is computed from joint draws of the most promising candidates, so that likes are not counted twice.
+        """
+        best = self._best(processes[0])
+        if best is None or len(self._told) < max(NUM_BEFORE_STOP, self._features.num_columns):
+            return False
+        dice = np.random.default_rng([self._seed, len(self._told)])
+        shape = (len(rows), _NUM_SAMPLES)
+        drawn = self._sign * _samples(self._objective, processes[0], rows, dice.standard_normal(shape))
+        common = dice.standard_normal(shape)
+        for bound, process in zip(bounds, processes[1:], strict=True):
+            mixed = math.sqrt(0.5) * (common + dice.standard_normal(shape))  # as in `_score`: half of one cause
+            values = _samples(bound.surrogate, process, rows, mixed if bound.below else -mixed)
+            limit = bound.surrogate.transformed(bound.bound)
+            drawn[(values > limit) if bound.below else (values < limit)] = -math.inf
+        unit = 1.0 if self._objective.is_log else max(abs(best), 1e-12)
+        gain = float(np.maximum(drawn.max(0) - best, 0.0).mean()) / unit
+        noise = self._objective.noise / unit
+        self._num_idle = self._num_idle + 1 if gain < noise else 0
+        if self._num_idle < PATIENCE or not self._stops:
+            return False
+        left = int(self._free.sum())
+        self.stopped_because = (
+            f"the expected gain of the {left} trials left is {gain:.1%}, below the measured noise of {noise:.1%}"
+        )
+        return True
+
+
+def _samples(surrogate: Surrogate, process: GaussianProcess, rows: Rows, normals: Vector) -> Vector:
+    """Makes joint values of rows from a posterior and standard normals: one row each, one column a draw."""
+    belief = surrogate.believe(process, rows)
+    covariance = process.covariance(rows)
+    covariance[np.diag_indices_from(covariance)] += 1e-6 * float(np.diag(covariance).mean()) + 1e-12
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(belief.mean[:, None] + root @ normals)

@@ -1,0 +1,119 @@
+"""Optuna's samplers as strategies: the tree-structured Parzen estimator and its Gaussian process, with constraints.
+
+A sampler proposes values axis by axis; the nearest candidate that is left is run and told. Optuna evaluates no
+constraints of failed trials. So a failure is told as a completed trial that is as bad as the worst and violates all.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from wattune.objective import Constraint
+from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
+from wattune.search.strategies.snapping import Axes
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import Trial
+
+_RUNS: Final = "runs"
+"""Name of the constraint that every failure violates, so that it holds in a study without any other."""
+
+
+class OptunaStrategy:
+    """A sampler of Optuna's over the kept candidates."""
+
+    learns = True
+
+    def __init__(self, problem: Problem, make_sampler: Callable[[int], "BaseSampler"]) -> None:
+        """Takes the problem, and what makes the sampler of a seed. Estimates and earlier studies are not used."""
+        import optuna  # only this strategy waits for it
+
+        assert problem.objective is not None, "a strategy that learns needs an objective"
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.stopped_because: str | None = None
+        self._problem, self._optuna = problem, optuna
+        self._axes = Axes(problem.specs, seed=problem.seed)
+        distributions = optuna.distributions
+        self._space: dict[str, BaseDistribution] = {
+            name: distributions.IntDistribution(0, len(values) - 1)
+            if self._axes.is_number(name)
+            else distributions.CategoricalDistribution(values)
+            for name, values in self._axes.values.items()
+        }
+        direction = "maximize" if problem.objective.maximize else "minimize"
+        self._study = optuna.create_study(direction=direction, sampler=make_sampler(problem.seed))
+        self._asked: dict[int, Trial] = {}
+        self._worst: float | None = None
+        self._told: set[int] = set()
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns up to `n` candidates, each the nearest that is left to what the sampler proposes."""
+        asked = []
+        for _ in range(min(n, self._axes.num_free)):
+            trial = self._study.ask(self._space)
+            row = self._axes.take_nearest(trial.params)
+            self._asked[row] = trial
+            asked.append(self._axes.specs[row])
+        return asked
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Adds a result under the candidate's own values; the proposal that led to it is closed."""
+        row = self._axes.take(spec)
+        if row is None:
+            return
+        states = self._optuna.trial.TrialState
+        if (trial := self._asked.pop(row, None)) is not None:
+            self._study.tell(trial, state=states.FAIL)  # such trials teach a sampler nothing
+        if result.status in TEACHES_NOTHING or row in self._told:
+            return
+        told = self._told_as(result)
+        if told is None:
+            return
+        self._told.add(row)
+        value, constraints = told
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                params=self._axes.params[row],
+                distributions=self._space,
+                value=value,
+                constraints=constraints,
+            )
+        )
+
+    def _told_as(self, result: TrialResult) -> tuple[float, dict[str, float]] | None:
+        """The value and the violations that a result is told as; None where it says nothing."""
+        objective, bounds = self._problem.objective, self._problem.constraints
+        assert objective is not None
+        value = result.metrics.get(objective.metric) if result.status is TrialStatus.COMPLETED else None
+        if value is not None and math.isfinite(value):
+            worse = min if objective.maximize else max
+            self._worst = value if self._worst is None else worse(self._worst, value)
+            return value, {_RUNS: 0.0, **{str(bound): _violation(bound, result.metrics) for bound in bounds}}
+        if result.status not in FAILED:
+            return None
+        return self._worst or 0.0, {_RUNS: 1.0, **{str(bound): 1.0 for bound in bounds}}
+
+
+def _violation(bound: Constraint, metrics: Mapping[str, float]) -> float:
+    """Returns the relative excess over a bound, negative where it holds. An unknown one counts as violated."""
+    slack, limit = bound.slack(metrics), bound.bound(metrics)
+    if slack is None or limit is None:
+        return 1.0
+    return float(-slack / max(abs(limit), 1e-9))
+
+
+def tpe(problem: Problem) -> OptunaStrategy:
+    """Makes Optuna's tree-structured Parzen estimator."""
+    from optuna.samplers import TPESampler
+
+    return OptunaStrategy(problem, lambda seed: TPESampler(seed=seed))
+
+
+def gp(problem: Problem) -> OptunaStrategy:
+    """Makes Optuna's Gaussian process with expected improvement."""
+    from optuna.samplers import GPSampler
+
+    return OptunaStrategy(problem, lambda seed: GPSampler(seed=seed))

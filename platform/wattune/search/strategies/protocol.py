@@ -1,0 +1,77 @@
+"""The protocol of a strategy, and the problem that it is given."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattune.objective import Constraint, Objective
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+TEACHES_NOTHING = frozenset({TrialStatus.INFRA_FAILED, TrialStatus.INTERRUPTED, TrialStatus.REJECTED})
+"""Statuses that say nothing about a configuration: it did not run, or the cluster failed it."""
+
+FAILED = frozenset(
+    {TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.ABORTED},
+)
+"""Statuses of a configuration that cannot be used."""
+
+
+def draw(seed: int, trial_id: str) -> bytes:
+    """Draws a trial's place in an order: the same on every machine and version, whatever else is drawn."""
+    return hashlib.sha256(f"{seed} {trial_id}".encode()).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Predicted metrics of all candidates, in columns: one value for each candidate, in the order of the candidates."""
+
+    values: Mapping[str, NDArray[np.float64]]
+    """Predicted values by metric. NaN where a candidate has no prediction."""
+    log_std: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Standard deviations of log(measured / predicted) by metric. A metric that is absent gets a default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A result of an earlier study."""
+
+    spec: TrialSpec
+    result: TrialResult
+    estimate: Mapping[str, float] = field(default_factory=dict)
+    """Predicted metrics of the trial, by the predictor that estimates the candidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything that a strategy may know before the first trial."""
+
+    specs: Sequence[TrialSpec]
+    """Every candidate, each once."""
+    seed: int
+    objective: Objective | None = None
+    constraints: Sequence[Constraint] = ()
+    estimates: Estimates | None = None
+    warm: Sequence[Observation] = ()
+    """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""
+
+
+class Strategy(Protocol):
+    """Proposes trials, and learns from their results, failures included. The same seed gives the same proposals."""
+
+    learns: bool
+    """True where results change later proposals. Where they do not, a study may ask for everything at once."""
+
+    stopped_because: str | None
+    """The reason why it proposes nothing more although candidates are left; None where it has not stopped."""
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns up to `n` specifications never proposed or told before: fewer, at last none, when they run out."""
+        ...
+
+    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Takes the result of a specification, from this run of the study or an earlier one."""
+        ...

@@ -1,0 +1,114 @@
+"""Reference trials: an ordinary plan near the middle, measured twice at the start, and then every so often."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.scheduling.references import References, ordinary_plans
+from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.plan.axes import Plan
+from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+
+MakeSpecs = Callable[..., list[TrialSpec]]
+
+
+def ended(spec: TrialSpec, repeat: int, status: TrialStatus = TrialStatus.COMPLETED) -> TrialResult:
+    return TrialResult(trial_id=spec.trial_id, repeat=repeat, status=status)
+
+
+def of(specs: list[TrialSpec], *, every: int = 5, named: TrialSpec | None = None, planned: int = 20) -> References:
+    references = References(every=every, plans=ordinary_plans(specs, seed=0), named=named)
+    references.plan({workers_of(specs[0]): planned})
+    return references
+
+
+def test_the_plan_in_the_middle_of_one_axis_is_taken(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    assert ordinary_plans(specs, seed=0) == {workers_of(specs[0]): specs[4]}
+    assert ordinary_plans(specs[::-1], seed=7) == {workers_of(specs[0]): specs[4]}, "in whatever order, by any seed"
+
+
+def test_values_count_by_their_rank_and_choices_in_their_order(make_specs: MakeSpecs) -> None:
+    (one,) = make_specs(1)
+    plans = [
+        Plan(micro_batch_size=size, sharding=sharding, recompute=recompute)
+        for size in (1, 2, 64)
+        for sharding in ("none", "zero1", "zero3")
+        for recompute in ("none", "selective", "full")
+    ]
+    chosen = ordinary_plans([replace(one, plan=plan) for plan in plans], seed=0)[workers_of(one)].plan
+    assert (chosen.micro_batch_size, chosen.sharding, chosen.recompute) == (2, "zero1", "selective")
+
+
+def test_equally_near_plans_are_drawn_by_the_seed(make_specs: MakeSpecs) -> None:
+    specs = make_specs(2)
+    drawn = {ordinary_plans(specs, seed=seed)[workers_of(specs[0])] for seed in range(20)}
+    assert drawn == set(specs)
+
+
+def test_every_kind_of_workers_has_its_own(make_specs: MakeSpecs) -> None:
+    wide = ClusterSpec(device="cpu", devices_per_node=2)
+    chosen = ordinary_plans([*make_specs(3), *make_specs(5, wide)], seed=0)
+    assert sorted(spec.plan.micro_batch_size for spec in chosen.values()) == [2, 3]
+    assert ordinary_plans([], seed=0) == {}
+
+
+def test_it_is_due_twice_at_the_start_one_after_the_other(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    references, workers = of(specs), workers_of(specs[0])
+    assert references.num_opening(workers) == 2 and references.num_left({workers: 20}) == 2 + 3
+    assert references.due(workers, "n0", opens=True) == (specs[4], FIRST_REFERENCE_REPEAT)
+    assert references.due(workers, "n1", opens=True) is None, "the first of the two still runs"
+    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT), "n0")
+    assert references.due(workers, "n0", opens=True) == (specs[4], FIRST_REFERENCE_REPEAT + 1)
+    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT + 1), "n0")
+    assert references.due(workers, "n0", opens=True) is None and references.num_opening(workers) == 0
+
+
+def test_a_small_study_and_one_without_reference_trials_do_not_open_with_it(make_specs: MakeSpecs) -> None:
+    specs = make_specs(5)
+    for references in (of(specs, planned=5), of(specs, every=0)):
+        assert references.due(workers_of(specs[0]), "n0", opens=True) is None
+        assert references.num_left({workers_of(specs[0]): 5}) == 0
+
+
+def test_a_reference_trial_that_never_completed_gives_way_to_the_first_that_does(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    references, workers = of(specs, every=2), workers_of(specs[0])
+    references.due(workers, "n0", opens=True)
+    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT, TrialStatus.OUT_OF_MEMORY), "n0")
+    assert references.due(workers, "n0", opens=True) is None
+    for spec in specs[:2]:
+        references.note(spec, ended(spec, 0), "n0")
+    assert references.due(workers, "n0", opens=True) == (specs[0], FIRST_REFERENCE_REPEAT)
+
+
+def test_a_named_one_is_kept_even_if_it_fails(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    references, workers = of(specs, named=specs[8]), workers_of(specs[0])
+    references.note(specs[8], ended(specs[8], FIRST_REFERENCE_REPEAT, TrialStatus.CRASHED), "n0")
+    assert references.due(workers, "n0", opens=True) == (specs[8], FIRST_REFERENCE_REPEAT + 1)
+
+
+def test_a_study_that_goes_on_keeps_the_one_it_has(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    references, workers = of(specs), workers_of(specs[0])
+    for repeat in (FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1):
+        references.note(specs[0], ended(specs[0], repeat), "n0")
+    for spec in specs[1:6]:
+        references.note(spec, ended(spec, 0), "n0")
+    assert references.due(workers, "n0", opens=True) == (specs[0], FIRST_REFERENCE_REPEAT + 2)
+
+
+def test_a_run_that_was_given_up_may_start_again(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    references, workers = of(specs), workers_of(specs[0])
+    found = references.due(workers, "n0", opens=True)
+    assert found is not None and references.num_opening(workers) == 1
+    references.give_up(found[0].trial_id, found[1])
+    assert references.num_opening(workers) == 2
+
+
+def test_a_repeat_of_the_race_opens_nothing(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    assert of(specs).due(workers_of(specs[0]), "n0", opens=False) is None

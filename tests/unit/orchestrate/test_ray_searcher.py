@@ -1,0 +1,61 @@
+"""Ray Tune's own searchers as strategies: they propose candidates, learn, and are refused with a reason."""
+
+import pytest
+from known_space import SPECS, problem, result
+
+from wattune.errors import SpaceError
+from wattune.orchestrate.ray_searcher import RaySearcher
+from wattune.trial import TrialResult, TrialStatus
+
+OPTUNA = "ray.tune.search.optuna:OptunaSearch"
+
+
+def test_a_searcher_of_rays_runs_a_study_to_its_end():
+    strategy, asked = RaySearcher(OPTUNA, problem(specs=SPECS[:30])), []
+    while batch := strategy.ask(4):
+        asked += batch
+        for spec in batch:
+            strategy.tell(spec, result(spec))
+    assert sorted(spec.trial_id for spec in asked) == sorted(spec.trial_id for spec in SPECS[:30])
+    assert strategy.learns
+
+
+def test_it_learns_from_what_it_is_told():
+    strategy, asked = RaySearcher(OPTUNA, problem(constraints=())), []
+    for _ in range(60):
+        asked += strategy.ask(1)
+        strategy.tell(asked[-1], result(asked[-1]))
+
+    def typical(specs):
+        return sum(result(spec).metrics.get("tokens_per_s", 0.0) for spec in specs) / len(specs)
+
+    assert typical(asked[40:]) > 1.1 * typical(SPECS)
+
+
+def test_results_of_an_earlier_call_are_not_proposed_again():
+    strategy = RaySearcher(OPTUNA, problem(specs=SPECS[:20]))
+    for spec in SPECS[:12]:
+        strategy.tell(spec, result(spec))
+    assert set(strategy.ask(20)) == set(SPECS[12:20])
+
+
+def test_what_the_cluster_failed_teaches_nothing():
+    strategy = RaySearcher(OPTUNA, problem())
+    (spec,) = strategy.ask(1)
+    strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.INFRA_FAILED))
+    assert spec not in strategy.ask(30)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere:Search", "cannot be loaded"),
+        ("ray.tune.search:Nothing", "cannot be loaded"),
+        ("ray.tune.search:ConcurrencyLimiter", "is not a searcher"),
+        ("pathlib:Path", "is not a searcher"),
+        ("ray.tune.search.hyperopt:HyperOptSearch", "cannot be made"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused(name, reason):
+    with pytest.raises(SpaceError, match=reason):
+        RaySearcher(name, problem())

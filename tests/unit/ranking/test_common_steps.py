@@ -1,0 +1,146 @@
+"""Comparison over the steps that all trials measured, where windows matter."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from made_trials import FASTEST, Pair, trial
+from small_study import make_study, ranking_of
+
+from wattune.analysis.summary import metrics_over
+from wattune.catalog.models import model
+from wattune.objective import parse_constraint
+from wattune.ranking.common_steps import (
+    COMPARED,
+    STEPS_DIFFER,
+    Range,
+    of_folder,
+    over_common_steps,
+    steps_of,
+    window_matters,
+)
+from wattune.ranking.order import rank
+from wattune.ranking.sources import Source
+from wattune.storage.study import StudyFolder
+from wattune.trial import Routing, TrialResult, TrialSpec, TrialStatus
+
+METRICS = {"tokens_per_s": 100.0, "energy_per_token_j": 0.5, "node_device_power_peak_1s_w": 900.0}
+
+
+def mixture(pair: Pair, by: str | None) -> Pair:
+    spec, result = pair
+    routing = None if by is None else Routing(by=by)
+    spec = replace(spec, model=model("mixtral_8x7b"), workload=replace(spec.workload, routing=routing))
+    return spec, replace(result, trial_id=spec.trial_id)
+
+
+def measured(number: int, steps: str, reasons: tuple[str, ...] = (), by: str | None = "learned") -> Pair:
+    spec, result = mixture(trial(number, METRICS, tags={"steps": steps} if steps else {}), by)
+    return spec, replace(result, quality_reasons=reasons)
+
+
+def again(_spec: TrialSpec, _result: TrialResult, steps: Range) -> Mapping[str, float]:
+    """A trial that is faster the more of the late steps it has."""
+    return {"tokens_per_s": 100.0 + steps[1], "energy_per_token_j": 0.4}
+
+
+def of(pairs: list[Pair]) -> list[TrialResult]:
+    return [result for _, result in over_common_steps(pairs, again)]
+
+
+@pytest.mark.parametrize(
+    ("by", "reasons", "matters"),
+    [
+        ("learned", (), True),
+        (None, (), True),
+        ("balanced", (), False),
+        ("skew", (), False),
+        ("balanced", ("unsteady_steps",), True),
+        ("balanced", ("no_steady_state", "gap"), True),
+        ("balanced", ("few_steps",), False),
+    ],
+)
+def test_a_window_matters_where_the_router_chooses_or_steps_have_a_trend(
+    by: str | None, reasons: tuple[str, ...], matters: bool
+) -> None:
+    assert window_matters(*measured(1, "5-40", reasons, by)) == matters
+
+
+def test_a_dense_model_without_a_trend_has_comparable_windows_of_any_length() -> None:
+    pairs = [trial(n, METRICS, tags={"steps": steps}) for n, steps in ((1, "5-40"), (2, "20-400"))]
+    assert over_common_steps(pairs, again) is pairs
+
+
+def test_speed_and_energy_are_of_the_steps_that_all_measured_and_bounds_of_the_whole_window() -> None:
+    found = of([measured(1, "5-40"), measured(2, "12-90"), measured(4, "12-40")])
+    assert [one.tags.get(COMPARED) for one in found] == ["12-40", "12-40", None], "the last measured just these"
+    assert [one.metrics["tokens_per_s"] for one in found] == [140.0, 140.0, 100.0]
+    assert found[0].metrics == {**METRICS, "tokens_per_s": 140.0, "energy_per_token_j": 0.4}
+    assert found[0].tags["steps"] == "5-40" and found[0].quality_reasons == ()
+
+
+def test_of_balanced_trials_only_the_one_with_a_trend_changes() -> None:
+    found = of([measured(1, "5-40", ("unsteady_steps",), "balanced"), measured(2, "12-90", by="balanced")])
+    assert [one.metrics["tokens_per_s"] for one in found] == [140.0, 100.0]
+
+
+def test_a_trial_that_shares_too_few_steps_is_marked_and_does_not_spoil_the_others() -> None:
+    found = of([measured(1, "5-40"), measured(2, "12-45"), measured(4, "38-90")])
+    assert [one.tags.get(COMPARED) for one in found] == ["12-40", "12-40", None]
+    assert found[2].quality_reasons == (STEPS_DIFFER,) and found[2].quality == "indicative"
+    alone = of([measured(1, "5-20"), measured(2, "18-90")])
+    assert [one.quality_reasons for one in alone] == [(STEPS_DIFFER,)] * 2
+
+
+def test_without_files_trials_are_marked_and_the_ranking_says_so() -> None:
+    pairs = [measured(1, "5-40"), measured(2, "12-90"), measured(4, "")]
+    marked = over_common_steps(pairs)
+    assert [result.quality_reasons for _, result in marked] == [(STEPS_DIFFER,), (STEPS_DIFFER,), ()]
+    ranking = rank(marked, FASTEST, [parse_constraint("node_device_power_peak_1s_w <= 2000")])
+    assert any("2 runs are not compared over the same steps" in text for text in ranking.warnings)
+    ranking = rank(over_common_steps(pairs, again), FASTEST, [])
+    assert any("speed and energy of 2 runs are over steps 12-40 of the data" in text for text in ranking.warnings)
+    failed = [(spec, replace(result, status=TrialStatus.CRASHED)) for spec, result in pairs[:1]]
+    assert over_common_steps([*failed, pairs[1]]) == [*failed, pairs[1]]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    return make_study(tmp_path_factory.mktemp("storage"))
+
+
+def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: StudyFolder) -> None:
+    """The shorter trial bounds the steps; the longer one has a trend."""
+    ranking = ranking_of(study)
+    rows = [ranking.feasible[0], ranking.infeasible[0]]
+    ranges = {row.trial_id: steps_of(row.counted[0]) for row in rows}
+    first, ends = max(one[0] for one in ranges.values()), {trial_id: one[1] for trial_id, one in ranges.items()}
+    longer = max(ends, key=lambda trial_id: ends[trial_id])
+    last = min(ends.values()) - 5
+    pairs = []
+    for spec, result in study.results():
+        tags, reasons = dict(result.tags), result.quality_reasons
+        if result.trial_id == longer:
+            reasons = (*reasons, "unsteady_steps")
+        elif "steps" in tags:
+            tags["steps"] = f"{first}-{last}"
+        pairs.append((spec, replace(result, tags=tags, quality_reasons=reasons)))
+    before = {result.trial_id: result for _, result in pairs}
+    after = {result.trial_id: result for _, result in of_folder(study, pairs)}
+    assert after[longer].tags[COMPARED] == f"{first}-{last}"
+    folder = study.trial(longer, 0)
+    whole = metrics_over(folder.spec(), folder.spans(), folder.stored(), folder.manifests(), ranges[longer])
+    for name, value in whole.items():
+        assert value == pytest.approx(before[longer].metrics[name], rel=1e-9), "over all its steps it is as before"
+    changed = {name for name in whole if after[longer].metrics[name] != before[longer].metrics[name]}
+    assert {"tokens_per_s", "step_time_s", "energy_per_token_j", "step_time_uncertainty_frac"} <= changed
+    assert after[longer].metrics["tokens_per_s"] == pytest.approx(before[longer].metrics["tokens_per_s"], rel=0.03)
+    peak = "node_device_power_peak_1s_w"
+    assert after[longer].metrics[peak] == before[longer].metrics[peak]
+    assert all(after[one] is before[one] for one in after if one != longer)
+
+
+def test_a_study_is_read_with_common_steps(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("wattune.ranking.sources.of_folder", lambda own, results: seen.append(own.name) or results)
+    assert len(Source.of_folder(study).results) == 3 and seen == [study.name]

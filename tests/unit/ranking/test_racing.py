@@ -1,0 +1,203 @@
+"""The race of finalists: who is in it, which trial is repeated next, when it is over, and how often it is right."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, reference_runs, speed, trial
+
+from wattune.ranking.racing import RACE_TAG, Standings, history, standings
+from wattune.trial import TrialStatus
+
+
+def simulated(pairs: list[Pair]) -> list[Pair]:
+    """The same with simulated sensors, which have no gain error: only scatter decides a bound."""
+    return [(spec, replace(result, tags={**result.tags, "simulated": "true"})) for spec, result in pairs]
+
+
+def found(pairs: list[Pair]) -> Standings:
+    return standings(simulated(pairs), FASTEST, [POWER])
+
+
+def probabilities(one: Standings) -> dict[int, float]:
+    return {each.row.spec.plan.micro_batch_size: each.best_probability for each in one.finalists}
+
+
+def test_probabilities_add_up_with_that_of_none() -> None:
+    one = found([speed(1, 1000.0, 2740.0), speed(2, 1005.0, 2745.0), speed(3, 990.0, 2730.0)])
+    assert sum(probabilities(one).values()) + one.none_probability == pytest.approx(1.0)
+    assert one.none_probability > 0.1  # all three are close to the bound
+
+
+def test_a_clear_winner_needs_no_race() -> None:
+    one = found([speed(1, 1200.0), speed(2, 1000.0), speed(3, 990.0)])
+    assert one.told_apart(0.95) and one.leader is not None
+    assert one.leader.row.spec.plan.micro_batch_size == 1 and one.best_probability > 0.99
+
+
+def test_two_equal_trials_share_it_and_are_repeated_in_turn() -> None:
+    pairs, order = [speed(1, 1000.0), speed(2, 1000.0), speed(3, 700.0)], []
+    for _ in range(6):
+        one = found(pairs)
+        assert not one.told_apart(0.95)
+        row = one.next({})
+        assert row is not None
+        number = row.spec.plan.micro_batch_size
+        order.append(number)
+        pairs.append(speed(number, 1000.0, repeat=order.count(number)))
+    assert Counter(order) == {1: 3, 2: 3}
+
+
+def test_a_trial_that_may_keep_its_bound_holds_the_decision_up_and_is_repeated() -> None:
+    # The faster one is 1 % within the bound: one run does not tell that the next one keeps it.
+    pairs = [speed(1, 1000.0, 2000.0), speed(2, 1100.0, 2720.0)]
+    before = found(pairs)
+    assert 0.05 < probabilities(before)[2] < 0.9
+    row = before.next({})
+    assert row is not None and row.spec.plan.micro_batch_size == 2
+    better = found([*pairs, *(speed(2, 1100.0, 2660.0, repeat=repeat) for repeat in range(1, 7))])
+    worse = found([*pairs, *(speed(2, 1100.0, 2790.0, repeat=repeat) for repeat in range(1, 7))])
+    assert probabilities(better)[2] > 0.95 and probabilities(worse)[1] > 0.95
+
+
+def test_a_bound_that_is_narrowly_broken_keeps_a_trial_in_the_race_and_a_wide_break_does_not() -> None:
+    narrow = found([speed(1, 1000.0, 2000.0), speed(2, 1100.0, 2752.0)])
+    assert probabilities(narrow)[2] > 0.0
+    wide = found([speed(1, 1000.0, 2000.0), speed(2, 1100.0, 3200.0)])
+    assert set(probabilities(wide)) == {1} and wide.best_probability == 1.0
+
+
+def test_none_keeps_every_bound() -> None:
+    one = found([speed(1, 1000.0, 3200.0), speed(2, 1100.0, 3200.0)])
+    assert one.leader is None and one.none_probability == 1.0
+    assert one.told_apart(0.95) and one.next({}) is None
+
+
+def test_failed_trials_and_those_without_a_metric_are_not_in_it() -> None:
+    failed = trial(2, {}, status=TrialStatus.OUT_OF_MEMORY)
+    blind = trial(3, {"tokens_per_s": 2000.0})
+    assert set(probabilities(found([speed(1, 1000.0), failed, blind]))) == {1}
+
+
+def test_the_least_is_the_best_where_less_is_better() -> None:
+    pairs = [trial(1, {"energy_per_token_j": 1.0}), trial(2, {"energy_per_token_j": 1.3})]
+    one = standings(pairs, LEAST_ENERGY, [])
+    assert probabilities(one)[1] > 0.99
+
+
+def test_a_metric_that_was_always_zero_keeps_its_bound_in_every_draw() -> None:
+    bound = replace(POWER, metric="throttle_thermal_frac", factor=0.01)
+    pairs = [trial(number, {"tokens_per_s": 1000.0 * number, "throttle_thermal_frac": 0.0}) for number in (1, 2)]
+    one = standings(pairs, FASTEST, [bound])
+    assert one.none_probability == 0.0 and one.best_probability > 0.99
+
+
+def test_the_gain_of_a_real_sensor_is_no_matter_of_repeats() -> None:
+    near = [speed(1, 1000.0, 2690.0, repeat=repeat) for repeat in range(8)]
+    assert standings(simulated(near), FASTEST, [POWER]).best_probability > 0.95
+    assert standings(near, FASTEST, [POWER]).best_probability < 0.05  # the sensor may be off by 5 %
+
+
+def test_long_runs_do_not_open_the_race_again() -> None:
+    pairs = [speed(1, 1000.0), speed(2, 900.0)]
+    spec, result = speed(1, 500.0, 3000.0, repeat=1)
+    soaked = [*pairs, (spec, replace(result, tags={"soak": "true"}))]
+    assert probabilities(found(soaked)) == probabilities(found(pairs))
+
+
+def test_runs_on_their_way_make_another_one_worth_less() -> None:
+    one = found([speed(1, 1000.0), speed(2, 1000.0), speed(3, 700.0)])
+    first = one.next({})
+    assert first is not None
+    second = one.next({first.trial_id: 1})
+    assert second is not None and second.trial_id != first.trial_id
+
+
+def test_the_order_in_which_results_are_read_changes_nothing() -> None:
+    pairs = [speed(number, 1000.0 + number, 2700.0 + number) for number in range(1, 9)]
+    assert found(pairs) == found(pairs[::-1])
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.floats(900, 1100), st.floats(2400, 3000)), min_size=1, max_size=6),
+    st.integers(0, 5),
+)
+def test_every_draw_has_one_answer_and_the_next_run_is_of_a_finalist(
+    trials: list[tuple[float, float]], repeated: int
+) -> None:
+    pairs = [speed(number, *figures) for number, figures in enumerate(trials, start=1)]
+    again = repeated % len(trials)
+    pairs.append(speed(again + 1, *trials[again], repeat=1))
+    one = found(pairs)
+    shares = [each.best_probability for each in one.finalists]
+    assert math.fsum([*shares, one.none_probability]) == pytest.approx(1.0)
+    assert shares == sorted(shares, reverse=True)
+    assert all(0.0 <= each.total_effect <= 1.0 for each in one.finalists)
+    row = one.next({})
+    assert (row is None) == (not one.finalists)
+    assert row is None or row.trial_id in {each.row.trial_id for each in one.finalists[:2]}
+
+
+def raced(pairs: list[Pair]) -> list[Pair]:
+    """The pairs with ascending ends; those with a repeat of 1 and more are of a race."""
+    made = []
+    for index, (spec, result) in enumerate(pairs):
+        tags = {RACE_TAG: "0.95"} if 1 <= result.repeat < 1000 else {}
+        made.append((spec, replace(result, tags=tags, end_wall_ns=index + 1)))
+    return made
+
+
+def test_history_is_what_the_race_saw_at_each_repeat() -> None:
+    first = [speed(1, 1000.0), speed(2, 1004.0), speed(3, 700.0)]
+    pairs = raced([*first, speed(2, 1010.0, repeat=1), speed(1, 985.0, repeat=1)])
+    moments = history(pairs[::-1], FASTEST, [POWER])
+    assert [moment.num_repeats for moment in moments] == [0, 1, 2]
+    for moment in moments:
+        now = standings(pairs[: 3 + moment.num_repeats], FASTEST, [POWER])
+        assert dict(moment.best_probability) == {one.row.trial_id: one.best_probability for one in now.finalists}
+    assert history(raced(first), FASTEST, [POWER]) == []
+
+
+def test_a_long_race_has_a_short_history_with_both_ends() -> None:
+    pairs = [speed(1, 1000.0), *(speed(1, 1000.0, repeat=repeat) for repeat in range(1, 61))]
+    repeats = [moment.num_repeats for moment in history(raced(pairs), FASTEST, [])]
+    assert len(repeats) == 25 and (repeats[0], repeats[-1]) == (0, 60)
+
+
+def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
+    """Races twelve made-up trials: whether it was told apart, whether that is true, and the repeats."""
+    rng = np.random.default_rng([31, seed])
+    truth, power = rng.normal(0.0, 0.04, 12), rng.normal(-0.06, 0.04, 12)
+    keeps = np.flatnonzero(power + 1.645 * 0.01 <= 0.0)
+    best = keeps[truth[keeps].argmax()]
+    runs: Counter[int] = Counter()
+
+    def run(number: int) -> Pair:
+        noise = 0.01 * rng.normal(size=2)
+        repeat, runs[number] = runs[number], runs[number] + 1
+        figures = 1000.0 * math.exp(truth[number] + noise[0]), 2750.0 * math.exp(power[number] + noise[1])
+        return speed(number + 1, *figures, repeat=repeat)
+
+    pairs = [*reference_runs(800.0 * np.exp(0.01 * rng.normal(size=4))), *map(run, range(12))]
+    for num_repeats in range(most_repeats + 1):
+        one = found(pairs)
+        row = one.next({})
+        if one.told_apart(0.95) or row is None or num_repeats == most_repeats:
+            break
+        pairs.append(run(row.spec.plan.micro_batch_size - 1))
+    leader = one.leader.row.spec.plan.micro_batch_size - 1 if one.leader is not None else None
+    return one.told_apart(0.95), leader == best, num_repeats
+
+
+@pytest.mark.slow
+def test_where_it_stops_it_names_the_truly_best_feasible_trial() -> None:
+    """`benchmarks/racing.py` says the same of more kinds of studies."""
+    ends = [race_of(seed) for seed in range(200)]
+    told = [right for stopped, right, _ in ends if stopped]
+    assert len(told) >= 90  # else the race decides nothing
+    assert sum(told) / len(told) >= 0.93

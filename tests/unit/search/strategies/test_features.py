@@ -1,0 +1,76 @@
+"""Features: what varies becomes a column, likes are near, and other models, clusters and engines fit in."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import Plan
+from wattune.search.strategies.features import make_features, numbers_of
+from wattune.trial import TrialSpec, Workload
+
+BASE = TrialSpec(
+    model=MODELS["llama3_8b"],
+    cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
+    engine="torch",
+    workload=Workload(seq_len=4096, global_batch_size=64),
+    plan=Plan(),
+)
+
+
+def with_plan(**axes):
+    return replace(BASE, plan=replace(BASE.plan, **axes))
+
+
+def test_only_what_varies_is_a_column():
+    assert make_features([BASE]).num_columns == 0
+    assert make_features([BASE, with_plan(overlap="grad")]).num_columns == 1
+    assert make_features([BASE, with_plan(micro_batch_size=2)]).num_columns == 2  # and the number of micro-batches
+
+
+def test_sizes_count_in_doublings():
+    features = make_features([with_plan(sharding="zero1", micro_batch_size=size) for size in (1, 2, 8)])
+    squares = features.distances2(np.array([0]), np.array([0, 1, 2]))[0]
+    assert squares == pytest.approx([0.0, 2.0, 18.0], abs=1e-5)  # 1 and 3 doublings of two columns
+
+
+def test_two_different_choices_are_at_distance_one():
+    features = make_features([with_plan(overlap=name) for name in ("none", "grad", "grad_param")])
+    squares = features.distances2(np.arange(3), np.arange(3))
+    assert squares == pytest.approx(1.0 - np.eye(3), abs=1e-6)
+
+
+def test_the_additive_kernel_is_one_for_equals_and_falls_with_each_column():
+    specs = [BASE, with_plan(overlap="grad"), with_plan(overlap="grad", recompute="full"), with_plan(recompute="full")]
+    kernel = make_features(specs).similar(np.arange(4), np.arange(4))
+    assert np.diag(kernel) == pytest.approx(np.ones(4), abs=1e-5)
+    assert kernel[0, 2] < kernel[0, 1] < 1
+    assert kernel[0, 1] - kernel[0, 2] == pytest.approx(1 - kernel[0, 3], abs=1e-5)  # effects of columns add up
+
+
+def test_models_clusters_engines_and_layouts_fit_into_one_space():
+    specs = [
+        BASE,
+        replace(BASE, model=MODELS["mixtral_8x7b"]),
+        replace(BASE, engine="megatron"),
+        replace(BASE, cluster=ClusterSpec(device="h200_sxm", devices_per_node=8, num_nodes=4)),
+        with_plan(pp=2, layout=(20, 12)),
+    ]
+    features = make_features(specs)
+    squares = features.distances2(np.arange(5), np.arange(5))
+    assert (squares[~np.eye(5, dtype=bool)] > 0.5).all() and np.isfinite(features.additive).all()
+
+
+def test_an_uneven_layout_has_its_imbalance():
+    assert numbers_of(with_plan(pp=2))["imbalance"] == 0
+    assert (
+        numbers_of(with_plan(pp=2, layout=(20, 12)))["imbalance"]
+        > numbers_of(with_plan(pp=2, layout=(17, 15)))["imbalance"]
+    )
+
+
+def test_earlier_observations_are_told_apart():
+    together = make_features([BASE, with_plan(overlap="grad"), BASE], num_earlier=1)
+    assert together.distances2(np.array([0]), np.array([2]))[0, 0] == pytest.approx(1.0)

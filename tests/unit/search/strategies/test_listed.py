@@ -1,0 +1,30 @@
+"""Listed strategies: told candidates are left out, and a drawn order ignores how candidates are listed."""
+
+from dataclasses import replace
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.plan.axes import Plan
+from wattune.search.strategies.listed import Grid, Random
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+BASE = TrialSpec(
+    model=MODELS["llama3_8b"],
+    cluster=ClusterSpec(device="cpu", devices_per_node=1),
+    engine="torch",
+    workload=Workload(seq_len=128, global_batch_size=64),
+    plan=Plan(),
+)
+SPECS = [replace(BASE, plan=Plan(micro_batch_size=size)) for size in range(1, 9)]
+
+
+def test_grid_skips_what_was_told():
+    grid = Grid(SPECS)
+    grid.tell(SPECS[0], TrialResult(trial_id=SPECS[0].trial_id, repeat=0, status=TrialStatus.CRASHED))
+    assert grid.ask(2) == SPECS[1:3]
+    assert grid.stopped_because is None and not grid.learns
+
+
+def test_a_drawn_order_is_that_of_the_seed_alone():
+    assert Random(SPECS, seed=4).ask(8) == Random(SPECS[::-1], seed=4).ask(8)
+    assert Random(SPECS, seed=4).ask(8) != Random(SPECS, seed=5).ask(8)

@@ -1,0 +1,217 @@
+"""The strategy of our own on a space whose truth is known and that it was not fitted to."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, regrets, result
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.objective import parse_constraint, parse_objective
+from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
+from wattune.search.strategies.protocol import Estimates, Observation
+from wattune.trial import TrialResult, TrialStatus
+
+
+def told(strategy, specs):
+    for spec in specs:
+        strategy.tell(spec, result(spec))
+    return strategy
+
+
+def estimates(error: float) -> Estimates:
+    """Estimates whose error depends on the plan: tensor parallelism looks better, recompute worse, than it is."""
+    columns = {name: np.array([metrics(spec)[name] for spec in SPECS]) for name in metrics(SPECS[0])}
+    wrong = np.array([math.log2(s.plan.tp) / 1.5 - (s.plan.recompute == "full") for s in SPECS])
+    columns["tokens_per_s"] = columns["tokens_per_s"] * np.exp(error * wrong)
+    return Estimates(values=columns, log_std={name: np.full(len(SPECS), 0.15) for name in columns})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_an_estimate_the_best_feasible_is_found_in_a_tenth_of_the_space(seed):
+    found = regrets(ModelGuided(problem(seed=seed)), len(SPECS) // 10)
+    assert min(found) <= 0.02
+
+
+def test_with_an_estimate_that_is_wrong_by_a_fifth_it_takes_a_few_trials():
+    found = regrets(ModelGuided(problem(estimates=estimates(0.2))), 8)
+    assert min(found) <= 0.02
+
+
+def test_the_same_seed_gives_the_same_proposals():
+    first, again, other = (told(ModelGuided(problem(seed=seed)), SPECS[5:9]).ask(4) for seed in (1, 1, 2))
+    assert first == again and len(other) == 4
+
+
+def test_memory_is_learned_from_trials_that_ran_out_of_it():
+    """After two failures and a few successes, what needs more memory than what failed is not proposed."""
+    fits = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
+    fails = [spec for spec in SPECS if result(spec).status is TrialStatus.OUT_OF_MEMORY]
+    fails.sort(key=lambda spec: metrics(spec)["memory_peak_bytes"])
+    strategy = told(ModelGuided(problem()), [*fails[:3], *fits[::12]])
+    proposed = []
+    for _ in range(10):
+        proposed += strategy.ask(1)
+        strategy.tell(proposed[-1], result(proposed[-1]))
+    assert sum(spec in fails for spec in proposed) <= 1
+
+
+def test_a_bound_moves_the_proposals_away_from_the_fastest():
+    bounded, free = (told(ModelGuided(problem(constraints=bounds)), SPECS[::10]).ask(1)[0] for bounds in ((POWER,), ()))
+    assert metrics(free)["tokens_per_s"] > metrics(bounded)["tokens_per_s"]
+    assert not is_feasible(free)
+
+
+def test_a_minimized_objective_and_a_ratio_of_metrics_work():
+    bound = parse_constraint("node_device_power_peak_1s_w <= 0.8 * device_power_limit_w")
+    strategy = ModelGuided(problem(objective=parse_objective("minimize step_time_s"), constraints=(bound,)))
+    best, reached = math.inf, math.inf
+    for spec in SPECS:
+        done = result(spec)
+        if done.status is TrialStatus.COMPLETED and is_feasible(spec):
+            best = min(best, 1e6 / metrics(spec)["tokens_per_s"])
+    for _ in range(30):
+        asked = strategy.ask(1)
+        if not asked:
+            break
+        done = result(asked[0], device_power_limit_w=3700 / 0.8)
+        if done.metrics:
+            done = replace(done, metrics={**done.metrics, "step_time_s": 1e6 / done.metrics["tokens_per_s"]})
+            if is_feasible(asked[0]):
+                reached = min(reached, done.metrics["step_time_s"])
+        strategy.tell(asked[0], done)
+    assert reached <= 1.02 * best
+
+
+def test_a_batch_for_several_lanes_is_what_single_questions_give_while_trials_run():
+    together, apart = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
+    batch = together.ask(4)
+    assert len(set(batch)) == 4
+    assert batch == [apart.ask(1)[0] for _ in range(4)]
+
+
+def test_a_running_trial_makes_its_likes_less_interesting():
+    """The second proposal is not the second best of the first question, but what the first leaves to learn."""
+    strategy = told(ModelGuided(problem(constraints=())), SPECS[::40])
+    (first,) = strategy.ask(1)
+    likes = [
+        spec
+        for spec in SPECS
+        if replace(spec.plan, sharding="none", overlap="none") == replace(first.plan, sharding="none", overlap="none")
+    ]
+    assert sum(spec in likes for spec in strategy.ask(3)) <= 2
+
+
+def test_what_the_cluster_failed_teaches_nothing():
+    strategy, same = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
+    for spec in SPECS[1:100:7]:
+        status = TrialStatus.INFRA_FAILED
+        strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=status, reason="a node left"))
+        same._free[same._index[spec]] = False
+    assert strategy.ask(1) == same.ask(1)
+
+
+def test_an_earlier_study_of_the_same_device_starts_the_search_near_its_answer():
+    earlier = [replace(spec, workload=replace(spec.workload, global_batch_size=128)) for spec in SPECS[::6]]
+    warm = tuple(Observation(spec=spec, result=result(spec)) for spec in earlier)
+    with_warm = regrets(ModelGuided(problem(warm=warm)), 5)
+    without = regrets(ModelGuided(problem()), 5)
+    assert min(with_warm) < 0.05 < min(without)
+
+
+def test_an_earlier_study_of_another_device_is_left_out():
+    other = replace(BASE, cluster=ClusterSpec(device="h100_sxm", devices_per_node=8))
+    warm = (Observation(spec=other, result=result(BASE)),)
+    assert ModelGuided(problem(warm=warm)).ask(3) == ModelGuided(problem()).ask(3)
+
+
+def test_it_stops_with_a_sentence_once_nothing_is_to_be_gained():
+    strategy = ModelGuided(problem(estimates=estimates(0.05)))
+    found = regrets(strategy, 100)
+    assert NUM_BEFORE_STOP <= len(found) < 60
+    assert strategy.stopped_because is not None
+    assert "expected gain" in strategy.stopped_because and "below the measured noise" in strategy.stopped_because
+    assert strategy.ask(3) == []
+    assert found[-1] <= 0.02
+
+
+def test_a_result_that_still_ran_when_it_stopped_may_make_it_go_on():
+    strategy = ModelGuided(problem(estimates=estimates(0.05)))
+    late = strategy.ask(1)[0]
+    regrets(strategy, 100)
+    assert strategy.stopped_because is not None
+    strategy.tell(late, result(late, tokens_per_s=5 * metrics(late)["tokens_per_s"]))
+    assert strategy.stopped_because is None
+
+
+def test_nothing_feasible_yet_never_stops_it():
+    impossible = parse_constraint("node_device_power_peak_1s_w <= 1000")
+    assert len(regrets(ModelGuided(problem(constraints=(impossible,), specs=SPECS[:40])), 40)) == 40
+
+
+def test_a_space_of_models_clusters_and_engines_is_searched():
+    specs = [
+        replace(spec, model=model, engine=engine)
+        for spec in SPECS[::4]
+        for model in (MODELS["llama3_8b"], MODELS["mixtral_8x7b"])
+        for engine in ("torch", "megatron")
+    ]
+
+    def value(spec):
+        return (
+            metrics(spec)["tokens_per_s"]
+            * (1.3 if spec.engine == "megatron" else 1)
+            * (0.6 if spec.model.is_moe else 1)
+        )
+
+    runs = [spec for spec in specs if result(spec).status is TrialStatus.COMPLETED]
+    best = max(map(value, runs))
+    strategy, reached = ModelGuided(problem(specs=specs, constraints=())), 0.0
+    for _ in range(40):
+        asked = strategy.ask(1)
+        if not asked:
+            break
+        strategy.tell(asked[0], result(asked[0], tokens_per_s=value(asked[0])))
+        reached = max(reached, value(asked[0]) if asked[0] in runs else 0.0)
+    assert reached >= 0.98 * best
+
+
+def test_an_estimate_that_misses_some_candidates_still_serves():
+    known = estimates(0.1)
+    values = {name: np.where(np.arange(len(SPECS)) % 3 == 0, np.nan, column) for name, column in known.values.items()}
+    found = regrets(ModelGuided(problem(estimates=Estimates(values=values))), 30)
+    assert min(found) <= 0.02
+
+
+def test_an_estimate_without_a_single_value_is_as_none():
+    nothing = Estimates(values={"tokens_per_s": np.full(len(SPECS), np.nan)})
+    assert ModelGuided(problem(estimates=nothing)).ask(3) == ModelGuided(problem()).ask(3)
+
+
+def test_no_candidates_give_no_proposals():
+    assert ModelGuided(problem(specs=[])).ask(3) == []
+
+
+def test_values_that_are_not_positive_are_modelled_as_they_are():
+    objective = parse_objective("maximize thermal_margin_min_c")
+    strategy, reached = ModelGuided(problem(objective=objective, constraints=())), -math.inf
+
+    def margin(spec):
+        return 20.0 - 0.008 * metrics(spec)["node_device_power_peak_1s_w"]
+
+    runs = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
+    for _ in range(30):
+        asked = strategy.ask(1)
+        if not asked:
+            break
+        strategy.tell(asked[0], result(asked[0], thermal_margin_min_c=margin(asked[0])))
+        reached = max(reached, margin(asked[0]) if asked[0] in runs else -math.inf)
+    assert reached >= max(map(margin, runs)) - 1.5
+
+
+def test_the_truth_of_these_tests_has_a_bound_that_excludes_the_fastest():
+    runs = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
+    assert max(metrics(spec)["tokens_per_s"] for spec in runs) > 1.05 * metrics(BEST)["tokens_per_s"]
+    assert len(runs) < len(SPECS) and OBJECTIVE.maximize

@@ -1,0 +1,55 @@
+"""Optuna's samplers over candidates: they learn the objective, the bounds and failures."""
+
+import pytest
+from known_space import POWER, SPECS, is_feasible, metrics, problem, regrets, result
+
+from wattune.search.strategies.optuna_samplers import gp, tpe
+from wattune.trial import TrialResult, TrialStatus
+
+
+@pytest.mark.parametrize(("make", "num_trials"), [(tpe, 90), (gp, 30)])
+def test_a_good_feasible_plan_is_found(make, num_trials):
+    assert min(regrets(make(problem()), num_trials)) <= 0.1
+
+
+def test_bounds_steer_it():
+    """With the bound, fewer proposals break it than without."""
+
+    def broken(constraints) -> int:
+        strategy, asked = tpe(problem(constraints=constraints)), []
+        for _ in range(75):
+            asked += strategy.ask(1)
+            strategy.tell(asked[-1], result(asked[-1]))
+        return sum(not POWER.holds(metrics(spec)) for spec in asked[25:])
+
+    assert broken((POWER,)) < 0.8 * broken(())
+
+
+def test_failures_are_completed_trials_that_violate_every_bound():
+    strategy = tpe(problem())
+    spec = next(one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY)
+    good = next(filter(is_feasible, SPECS))
+    strategy.tell(good, result(good))
+    strategy.tell(spec, result(spec))
+    done, failed = strategy._study.get_trials()
+    assert failed.constraints == {"runs": 1.0, str(POWER): 1.0}
+    assert failed.value == done.value and failed.state.name == "COMPLETE"
+    slack = POWER.slack(metrics(good))
+    assert done.constraints[str(POWER)] == pytest.approx(-slack / 3700)
+
+
+def test_what_the_cluster_failed_is_not_told():
+    strategy = tpe(problem())
+    (spec,) = strategy.ask(1)
+    strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.INFRA_FAILED))
+    assert [trial.state.name for trial in strategy._study.get_trials()] == ["FAIL"]
+    assert spec not in strategy.ask(20)
+
+
+def test_a_bound_whose_metric_is_absent_counts_as_violated():
+    strategy = tpe(problem())
+    done = TrialResult(
+        trial_id=SPECS[0].trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics={"tokens_per_s": 1.0}
+    )
+    strategy.tell(SPECS[0], done)
+    assert strategy._study.get_trials()[0].constraints == {"runs": 0.0, str(POWER): 1.0}

@@ -1,0 +1,42 @@
+"""Axes of candidates: ranks of numbers, names of choices, and the nearest candidate that is left."""
+
+from dataclasses import replace
+
+from known_space import BASE, SPECS
+
+from wattune.search.strategies.snapping import Axes
+
+
+def test_only_axes_that_vary_are_there_and_each_once():
+    axes = Axes(SPECS, seed=0)
+    assert axes.values == {
+        "tp": [0, 1, 2, 3],
+        "etp": [0, 1, 2, 3],
+        "dp": [0, 1, 2, 3],
+        "micro_batch_size": [0, 1, 2, 3],
+        "sharding": [0, 1, 2],
+        "recompute": [0, 1, 2],
+        "overlap": ["grad", "none"],
+    }
+    assert axes.is_number("sharding") and not axes.is_number("overlap")
+
+
+def test_values_of_a_candidate_lead_back_to_it():
+    axes = Axes(SPECS, seed=0)
+    for row in (0, 7, 100):
+        assert axes.take_nearest(axes.params[row]) == row
+
+
+def test_a_candidate_that_is_taken_gives_way_to_its_neighbour():
+    axes = Axes(SPECS, seed=0)
+    params = axes.params[axes.take_nearest(axes.params[5])]
+    second = axes.take_nearest(params)
+    assert second != 5 and axes.num_free == len(SPECS) - 2
+    differing = [name for name in params if axes.params[second][name] != params[name]]
+    assert len(differing) == 1
+
+
+def test_a_candidate_of_another_space_is_not_taken():
+    axes = Axes(SPECS, seed=0)
+    assert axes.take(replace(BASE, engine="megatron")) is None
+    assert axes.num_free == len(SPECS)

@@ -1,0 +1,82 @@
+"""A surrogate learns what its estimate lacks, knows its noise by repeats, and takes in trials above a bound."""
+
+import numpy as np
+import pytest
+from known_space import SPECS, metrics
+
+from wattune.search.strategies.features import make_features
+from wattune.search.strategies.surrogate import Quantity, Surrogate
+
+FEATURES = make_features(SPECS)
+SPEED = np.array([metrics(spec)["tokens_per_s"] for spec in SPECS])
+MEMORY = np.array([metrics(spec)["memory_peak_bytes"] for spec in SPECS]) / 141e9
+NONE = np.zeros(0, dtype=np.intp)
+ALL = slice(0, len(SPECS))
+
+
+def belief(surrogate: Surrogate):
+    surrogate.update()
+    return surrogate.believe(surrogate.process(NONE), ALL)
+
+
+def test_before_any_trial_it_believes_its_estimate():
+    surrogate = Surrogate(FEATURES, SPEED, np.full(len(SPECS), 0.1))
+    mean = belief(surrogate).mean
+    assert np.exp(mean) == pytest.approx(SPEED, rel=1e-6)
+    assert surrogate.knows and not Surrogate(FEATURES).knows
+
+
+def test_a_common_error_of_the_estimate_is_learned_from_a_few_trials():
+    surrogate = Surrogate(FEATURES, 0.8 * SPEED)
+    for row in (3, 100, 200, 270):
+        surrogate.tell(row, SPEED[row])
+    after = belief(surrogate)
+    assert np.median(np.abs(after.mean - np.log(SPEED))) < 0.05
+    assert np.median(after.std) < 0.15
+
+
+def test_a_wider_stated_error_is_corrected_more():
+    def moved(log_std: float) -> float:
+        surrogate = Surrogate(FEATURES, np.full(len(SPECS), 1e5), np.full(len(SPECS), log_std))
+        surrogate.tell(0, 1.2e5)
+        return float(belief(surrogate).mean[50] - np.log(1e5))
+
+    assert 0 < moved(0.02) < moved(0.3)
+
+
+def test_noise_is_that_of_the_repeats():
+    surrogate, dice = Surrogate(FEATURES, SPEED), np.random.default_rng(0)
+    assert belief(surrogate).mean is not None and surrogate.noise == pytest.approx(0.01)
+    for row in range(0, 200, 10):
+        for _ in range(3):
+            surrogate.tell(row, SPEED[row] * np.exp(0.05 * dice.standard_normal()))
+    surrogate.update()
+    assert surrogate.noise == pytest.approx(0.05, rel=0.25)
+
+
+def test_a_trial_known_to_be_above_a_bound_raises_its_neighbours():
+    row = int(MEMORY.argmax())
+    with_failure, without = Surrogate(FEATURES), Surrogate(FEATURES)
+    for surrogate in (with_failure, without):
+        for other in range(0, len(SPECS), 40):
+            surrogate.tell(other, min(MEMORY[other], 0.9))
+    with_failure.tell_above(row, 1.0)
+    after, before = belief(with_failure).mean, belief(without).mean
+    assert np.exp(after[row]) > 0.9 > np.exp(before[row]) or after[row] > before[row]
+    assert after[row - 1] > before[row - 1]
+
+
+def test_zeros_are_modelled_as_they_are():
+    surrogate = Surrogate(FEATURES)
+    for row in range(0, 100, 10):
+        surrogate.tell(row, 0.0)
+    after = belief(surrogate)
+    assert not surrogate.is_log and surrogate.transformed(0.01) == 0.01
+    assert np.abs(after.mean).max() < 0.01
+
+
+def test_a_ratio_needs_both_metrics():
+    ratio = Quantity(metric="a", limit_metric="b")
+    assert ratio.of({"a": 3.0, "b": 4.0}) == 0.75
+    assert ratio.of({"a": 3.0}) is None and ratio.of({"a": 3.0, "b": 0.0}) is None
+    assert Quantity(metric="a").of({"a": float("nan")}) is None
