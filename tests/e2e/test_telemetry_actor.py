@@ -12,7 +12,7 @@ SCRIPT = """
 import os, signal, sys, time
 import ray
 from wattune.orchestrate.cluster import connect
-from wattune.orchestrate.telemetry_actor import actor_name, spool_folder, telemetry_actor
+from wattune.orchestrate.telemetry_actor import telemetry_actor
 
 num_kills, seconds = int(sys.argv[1]), float(sys.argv[2])
 with connect() as cluster:
@@ -29,7 +29,7 @@ with connect() as cluster:
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
     print(recorded.manifest["closed"], recorded.manifest["ended"], len(recorded.losses), len(stamps), gap, elapsed)
     ray.get(actor.forget.remote("killed"))
-    spool = spool_folder(actor_name(node, ["host"], ray.get_runtime_context().get_job_id()))
+    spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
     assert not (spool / "killed").exists()
 """
 

@@ -23,7 +23,7 @@ SCRIPT = """
 import json, os, random, signal, sys, time
 import ray
 from wattune.orchestrate.cluster import connect
-from wattune.orchestrate.telemetry_actor import actor_name, spool_folder, telemetry_actor
+from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.telemetry.files.segments import read_manifest, read_tables
 
@@ -42,7 +42,7 @@ def kill(pid):
 with connect() as cluster:
     node = cluster.driver_node
     actor = telemetry_actor(node, ["host"])
-    spool = spool_folder(actor_name(node, ["host"], ray.get_runtime_context().get_job_id()))
+    spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
 
     def pid():
         global away_s

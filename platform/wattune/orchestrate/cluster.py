@@ -17,7 +17,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_acc
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
 from wattune.orchestrate.node_products import ask_products
-from wattune.orchestrate.ray_folder import ray_folder
+from wattune.orchestrate.ray_folder import ray_folder, temporary_files_in
 
 NAMESPACE: Final = "wattune"
 """Ray namespace of wattune's named actors."""
@@ -223,7 +223,7 @@ def _start_local(stops: Sequence[int], folder: Path) -> None:
     # Workers of a local cluster inherit the environment: with it they import the same package as this process.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with ray_settings.local_cluster(), _patience(stops):
+    with ray_settings.local_cluster(), temporary_files_in(folder), _patience(stops):
         ray.init(
             address="local",
             namespace=NAMESPACE,

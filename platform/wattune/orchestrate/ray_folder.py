@@ -7,6 +7,7 @@ in it and read what the trials wrote. A folder above it that only this user ente
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ from wattune.telemetry.sampler.lease import FileLock, lock_holder
 _PREFIX: Final = "ray-"
 _LOCK: Final = "owner"
 _FAILED: Final = "failed"
+_TEMPORARY: Final = "tmp"
+
+_KERNELS: Final = "inductor"
+_KERNELS_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""Read by torch. Its default is a folder of a known name in the machine's temporary folder, whoever made that."""
 
 KEPT_S: Final = 86_400.0
 """Time that the folder of a cluster stays whose study ended with an error."""
@@ -54,6 +60,33 @@ def ray_folder() -> Iterator[Path]:
         lock.release()
         if not (folder / _FAILED).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Lets processes that start inside the body put their temporary files into a cluster's folder.
+
+    Workers that are killed leave sockets and spools behind. There they go with the cluster. Compiled kernels go to a
+    folder of this user's that stays: compiling again costs each new shape 10 to 25 s on a GPU.
+
+    Args:
+        folder: As `ray_folder` made it.
+    """
+    tempfile.gettempdir()  # this process has looked up its own by now, and keeps it
+    (folder / _TEMPORARY).mkdir(mode=0o700)
+    settings = {"TMPDIR": str(folder / _TEMPORARY)}
+    if _KERNELS_VARIABLE not in os.environ:
+        settings[_KERNELS_VARIABLE] = str(temporary_folder(_KERNELS))
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def remove_left(base: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wattune.orchestrate.ray_folder import KEPT_S, ray_folder, remove_left
+from wattune.orchestrate.ray_folder import KEPT_S, ray_folder, remove_left, temporary_files_in
 from wattune.private_folder import NotPrivateError
 
 
@@ -66,3 +66,23 @@ def test_a_folder_that_another_made_first_is_refused(base: Path) -> None:
     base.symlink_to(base.parent)
     with pytest.raises(NotPrivateError), ray_folder():
         pass
+
+
+def test_temporary_files_of_a_cluster_go_with_it_and_kernels_stay(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(base.parent))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    code = "import os, tempfile; print(tempfile.gettempdir(), os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    with ray_folder() as folder:
+        with temporary_files_in(folder):
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.split() == [str(folder / "tmp"), str(base / "inductor")]
+        assert os.environ["TMPDIR"] == str(base.parent) and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert [each.name for each in base.iterdir()] == ["inductor"]
+    assert (base / "inductor").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_users_own_cache_of_kernels_is_kept(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    with ray_folder() as folder, temporary_files_in(folder):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
