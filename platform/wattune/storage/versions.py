@@ -2,6 +2,7 @@
 
 A study folder carries its version in `study.yaml`, a recording in its `manifest.json`. Version 0 wrote no number. It
 said `anchor` for the reference trial, `marks.parquet` for `spans.parquet`, and `folded` for equivalent combinations.
+Versions 0 and 1 wrote no digests (`wattune.storage.digests`).
 Nothing that an earlier version wrote is changed on the disk, except `study.yaml` when the study runs again.
 """
 
@@ -15,8 +16,11 @@ from wattune.errors import PlanError
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, Workload, default_of
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the folders this code writes."""
+
+DIGESTS_SINCE: Final = 2
+"""First version whose trials and recordings have digests. Damage to older ones is not seen, and readers say so."""
 
 RENAMED_KEYS: Final = {"measure.anchor_every": "measure.reference_every", "search.anchor": "search.reference"}
 """Keys of a search space by their names in version 0."""

@@ -1,0 +1,110 @@
+"""A trial's specification and result as files: read, and compared with what they say of themselves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.errors import PlanError
+from wattune.storage.digests import ACCEPTED, FILES, DigestError, object_of
+from wattune.storage.documents import parse_json
+from wattune.storage.files import RESTORE
+from wattune.storage.measured import RESULT
+from wattune.trial import TrialResult, TrialSpec
+
+NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, PlanError)
+"""Errors from reading a trial's files that are damaged, or written by hand or another version."""
+
+
+def read_result_file(path: Path) -> TrialResult:
+    """Reads a `result.json`.
+
+    Raises:
+        PlanError: It cannot be read, is no result, or does not agree with its digest.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise no_trial(path.parent, error) from error
+    return read_result(content, path.parent)
+
+
+def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
+    """Reads the content of a `result.json`.
+
+    Args:
+        content: The file's bytes.
+        folder: Its folder, for the error.
+
+    Raises:
+        PlanError: It is no result, or does not agree with its digest.
+    """
+    try:
+        return result_of(object_of(content, any_depth=True)[0])
+    except NO_TRIAL as error:
+        raise no_trial(folder, error) from error
+
+
+def result_of(data: Mapping[str, Any]) -> TrialResult:
+    """Makes a result of the object of a `result.json`.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is none.
+    """
+    return TrialResult.from_json({name: value for name, value in data.items() if name not in (FILES, ACCEPTED)})
+
+
+def spec_of(content: bytes) -> TrialSpec:
+    """Reads a specification, and makes sure that its id is the one of its content.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is none, or was changed after it was written.
+    """
+    data = parse_json(content, any_depth=True)
+    spec = TrialSpec.from_json(data)
+    if data.get("trial_id") != spec.trial_id:
+        raise ValueError(f"trial_id of spec.json: got {str(data.get('trial_id'))[:60]}, its content is {spec.trial_id}")
+    return spec
+
+
+def key_of(name: str) -> tuple[str, int]:
+    """Returns the trial's id and the repeat that a folder's name says.
+
+    Raises:
+        ValueError: The name is of another form.
+    """
+    trial_id, _, repeat = name.rpartition("-")
+    if not (trial_id and repeat.isdecimal() and repeat.isascii() and len(repeat) < 10):
+        raise ValueError("no folder of a trial")
+    return trial_id, int(repeat)
+
+
+def require_own(name: str, spec: TrialSpec, result: TrialResult) -> None:
+    """Makes sure that folder, specification and result are of one trial.
+
+    Raises:
+        ValueError: They are not.
+    """
+    said = {"folder": key_of(name), "result.json": (result.trial_id, result.repeat)}
+    for where, (trial_id, repeat) in said.items():
+        if trial_id != spec.trial_id or repeat != result.repeat:
+            raise ValueError(f"{where} is of {trial_id}-{repeat}, spec.json of {spec.trial_id}")
+    if spec.plan.dp(spec.cluster.world_size) < 1:
+        raise ValueError(f"plan {spec.plan.label} needs more ranks than {spec.cluster.label} has")
+
+
+def no_trial(folder: Path | str, error: Exception) -> PlanError:
+    """Makes the error of a trial that cannot be read.
+
+    Args:
+        folder: The trial's folder.
+        error: The error from reading a file of it.
+    """
+    if isinstance(error, PermissionError):
+        return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
+    if isinstance(error, DigestError):
+        return PlanError(f"{folder}: {RESULT}: {error}; {RESTORE}, or move the folder out of the study")
+    text = error if isinstance(error, OSError) else f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return PlanError(
+        f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
+        "`wattune run` measures it anew"
+    )
