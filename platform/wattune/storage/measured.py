@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.errors import PlanError, TelemetryError
+from wattune.errors import ImpossibleValueError, PlanError, TelemetryError
 from wattune.schema import KERNELS, TELEMETRY
 from wattune.storage.digests import ACCEPTED, FILES, FileCheck, agrees, check_files, digests_of, object_of
 from wattune.storage.files import (
@@ -22,7 +22,7 @@ from wattune.storage.files import (
 )
 from wattune.storage.manifests import checked_manifest, device_facts
 from wattune.storage.parquet import ParquetTier, read_table
-from wattune.storage.values import Facts
+from wattune.storage.values import Facts, wrong_columns
 from wattune.storage.versions import DIGESTS_SINCE, RENAMED_FILES, VERSION, check_version
 
 RESULT: Final = "result.json"
@@ -132,11 +132,14 @@ class MeasuredFolder:
         lacking = [] if table is None else [name for name in KERNELS.names if name not in table.column_names]
         if lacking:
             raise TelemetryError(f"{self.path / 'kernels.parquet'} has no {', '.join(lacking)}; remove it")
+        wrong = [] if table is None else wrong_columns(table.schema, "kernels")
+        if wrong:
+            raise TelemetryError(f"{self.path / 'kernels.parquet'}: {'; '.join(wrong)}; remove it")
         return table
 
     def _table(self, name: str) -> pa.Table | None:
         path = table_path(self.path, name)
-        return read_table(path, name) if path is not None else None
+        return read_table(path) if path is not None else None
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
         """Writes one node's tables and, last, its manifest. A node with a manifest is complete."""
@@ -158,12 +161,14 @@ class MeasuredFolder:
         """
         tables, facts = {}, self._facts()
         for tier in TELEMETRY:
-            parts = [read_table(path, tier, facts) for path in self._tier_paths(tier)]
             try:
+                parts = [read_table(path, facts) for path in self._tier_paths(tier)]
                 if parts:
                     tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-            except pa.ArrowException as error:
-                raise TelemetryError(f"{self.path}: {tier} tables of its nodes do not fit: {error}") from error
+            except ImpossibleValueError:
+                raise
+            except (TelemetryError, pa.ArrowException) as error:
+                raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
         return tables
 
     def _tier_paths(self, tier: str) -> list[Path]:
@@ -237,6 +242,8 @@ class RecordingFolder(MeasuredFolder):
         check_version(facts.pop("version", None), str(path))
         facts.pop(FILES, None)
         facts.pop(ACCEPTED, None)
+        if facts.get("closed") is False and not {"node", "simulated_device"} <= facts.keys():
+            raise TelemetryError(f"{path}: it is not closed, and has no node or simulated_device; {RESTORE}")
         for name, kinds in _FACT_KINDS.items():
             if not isinstance(facts.get(name), kinds):
                 raise TelemetryError(f"{path}: {name}: got {json.dumps(facts[name])[:80]}; {RESTORE}")

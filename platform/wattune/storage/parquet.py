@@ -72,12 +72,11 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
-def read_table(path: Path, name: str, facts: Facts | None = None) -> pa.Table:
+def read_table(path: Path, facts: Facts | None = None) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
     Args:
         path: The Parquet file.
-        name: The table's name, which bounds its columns.
         facts: Facts of the devices of a telemetry table.
 
     Raises:
@@ -85,11 +84,11 @@ def read_table(path: Path, name: str, facts: Facts | None = None) -> pa.Table:
         ImpossibleValueError: A value in it cannot be.
     """
     try:
-        require_schema(pq.read_schema(path), name, str(path))
+        require_schema(pq.read_schema(path), str(path))
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         table.validate(full=True)
     except DAMAGE as error:
-        raise TelemetryError(f"{path}: a {name} table cannot be read: {in_a_line(error)}") from error
+        raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error
     if facts is None:
         require_possible(table, str(path))
     else:
@@ -120,7 +119,7 @@ class ParquetTier:
             self._files = [pq.ParquetFile(path, page_checksum_verification=True) for path in paths]
             schemas = [file.schema_arrow for file in self._files]
             for path, schema in zip(paths, schemas, strict=True):
-                require_schema(schema, path.stem, str(path))
+                require_schema(schema, str(path))
             unified = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
         except DAMAGE as error:
             raise TelemetryError(

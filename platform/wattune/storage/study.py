@@ -107,6 +107,23 @@ class TrialFolder(MeasuredFolder):
         except NO_TRIAL as error:
             raise no_trial(self.path, error) from error
 
+    def read(self) -> tuple[TrialSpec, TrialResult | None]:
+        """Reads specification and result, None while there is none, and makes sure that they belong to this folder.
+
+        Raises:
+            PlanError: They cannot be read, or are of another trial.
+        """
+        spec, result = self.spec(), self.result()
+        trial_id, repeat = self.key()
+        try:
+            if result is not None:
+                require_own(self.path.name, spec, result)
+            elif trial_id != spec.trial_id:
+                raise ValueError(f"folder is of {trial_id}-{repeat}, spec.json of {spec.trial_id}")
+        except ValueError as error:
+            raise no_trial(self.path, error) from error
+        return spec, result
+
     def write_ranks(self, places: Sequence[Mapping[str, Any]]) -> None:
         """Writes the place of each rank: node, device and its identity, slot, process."""
         write_json(self.path / "ranks.json", {"ranks": list(places)})
@@ -466,7 +483,7 @@ class StudyFolder:
         """
         path = self.path / "candidates.parquet"
         try:
-            rows: list[dict[str, Any]] = read_table(path, "candidates").to_pylist() if path.exists() else []
+            rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
         except TelemetryError as error:
             raise PlanError(f"{error}; `wattune run` of the space writes it anew") from error
         return [upgraded_candidate(row) for row in rows]

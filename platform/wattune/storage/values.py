@@ -9,11 +9,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wattune.errors import ImpossibleValueError
-from wattune.schema import BOUNDS, MOST_SPAN_NS, SPANS, TELEMETRY, Bound
+from wattune.schema import BOUNDS, KERNELS, MOST_SPAN_NS, SPANS, TELEMETRY, Bound
 from wattune.units import NS_PER_S
 
 Facts = Mapping[tuple[str, str], Mapping[str, Any]]
 """Facts of devices by node and device, from the manifests."""
+
+
+_NEEDED: Final = ("node", "device", "mono_ns", "wall_ns")
+_NEEDED_OF_SPANS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
 
 
 def require_possible(table: pa.Table, where: str, facts: Mapping[str, Any] | None = None) -> None:
@@ -103,12 +107,43 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def require_schema(schema: pa.Schema, name: str, where: str) -> None:
-    """Makes sure that a table can be read as what its name says: its version text and its column names are text.
+def require_schema(schema: pa.Schema, where: str) -> None:
+    """Makes sure that columns can be told apart by their names.
 
     Raises:
-        ImpossibleValueError: They are not.
+        ImpossibleValueError: Two columns have one name.
     """
-    expected = SPANS if name == "spans" else TELEMETRY.get(name)
-    if expected is not None and len(set(schema.names)) < len(schema.names):
+    if len(set(schema.names)) < len(schema.names):
         raise ImpossibleValueError(f"{where}: two columns have one name")
+
+
+def wrong_columns(schema: pa.Schema, name: str) -> list[str]:
+    """Lists columns that a table lacks or that are of another type than the schema's.
+
+    Args:
+        schema: The table's.
+        name: A key of `wattune.schema.TELEMETRY`, `spans` or `kernels`.
+    """
+    expected = {"spans": SPANS, "kernels": KERNELS}.get(name) or TELEMETRY[name]
+    needed = {"spans": _NEEDED_OF_SPANS, "kernels": tuple(KERNELS.names), "ring": (*_NEEDED, "sensor_ns")}.get(
+        name, _NEEDED
+    )
+    wrong = [f"{name} has no {column}" for column in needed if column not in schema.names]
+    wrong += [
+        f"{name}.{field.name} is {schema.field(field.name).type}"
+        for field in expected
+        if field.name in schema.names and not _alike(schema.field(field.name).type, field)
+    ]
+    return wrong
+
+
+def _alike(found: pa.DataType, expected: pa.Field) -> bool:
+    """Returns true if a column has the expected kind: name, whole number or number. A column of nulls always has."""
+    if pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(expected.type):
+        values = found.value_type if pa.types.is_dictionary(found) else found
+        return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
+    # Some tools turn whole numbers with gaps into floats. Floats would lose the last digits of times, keys and bits.
+    exact = pa.types.is_integer(expected.type) and (expected.metadata or {}).get(b"kind") in (b"time", b"bits", b"key")
+    return bool(pa.types.is_integer(found) or (pa.types.is_floating(found) and not exact))
