@@ -7,6 +7,7 @@ both the result and its digests visible.
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.storage.documents import parse_json
+from wattune.units import NS_PER_S
 
 DIGEST: Final = "digest"
 FILES: Final = "files"
@@ -28,6 +30,10 @@ _APART: Final = ("attempts", "error.txt")
 
 _KINDS: Final = (".parquet", ".json", ".txt")
 """Files that have a digest. A sampler's own segments have checksums of their own, and logs are for people."""
+
+
+_SETTLED_NS: Final = 2 * NS_PER_S
+"""Age from which a file's time tells it from an earlier one: some file systems count whole seconds."""
 
 
 class DigestError(ValueError):
@@ -83,6 +89,10 @@ def object_of(content: bytes, *, accept: bool = False, any_depth: bool = False) 
 @lru_cache(maxsize=2**16)
 def _digest(path: str, _size_bytes: int, _time_ns: int, _inode: int) -> str:
     """Computes a file's digest once for every size and time, in this process only: a disk's error changes neither."""
+    return _computed(path)
+
+
+def _computed(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -94,6 +104,8 @@ def digest_of(path: Path) -> str:
         OSError: It cannot be read.
     """
     known = path.stat()
+    if abs(time.time_ns() - known.st_mtime_ns) < _SETTLED_NS:  # it may change again without another time
+        return _computed(str(path))
     return _digest(str(path), known.st_size, known.st_mtime_ns, known.st_ino)
 
 
