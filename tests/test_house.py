@@ -36,7 +36,7 @@ ROOMS = {
     "report": "charts figure markup page sections traces trade_off write",
     "search": "grammar problems prune space strategy",
     "simulation": "activity device_model sensors",
-    "storage": "files measured parquet remote study versions",
+    "storage": "digests documents files manifests measured parquet remote study trial_files values versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
     "telemetry/files": "coverage manifest pacing segments stream",

@@ -156,7 +156,7 @@ def _table(dice: random.Random, path: Path) -> str:
 
 
 def check(study: Study, *, digested: bool, rare: bool) -> str:
-    """Runs what reads a study. Returns `refused` where the damage is named, `silent` where figures changed without it."""
+    """Runs what reads a study. Returns `refused` where the damage is named, `silent` where figures changed unsaid."""
     said: list[str] = []
 
     def told(action: Callable[[], Any]) -> str | None:
@@ -199,9 +199,7 @@ def fuzz_folder(tally: Tally, study: Study, seed: int, number: int) -> None:
     dice = random.Random(seed_of("folder", seed, number))
     said, digested = damage(dice, study)
     try:
-        tally.run(
-            f"folder {seed}/{number} ({said}; {'with' if digested else 'no'} digests)",
-            lambda: check(study, digested=digested, rare=number % 16 == 0),
-        )
+        case = f"folder {seed}/{number} ({said}; {'with' if digested else 'no'} digests)"
+        tally.run(case, lambda: check(study, digested=digested, rare=number % 16 == 0))
     finally:
         study.restore()

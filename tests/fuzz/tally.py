@@ -94,7 +94,9 @@ class Tally:
         return "\n".join(lines)
 
 
-HEADER = "| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest s |\n|---|---|---|---|---|---|---|---|"
+HEADER = "\n".join(
+    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest s |", "|---" * 8 + "|"),
+)
 
 
 def seed_of(*parts: object) -> int:
