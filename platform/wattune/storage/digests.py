@@ -48,7 +48,7 @@ def with_digest(data: Mapping[str, Any]) -> bytes:
     """
     others = {name: value for name, value in data.items() if name != DIGEST}
     rest = json.dumps(others, indent=1, sort_keys=True, allow_nan=False)
-    body = b'",' + rest.encode()[1:] + b"\n"
+    body = (b'",' if others else b'"\n') + rest.encode()[1:] + b"\n"
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + body
 
 

@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ import yaml
 
 from wattune.errors import PlanError, SpaceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
-from wattune.storage.digests import ACCEPTED, FILES, agrees, check_files, digests_of, object_of
+from wattune.storage.digests import object_of
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import (
     CALIBRATIONS,
@@ -46,15 +46,24 @@ from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder, table_p
 from wattune.storage.parquet import read_table
 from wattune.storage.trial_files import (
     NO_TRIAL,
+    accept,
     key_of,
     no_trial,
     read_result_file,
     require_own,
     result_of,
     spec_of,
+    with_digests,
 )
-from wattune.storage.versions import VERSION, check_version, completed_space, upgraded_candidate, upgraded_space
-from wattune.trial import QUALITIES, TrialResult, TrialSpec
+from wattune.storage.versions import (
+    VERSION,
+    check_version,
+    completed_space,
+    differences,
+    upgraded_candidate,
+    upgraded_space,
+)
+from wattune.trial import TrialResult, TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -66,13 +75,7 @@ _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
 _LONGEST_SHOWN: Final = 200
 """Most characters of an input that a message repeats."""
 
-EDITED: Final = "edited"
-"""Reason of the quality of a result whose files were edited on purpose."""
-
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
-
-_GROWS: Final = ("search.num_trials", "measure.timeout_s")
-"""Settings that may change between two runs of one study without making it another study."""
 
 
 def check_study_name(name: str) -> str:
@@ -135,7 +138,7 @@ class TrialFolder(MeasuredFolder):
 
     def write_result(self, result: TrialResult) -> None:
         """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
-        write_digested(self.path / RESULT, self._with_digests(result))
+        write_digested(self.path / RESULT, with_digests(self.path, result))
 
     def result(self) -> TrialResult | None:
         """Reads the result; None while there is none.
@@ -149,43 +152,11 @@ class TrialFolder(MeasuredFolder):
     def keep_result(self, result: TrialResult) -> TrialResult:
         """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
         path = self.path / RESULT
-        return result if write_digested(path, self._with_digests(result), over=False) else read_result_file(path)
-
-    def _with_digests(self, result: TrialResult) -> dict[str, Any]:
-        return {**result.to_json(), FILES: digests_of(self.path, RESULT)}
+        return result if write_digested(path, with_digests(self.path, result), over=False) else read_result_file(path)
 
     def accept(self) -> tuple[str, ...]:
-        """Takes files that were edited on purpose as they are now: writes their digests, and says so in the quality.
-
-        The result's figures stay what they are. It is never better than `indicative` again.
-
-        Returns:
-            The files that were edited; none where all agree.
-
-        Raises:
-            PlanError: There is no result, or what it or the specification holds is none.
-        """
-        path = self.path / RESULT
-        try:
-            content = path.read_bytes()
-            data, _ = object_of(content, accept=True)
-            result = result_of(data)
-            require_own(self.path.name, spec_of((self.path / "spec.json").read_bytes()), result)
-            files = data.get(FILES) if isinstance(data.get(FILES), dict) else {}
-            found = check_files(self.path, files or {}, data.get(ACCEPTED))
-        except NO_TRIAL as error:
-            raise no_trial(self.path, error) from error
-        edited = (*(() if agrees(content) else (RESULT,)), *found.changed, *found.missing)
-        if not edited:
-            return ()
-        result = replace(
-            result,
-            quality=min(result.quality, "indicative", key=QUALITIES.index),
-            quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
-        )
-        accepted = sorted({*found.accepted, *edited})
-        write_digested(path, {**self._with_digests(result), ACCEPTED: accepted})
-        return edited
+        """Takes files that were edited on purpose as they are now; see `wattune.storage.trial_files.accept`."""
+        return accept(self.path)
 
     def write_error(self, text: str) -> None:
         """Writes an error of wattune itself that came while the trial ran."""
@@ -344,9 +315,9 @@ class StudyFolder:
         Raises:
             SpaceError: It is another one. The difference is shown.
         """
-        differences = _differences(completed_space(self.document()), completed_space(document))
-        if differences:
-            listed = "\n".join(f"  {line}" for line in differences)
+        found = differences(completed_space(self.document()), completed_space(document))
+        if found:
+            listed = "\n".join(f"  {line}" for line in found)
             other = f"another space than the one in {where}" if where else "another space"
             raise SpaceError(
                 f"study {self.path} was begun with {other}:\n{listed}\n"
@@ -516,18 +487,3 @@ def _folders(path: Path) -> list[str]:
         return []
     except OSError as error:
         raise PlanError(f"{path} cannot be listed: {error.strerror}; give a study you may read") from error
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
-    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = _flatten(old), _flatten(new)
-    return [
-        f"{path}: was {before.get(path, 'absent')}, now {after.get(path, 'absent')}"
-        for path in sorted(before.keys() | after.keys())
-        if before.get(path) != after.get(path) and path not in _GROWS
-    ]

@@ -1,18 +1,22 @@
 """A trial's specification and result as files: read, and compared with what they say of themselves."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from wattune.errors import PlanError
-from wattune.storage.digests import ACCEPTED, FILES, DigestError, object_of
+from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
 from wattune.storage.documents import parse_json
-from wattune.storage.files import RESTORE
+from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.measured import RESULT
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
 NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, PlanError)
 """Errors from reading a trial's files that are damaged, or written by hand or another version."""
+
+EDITED: Final = "edited"
+"""Reason of the quality of a result whose files were edited on purpose."""
 
 
 def read_result_file(path: Path) -> TrialResult:
@@ -108,3 +112,42 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
         f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
         "`wattune run` measures it anew"
     )
+
+
+def with_digests(folder: Path, result: TrialResult) -> dict[str, Any]:
+    """Returns the object of a `result.json`, with the digests of all files beside it."""
+    return {**result.to_json(), FILES: digests_of(folder, RESULT)}
+
+
+def accept(folder: Path) -> tuple[str, ...]:
+    """Takes files that were edited on purpose as they are now: writes their digests, and says so in the quality.
+
+    The result's figures stay what they are. It is never better than `indicative` again.
+
+    Returns:
+        The files that were edited; none where all agree.
+
+    Raises:
+        PlanError: There is no result, or what it or the specification holds is none.
+    """
+    path = folder / RESULT
+    try:
+        content = path.read_bytes()
+        data, _ = object_of(content, accept=True)
+        result = result_of(data)
+        require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
+        files = data.get(FILES)
+        found = check_files(folder, files if isinstance(files, dict) else {}, data.get(ACCEPTED))
+    except NO_TRIAL as error:
+        raise no_trial(folder, error) from error
+    edited = (*(() if agrees(content) else (RESULT,)), *found.changed, *found.missing)
+    if not edited:
+        return ()
+    result = replace(
+        result,
+        quality=min(result.quality, "indicative", key=QUALITIES.index),
+        quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
+    )
+    accepted = sorted({*found.accepted, *edited})
+    write_digested(path, {**with_digests(folder, result), ACCEPTED: accepted})
+    return edited

@@ -36,6 +36,9 @@ and `ClusterSpec`: their defaults are read from the class. Without the line, a s
 another space. A golden test of version 0 names a key that is missing here.
 """
 
+_GROWS: Final = ("search.num_trials", "measure.timeout_s")
+"""Settings that may change between two runs of one study without making it another study."""
+
 _RENAMED_STATUS: Final = {"folded": "equivalent"}
 _FOLLOWS: Final = frozenset({"etp", "dtype"})
 """Axes whose neutral value follows from the rest of the plan or the device: a space never spells it out."""
@@ -127,3 +130,19 @@ def _added(entry: Any, path: Sequence[str], value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Writes an axis value as a file does."""
     return (list(value) or "even") if isinstance(value, tuple) else value
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
+    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lists what differs between two spaces, a line for each key; what may grow does not count."""
+    before, after = _flatten(old), _flatten(new)
+    return [
+        f"{path}: was {before.get(path, 'absent')}, now {after.get(path, 'absent')}"
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path) and path not in _GROWS
+    ]
