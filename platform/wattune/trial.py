@@ -256,7 +256,7 @@ def _identity_text(value: Any) -> str:
     Thousands of trials have one model and one cluster, so their texts are kept.
     """
     if type(value) in _VALUES_OF:
-        return _kept_text(type(value), *_VALUES_OF[type(value)](value))
+        return _kept_text(type(value), *_VALUES_OF[type(value)](value))  # type: ignore[arg-type]  # a class is hashable
     return json.dumps(_identity(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -346,7 +346,7 @@ def require_kinds(part: Any) -> None:
         TypeError: A field holds another type.
         ValueError: A number is not finite, negative, or larger than any real one.
     """
-    for name, kinds in _kinds(type(part)).items():
+    for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]  # a class is hashable
         value = getattr(part, name)
         if type(value) not in kinds:
             raise TypeError(f"{name}: got {str(value)[:60]}, allowed: {' or '.join(kind.__name__ for kind in kinds)}")

@@ -414,7 +414,7 @@ class StudyFolder:
             is null.
 
         Raises:
-            TelemetryError: The tier does not exist, or no trial has it.
+            TelemetryError: The tier does not exist or no trial has it, or a file does not agree with its digest.
         """
         # This loads pandas where it is installed; every command would wait a fifth of a second for it.
         import pyarrow.dataset as ds
@@ -427,6 +427,8 @@ class StudyFolder:
             paths = [path for folder in sorted(trials.glob("*/")) if (path := table_path(folder, "spans")) is not None]
         else:
             paths = sorted(trials.glob(f"*/telemetry/*/{tier}.parquet"))
+        for name in sorted({path.relative_to(trials).parts[0] for path in paths}):
+            TrialFolder(trials / name).check()
         schemas = {path: pq.read_schema(path) for path in paths}
         if not schemas:
             raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
