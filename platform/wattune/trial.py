@@ -269,9 +269,12 @@ def _kept_text(kind: type[Any], *values: Any) -> str:
 _VALUES_OF: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (ModelSpec, ClusterSpec)}
 
 
+_LEAVES: Final = frozenset({int, float, str, bool, tuple, type(None)})
+
+
 def _identity(value: Any) -> Any:
     """Returns the part of a specification that its id is a hash of, as plain data."""
-    if not is_dataclass(value) or isinstance(value, type):
+    if type(value) in _LEAVES or not is_dataclass(value) or isinstance(value, type):
         return value
     pairs = ((name, default, getattr(value, name)) for name, default in _counted(type(value)))
     return {name: _identity(own) for name, default, own in pairs if default is MISSING or own != default}

@@ -52,6 +52,7 @@ from wattune.storage.trial_files import (
     read_result_file,
     require_own,
     result_of,
+    spec_and_id,
     spec_of,
     with_digests,
 )
@@ -389,10 +390,10 @@ class StudyFolder:
                 continue
             try:
                 with open(f"{folder}/spec.json", "rb") as file:
-                    spec = spec_of(file.read())
+                    spec, trial_id = spec_and_id(file.read())
                 data, digested = object_of(written, any_depth=True)
                 result = result_of(data)
-                require_own(folder.rpartition("/")[2], spec, result)
+                require_own(folder.rpartition("/")[2], spec, result, trial_id)
                 results.append((spec, result))
                 num_undigested += not digested
             except NO_TRIAL as error:
@@ -428,7 +429,10 @@ class StudyFolder:
         else:
             paths = sorted(trials.glob(f"*/telemetry/*/{tier}.parquet"))
         for name in sorted({path.relative_to(trials).parts[0] for path in paths}):
-            TrialFolder(trials / name).check()
+            try:
+                TrialFolder(trials / name).check()
+            except TelemetryError as error:
+                raise TelemetryError(f"a {tier} table cannot be read: {error}") from error
         schemas = {path: pq.read_schema(path) for path in paths}
         if not schemas:
             raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')

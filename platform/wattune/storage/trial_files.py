@@ -63,11 +63,17 @@ def spec_of(content: bytes) -> TrialSpec:
     Raises:
         ValueError, TypeError, KeyError, AttributeError: It is none, or was changed after it was written.
     """
+    return spec_and_id(content)[0]
+
+
+def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
+    """Reads a specification and its id; see `spec_of`."""
     data = parse_json(content, any_depth=True)
     spec = TrialSpec.from_json(data)
-    if data.get("trial_id") != spec.trial_id:
-        raise ValueError(f"trial_id of spec.json: got {str(data.get('trial_id'))[:60]}, its content is {spec.trial_id}")
-    return spec
+    trial_id = spec.trial_id
+    if data.get("trial_id") != trial_id:
+        raise ValueError(f"trial_id of spec.json: got {str(data.get('trial_id'))[:60]}, its content is {trial_id}")
+    return spec, trial_id
 
 
 def key_of(name: str) -> tuple[str, int]:
@@ -82,16 +88,23 @@ def key_of(name: str) -> tuple[str, int]:
     return trial_id, int(repeat)
 
 
-def require_own(name: str, spec: TrialSpec, result: TrialResult) -> None:
+def require_own(name: str, spec: TrialSpec, result: TrialResult, own_id: str = "") -> None:
     """Makes sure that folder, specification and result are of one trial.
+
+    Args:
+        name: The folder's name.
+        spec: The specification.
+        result: The result.
+        own_id: The specification's id, where it was just computed.
 
     Raises:
         ValueError: They are not.
     """
     said = {"folder": key_of(name), "result.json": (result.trial_id, result.repeat)}
+    own_id = own_id or spec.trial_id
     for where, (trial_id, repeat) in said.items():
-        if trial_id != spec.trial_id or repeat != result.repeat:
-            raise ValueError(f"{where} is of {trial_id}-{repeat}, spec.json of {spec.trial_id}")
+        if trial_id != own_id or repeat != result.repeat:
+            raise ValueError(f"{where} is of {trial_id}-{repeat}, spec.json of {own_id}")
     if spec.plan.dp(spec.cluster.world_size) < 1:
         raise ValueError(f"plan {spec.plan.label} needs more ranks than {spec.cluster.label} has")
 
