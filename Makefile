@@ -5,12 +5,14 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 2
+FUZZ_SECONDS ?= 3600
+FUZZ_SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STORAGE := wattune-studies
 
-.PHONY: setup demo test check e2e docs notebook format clean help
+.PHONY: setup demo test check e2e fuzz docs notebook format clean help
 
 help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
@@ -18,6 +20,7 @@ help:
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make docs    build the documentation into site/"
 	@echo "make e2e     every end-to-end test, and every other slow one"
+	@echo "make fuzz    mutated spaces and damaged folders for an hour; set FUZZ_SECONDS and FUZZ_SEED"
 	@echo "make setup   only install, into $(VENV)"
 
 setup: $(INSTALLED)
@@ -44,7 +47,10 @@ check: setup
 
 e2e: setup
 	@$(BIN)/python -m pytest tests/e2e -m "not gpu"
-	@$(BIN)/python -m pytest tests/unit tests/contracts -m "slow and not gpu"
+	@$(BIN)/python -m pytest tests/unit tests/contracts tests/fuzz -m "slow and not gpu"
+
+fuzz: setup
+	@PYTHONPATH=tests/fakes $(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

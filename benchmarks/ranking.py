@@ -30,6 +30,7 @@ from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
 from wattune.schema import METRICS
+from wattune.storage.digests import digests_of, with_digest
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, read_run
 from wattune.tracking.store import Store, default_uri, search
@@ -97,8 +98,10 @@ def write_folder(storage: Path, pairs: list[tuple[TrialSpec, TrialResult]]) -> S
     for spec, result in pairs:
         folder = study.trial(result.trial_id, result.repeat).path
         folder.mkdir(parents=True)
-        for name, data in (("spec.json", spec.to_json()), ("result.json", result.to_json())):
-            (folder / name).write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+        (folder / "spec.json").write_text(json.dumps(spec.to_json(), indent=1, sort_keys=True) + "\n")
+        (folder / "result.json").write_bytes(
+            with_digest({**result.to_json(), "files": digests_of(folder, "result.json")})
+        )
     return study
 
 

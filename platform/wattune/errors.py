@@ -59,6 +59,10 @@ class TelemetryError(WattuneError):
     """A sensor backend, sampler or recording that cannot be used."""
 
 
+class ImpossibleValueError(TelemetryError):
+    """A table with a value that cannot be: beyond the bounds of `wattune.schema`, or time that runs back."""
+
+
 class SensorChoiceError(TelemetryError):
     """A backend, rate or simulated device that does not exist as written."""
 

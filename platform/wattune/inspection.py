@@ -1,7 +1,8 @@
 """Analysis of a trial's or recording's folder, from its files alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.examine import examine
 from wattune.analysis.signals.readings import Tables
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import Summary, is_simulated, summarize, summary_of
-from wattune.errors import PlanError
+from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, is_simulated, summarize, summary_of
+from wattune.errors import ImpossibleValueError, PlanError
 from wattune.record.recording import command_window, load
-from wattune.storage.measured import RecordingFolder
+from wattune.storage.digests import NO_DIGESTS, FileCheck
+from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 
@@ -28,6 +30,10 @@ class Analysis:
     """None without a window, or if the tables do not have the expected schema."""
     unreadable: str = ""
     """Error message if the trial's result, the only file with allocators' memory, cannot be read; else empty."""
+    files: FileCheck = NO_DIGESTS
+    """Agreement of the folder's files with their digests."""
+    accepted: tuple[str, ...] = ()
+    """Files that this call accepted as they are."""
 
     @property
     def notes(self) -> list[str]:
@@ -38,8 +44,13 @@ class Analysis:
             "outlier": "unlike its peers: {}",
             "steady_from_step": "steps left out before the steady state: {}",
             "saturated": "saturated: {}",
+            IMPOSSIBLE: "refused: {}",
         }
+        files = self.files
         lost = [f"memory is unknown: {self.unreadable}"] if self.unreadable else []
+        lost += [f"files that are missing: {', '.join(files.missing)}"] if files.missing else []
+        lost += [f"files edited on purpose: {', '.join(files.accepted)}"] if files.accepted else []
+        lost += [] if files.digested else ["files have no digests: damage to them is not seen"]
         return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags] + lost
 
     def to_json(self) -> dict[str, Any]:
@@ -50,35 +61,66 @@ class Analysis:
             "quality_reasons": list(self.summary.quality_reasons),
             "tags": dict(self.summary.tags),
             "unreadable": self.unreadable,
+            "files": asdict(self.files),
             "detail": None if self.detail is None else self.detail.to_json(),
         }
 
 
-def inspect(path: Path) -> Analysis:
+def inspect(path: Path, *, accept: bool = False) -> Analysis:
     """Analyses a folder; long recordings are read a device at a time.
 
     Memory is that of the rank that used most, from the trial's result: allocators' memory is not in any table.
 
+    Args:
+        path: The folder.
+        accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
+
     Raises:
         PlanError: There is no such folder, or it has no measured data.
-        TelemetryError: A table or manifest in it cannot be read.
+        TelemetryError: A table or manifest in it cannot be read, or a file does not agree with its digest.
     """
     if not path.is_dir():
         raise PlanError(f"{path} is not a folder; give a trial's or a recording's folder")
+    accepted = _accept(path) if accept else ()
+    files, unreadable = _checked(path)
+    found = _inspected(path, files)
+    return replace(found, files=files, accepted=accepted, unreadable=unreadable)
+
+
+def _accept(path: Path) -> tuple[str, ...]:
+    return TrialFolder(path).accept() if (path / RESULT).exists() else RecordingFolder(path).accept()
+
+
+def _checked(path: Path) -> tuple[FileCheck, str]:
+    """Compares the files with their digests. The result that holds them may be unreadable itself."""
+    try:
+        TrialFolder(path).result()
+    except PlanError as error:
+        return NO_DIGESTS, str(error)
+    return MeasuredFolder(path).check(), ""
+
+
+def _inspected(path: Path, files: FileCheck) -> Analysis:
     folder = RecordingFolder(path)
     facts = folder.facts()
     tables: Tables
     manifests: Mapping[str, Mapping[str, Any]]
     if facts.get("closed", True):
-        tables, spans, manifests = folder.stored(), folder.spans(), folder.manifests()
-        window = None if schema_problems(tables, spans) else command_window(facts, tables, manifests)
+        try:
+            tables, spans, manifests = folder.stored(), folder.spans(), folder.manifests()
+            window = None if schema_problems(tables, spans) else command_window(facts, tables, manifests)
+        except ImpossibleValueError as error:
+            return Analysis(summary=impossible(error), detail=None)
     else:
         measured = load(path)
         tables, spans, manifests, window = measured.tables, measured.spans, measured.manifests, measured.window
     if not tables and spans is None:
         raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
     spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
-    return _analysed(spec, spans, tables, manifests, window, TrialFolder(path))
+    try:
+        return _analysed(spec, spans, tables, manifests, window, TrialFolder(path), files)
+    except ImpossibleValueError as error:
+        return Analysis(summary=impossible(error), detail=None)
 
 
 def _analysed(
@@ -88,6 +130,7 @@ def _analysed(
     manifests: Mapping[str, Mapping[str, Any]],
     window: tuple[int, int] | None,
     folder: TrialFolder,
+    files: FileCheck,
 ) -> Analysis:
     examined = None
     if not schema_problems(tables, spans):
@@ -95,7 +138,7 @@ def _analysed(
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    known, unreadable = _told_by_ranks(folder)
+    known = _told_by_ranks(folder)
     memory = known.get("memory_peak_bytes")
     summary = summary_of(
         examined,
@@ -103,14 +146,15 @@ def _analysed(
         simulated=simulated,
         memory_peak_bytes=[] if memory is None else [int(memory)],
         expert_imbalance_frac=known.get("expert_imbalance_frac"),
+        num_edited_files=len(files.accepted),
+        num_missing_files=len(files.missing),
     )
-    return Analysis(summary=summary, detail=detail_of(examined), unreadable=unreadable)
+    return Analysis(summary=summary, detail=detail_of(examined))
 
 
-def _told_by_ranks(folder: TrialFolder) -> tuple[Mapping[str, float], str]:
-    """Returns the metrics of the trial's result (no file has all of them), and an error message if it is unreadable."""
-    try:
+def _told_by_ranks(folder: TrialFolder) -> Mapping[str, float]:
+    """Returns the metrics of the trial's result, which no other file has; none if it cannot be read."""
+    with suppress(PlanError):
         result = folder.result()
-    except PlanError as error:
-        return {}, str(error)
-    return ({} if result is None else result.metrics), ""
+        return {} if result is None else result.metrics
+    return {}

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from wattune.units import unit_of
+from wattune.units import NS_PER_S, unit_of
 
 SCHEMA_VERSION: Final = "1"
 
@@ -119,6 +119,70 @@ KERNELS: Final = pa.schema(
 """Kernels on each rank's device in the profiled steps. Times count from the start of the step, and the row named `step`
 is the step itself. `collective`, its process group, the group's ranks and `fabric` are empty where they do not apply.
 `fabric` is `node` where the group's links stay inside a node, else `network`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Values that a column can have. A value beyond them is a fault of sensor, file or unit, never a measurement."""
+
+    least: float
+    most: float
+    fact: str = ""
+    """The device's fact that bounds it more closely, where it is known; empty where none does."""
+    times: float = 1.0
+    """The most the column can be over that fact."""
+    rise_per_s: float | None = None
+    """Most rise of a counter in a second; `most` then bounds the counter itself."""
+    slack: float = 0.0
+    """Rise of a counter that is allowed besides: counters move in steps, and 32-bit registers wrap."""
+
+
+_TIME: Final = Bound(least=0, most=2**62)
+_TRAFFIC: Final = {"least": 0, "most": 2**62, "slack": 2**35}
+
+BOUNDS: Final[dict[str, Bound]] = {
+    **dict.fromkeys(("mono_ns", "wall_ns", "sensor_ns"), _TIME),
+    **dict.fromkeys(("start_mono_ns", "end_mono_ns", "start_wall_ns", "end_wall_ns", "start_ns", "end_ns"), _TIME),
+    **dict.fromkeys(("rank", "micro_batch", "chunk"), Bound(least=0, most=2**24)),
+    "step": Bound(least=-(2**31), most=2**31),
+    # The highest sample ever seen on a limit of 700 W is 969 W (benchmarks/results/nvml_check.md).
+    **dict.fromkeys(
+        ("power_w", "power_instant_w", "power_average_w"), Bound(least=0, most=10_000, fact="power_limit_w", times=3)
+    ),
+    "power_limit_w": Bound(least=0, most=10_000),
+    "package_power_w": Bound(least=0, most=10_000),
+    "dram_power_w": Bound(least=0, most=10_000),
+    "sm_clock_mhz": Bound(least=0, most=10_000, fact="sm_clock_max_mhz", times=1.25),
+    # Silicon fails above 150 degrees; a liquid or a room below freezing cools no data centre.
+    **dict.fromkeys(("gpu_temp_c", "memory_temp_c", "cpu_temp_max_c"), Bound(least=0, most=150)),
+    "thermal_margin_c": Bound(least=-150, most=150),
+    **dict.fromkeys(("tensor_active_frac", "dram_active_frac", "sm_active_frac"), Bound(least=0.0, most=1.1)),
+    # The host's are made of two readings of a counter and of a clock, which do not fall together exactly.
+    **dict.fromkeys(
+        ("cpu_busy_frac", "psi_cpu_some_frac", "psi_memory_some_frac", "psi_io_some_frac"), Bound(least=0.0, most=1.5)
+    ),
+    # A counter of energy rises with power; of time, with time, in steps of up to 22 s (benchmarks/results).
+    "energy_j": Bound(least=0, most=1e15, fact="power_limit_w", times=3, rise_per_s=10_000, slack=1e4),
+    **dict.fromkeys(
+        ("throttle_power_ns", "throttle_thermal_ns", "throttle_hw_ns"),
+        Bound(least=0, most=2**62, rise_per_s=2e9, slack=120e9),
+    ),
+    "memory_used_bytes": Bound(least=0, most=2**50),
+    # The fastest links there are: 1.8 TB/s of NVLink 5 in both directions, 256 GB/s of PCIe 7, 8 ports of 1.6 Tbit/s.
+    **dict.fromkeys(
+        ("nvlink_tx_bytes", "nvlink_rx_bytes"), Bound(**_TRAFFIC, fact="link_peaks.nvlink", times=2, rise_per_s=4e12)
+    ),
+    **dict.fromkeys(
+        ("pcie_tx_bytes", "pcie_rx_bytes"), Bound(**_TRAFFIC, fact="link_peaks.pcie", times=4, rise_per_s=0.5e12)
+    ),
+    **dict.fromkeys(
+        ("nic_tx_bytes", "nic_rx_bytes"), Bound(**_TRAFFIC, fact="nic_link_bytes_per_s", times=2, rise_per_s=4e12)
+    ),
+}
+"""Values that columns can have, in the one place where that is said; `wattune.storage.values` refuses others."""
+
+MOST_SPAN_NS: Final = 400 * 24 * 3600 * NS_PER_S
+"""Longest time from the first to the last row of a table. Analysis takes memory in proportion to the window."""
 
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
 """Phases that workers record as spans."""

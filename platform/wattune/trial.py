@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
@@ -181,8 +183,8 @@ class TrialSpec:
         new axis or field changes the id of no stored trial. Called on an effective specification (see
         `wattune.search.prune`), equal ids mean equal work.
         """
-        text = json.dumps(_identity(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:TRIAL_ID_DIGITS]
+        parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in _PARTS)
+        return hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
     @property
     def label(self) -> str:
@@ -196,18 +198,28 @@ class TrialSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialSpec":
-        """Reads a specification that `to_json` wrote. Sequences become tuples again."""
+        """Reads a specification that `to_json` wrote. Sequences become tuples again.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
+        """
         plan = dict(data["plan"])
         plan["layout"] = tuple(plan["layout"])
         if not isinstance(plan["rank_order"], str):
             plan["rank_order"] = tuple(plan["rank_order"])
-        return cls(
+        spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
             cluster=_cluster(tuple(data["cluster"]), *data["cluster"].values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
         )
+        for part in (spec.workload, spec.workload.tokens, spec.workload.lora, spec.workload.routing, spec.plan):
+            if part is not None:
+                require_kinds(part)
+        if type(spec.engine) is not str or not spec.engine:
+            raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
+        return spec
 
 
 _FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
@@ -236,13 +248,45 @@ _FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
 here: a field that is not listed counts only where it differs from its default."""
 
 
+_PARTS: Final = tuple(sorted(each.name for each in fields(TrialSpec)))
+
+
+def _identity_text(value: Any) -> str:
+    """Returns the part of a specification that its id is a hash of, as JSON.
+
+    Thousands of trials have one model and one cluster, so their texts are kept.
+    """
+    if type(value) in _VALUES_OF:
+        return _kept_text(type(value), *_VALUES_OF[type(value)](value))  # type: ignore[arg-type]  # a class is hashable
+    return json.dumps(_identity(value), sort_keys=True, separators=(",", ":"))
+
+
+@lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
+def _kept_text(kind: type[Any], *values: Any) -> str:
+    names = (each.name for each in fields(kind))
+    return json.dumps(_identity(kind(**dict(zip(names, values, strict=True)))), sort_keys=True, separators=(",", ":"))
+
+
+_VALUES_OF: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (ModelSpec, ClusterSpec)}
+
+
+_LEAVES: Final = frozenset({int, float, str, bool, tuple, type(None)})
+
+
 def _identity(value: Any) -> Any:
     """Returns the part of a specification that its id is a hash of, as plain data."""
-    if not is_dataclass(value) or isinstance(value, type):
+    if type(value) in _LEAVES or not is_dataclass(value) or isinstance(value, type):
         return value
-    first = next((_FIRST_FIELDS[kind] for kind in type(value).__mro__ if kind in _FIRST_FIELDS), frozenset[str]())
-    pairs = ((field, getattr(value, field.name)) for field in fields(value) if field.name != "source")
-    return {field.name: _identity(own) for field, own in pairs if field.name in first or own != default_of(field)}
+    pairs = ((name, default, getattr(value, name)) for name, default in _counted(type(value)))
+    return {name: _identity(own) for name, default, own in pairs if default is MISSING or own != default}
+
+
+@lru_cache(maxsize=64)
+def _counted(kind: type[Any]) -> list[tuple[str, Any]]:
+    """Lists the fields of a dataclass that count in an id, each with the value that leaves it out."""
+    first = next((_FIRST_FIELDS[one] for one in kind.__mro__ if one in _FIRST_FIELDS), frozenset[str]())
+    named = (each for each in fields(kind) if each.name != "source")
+    return [(each.name, MISSING if each.name in first else default_of(each)) for each in named]
 
 
 def default_of(of: "Field[Any]") -> Any:
@@ -253,13 +297,69 @@ def default_of(of: "Field[Any]") -> Any:
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
 def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
     """Makes one object for all trials of a model: ten thousand trials are read while a user waits."""
-    return ModelSpec(**dict(zip(names, values, strict=True)))
+    model = ModelSpec(**dict(zip(names, values, strict=True)))
+    require_kinds(model)
+    return model
 
 
 @lru_cache(maxsize=64, typed=True)
 def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
     """Makes one object for all trials of a cluster."""
-    return ClusterSpec(**dict(zip(names, values, strict=True)))
+    cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
+    require_kinds(cluster)
+    return cluster
+
+
+LARGEST_COUNT: Final = 10**9
+"""Largest integer of a specification: above any real one, and small enough for all arithmetic on it."""
+
+_FROM_ZERO: Final = ("num_experts", "num_experts_per_token", "max_positions")
+"""Counts that may be 0."""
+
+_OF_KIND: Final[dict[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "str": (str,),
+    "tuple[int, ...]": (tuple,),
+    "tuple[str, ...]": (tuple,),
+    "None": (type(None),),
+}
+
+
+@lru_cache(maxsize=16)
+def _kinds(kind: type[Any]) -> dict[str, tuple[type, ...]]:
+    """Returns the types that the plain fields of a dataclass may hold, by their annotations."""
+    text = {each.name: each.type if isinstance(each.type, str) else _annotation(each.type) for each in fields(kind)}
+    parts = {name: said.split(" | ") for name, said in text.items()}
+    return {
+        name: tuple(one for part in said for one in _OF_KIND[part])
+        for name, said in parts.items()
+        if all(part in _OF_KIND for part in said)
+    }
+
+
+def _annotation(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def require_kinds(part: Any) -> None:
+    """Makes sure that every plain field of a dataclass that was read from a file holds what its annotation says.
+
+    Raises:
+        TypeError: A field holds another type.
+        ValueError: A number is not finite, negative, or larger than any real one.
+    """
+    for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]  # a class is hashable
+        value = getattr(part, name)
+        if type(value) not in kinds:
+            raise TypeError(f"{name}: got {str(value)[:60]}, allowed: {' or '.join(kind.__name__ for kind in kinds)}")
+        if type(value) is int and not (name not in _FROM_ZERO) <= value <= LARGEST_COUNT:
+            raise ValueError(f"{name}: got {str(value)[:60]}, allowed: up to {LARGEST_COUNT:,}")
+        if type(value) is float and not 0 <= value < math.inf:
+            raise ValueError(f"{name}: got {value}, allowed: a finite number of at least 0")
+        if type(value) is tuple and not all(type(one) is str or 0 <= one <= LARGEST_COUNT for one in value):
+            raise ValueError(f"{name}: got {str(value)[:60]}, allowed: names, or integers of at least 0")
 
 
 _RENAMED_TAGS: Final = {"anchor": "reference", "quality_where": "quality_step_breakdown"}
@@ -273,6 +373,23 @@ def current_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 QUALITIES: Final = ("invalid", "", "indicative", "publishable")
 """Qualities of a result from worst to best. Empty means that it was not assessed."""
+
+
+LARGEST_METRIC: Final = 10**30
+"""Largest whole number of a metric. No metric of a machine comes near it."""
+
+_RESULT_KINDS: Final = (
+    ("trial_id", str),
+    ("repeat", int),
+    ("reason", str),
+    ("metrics", dict),
+    ("quality", str),
+    ("tags", dict),
+    ("start_wall_ns", int),
+    ("end_wall_ns", int),
+)
+_NUMBERS: Final = frozenset({int, float})
+_TEXTS: Final = frozenset({str})
 
 
 class TrialStatus(StrEnum):
@@ -329,14 +446,48 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
-        """Reads a result that `to_json` wrote, in this or an earlier version."""
+        """Reads a result that `to_json` wrote, in this or an earlier version.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
+        """
         tags = data.get("tags", {})
         if isinstance(tags, dict) and not _RENAMED_TAGS.keys().isdisjoint(tags):
             data = {**data, "tags": current_tags(tags)}
-        return cls(
+        result = cls(
             **{
                 **data,
                 "status": TrialStatus(data["status"]),
                 "quality_reasons": tuple(data.get("quality_reasons", ())),
             }
         )
+        result.require_sound()
+        return result
+
+    def require_sound(self) -> None:
+        """Makes sure that every field holds what it says. Ten thousand results are read while a user waits.
+
+        Raises:
+            TypeError: A field holds another type.
+            ValueError: A number is larger than any real one, or the quality is none of `QUALITIES`.
+        """
+        for name, kind in _RESULT_KINDS:
+            if type(getattr(self, name)) is not kind:
+                raise TypeError(f"{name}: got {str(getattr(self, name))[:60]}, allowed: {kind.__name__}")
+        for name, own, kinds in (
+            ("metrics", self.metrics.values(), _NUMBERS),
+            ("tags", self.tags.values(), _TEXTS),
+            ("quality_reasons", self.quality_reasons, _TEXTS),
+        ):
+            if not kinds.issuperset(map(type, own)):
+                wrong = next(value for value in own if type(value) not in kinds)
+                raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
+        # A number of 400 digits is an integer to JSON, and no float.
+        large = [name for name, value in self.metrics.items() if type(value) is int and abs(value) > LARGEST_METRIC]
+        if large:
+            raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
+        for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):
+            if not 0 <= value < 2**63:
+                raise ValueError(f"repeat, start_wall_ns and end_wall_ns: got {str(value)[:60]}, allowed: 0 to 2^63")
+        if self.quality not in QUALITIES:
+            raise ValueError(f'quality: got "{self.quality[:60]}"')

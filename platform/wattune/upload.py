@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
-from wattune.errors import PlanError, TrackingError, WattuneError
+from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
@@ -36,7 +36,10 @@ def chart_series(folder: MeasuredFolder) -> Series:
 
     Empty without recorded device power, or if the tables do not have the expected schema.
     """
-    tables, spans = folder.telemetry(), folder.spans()
+    try:
+        tables, spans = folder.telemetry(), folder.spans()
+    except ImpossibleValueError:  # the result is invalid and says why
+        return {}
     aligned = None if schema_problems(tables, spans) else align(tables, spans, folder.manifests())
     if aligned is None:
         return {}
@@ -54,6 +57,7 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
 
     def send(spec: TrialSpec, result: TrialResult) -> bool:
         folder = study.trial(result.trial_id, result.repeat)
+        folder.check()
         return tracker.log_trial(spec, folder.result() or result, folder.path, chart_series(folder))
 
     return send
@@ -88,7 +92,11 @@ def send_all(
     for place, (send_trial, send_study) in senders.items():
         try:
             for spec, result in finished.results:
-                now = send_trial(spec, result)
+                try:
+                    now = send_trial(spec, result)
+                except (PlanError, TelemetryError) as error:  # this trial is damaged; the others are sent
+                    problems.append(error)
+                    continue
                 sent[place] += now
                 if on_trial is not None:
                     on_trial(now)

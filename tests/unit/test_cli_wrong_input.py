@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from small_study import make_study
 
 from wattune import api, cli
+from wattune.orchestrate.scheduling.controller import recover
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 
@@ -48,6 +50,12 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def without_digests(trial: Path) -> None:
+    """Makes a trial's folder one of an earlier version, whose files are judged by their content alone."""
+    result = json.loads((trial / "result.json").read_text())
+    (trial / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k not in ("digest", "files")}))
+
+
 DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "study_empty": ("study.yaml", "", "holds no search space"),
     "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
@@ -74,6 +82,7 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
     name, content, said = DAMAGE[kind]
     ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.spans() is not None]
     trial = measured(study).path
+    without_digests(trial)
     path = trial / name.removeprefix("TRIAL/") if name.startswith("TRIAL/") else study.path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     commands = [["rank", STUDY], ["report", STUDY], ["compare", *ids], ["sync", STUDY], ["analyze", trial]]
@@ -87,6 +96,7 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
 
 def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Run) -> None:
     trial = measured(study)
+    without_digests(trial.path)
     (trial.path / "kernels.parquet").write_bytes((trial.path / "spans.parquet").read_bytes())
     code, _, err = wattune("analyze", trial.path)
     assert code == 1 and "kernels.parquet has no stream, name" in err
@@ -123,6 +133,88 @@ def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
     code, out, err = wattune("analyze", lost.path)
     assert code == 0, err
     assert "memory is unknown" in " ".join(out.split()) and "mfu_frac" in out
+
+
+@pytest.mark.parametrize("name", ["kernels.parquet", "spans.parquet", "telemetry/node0/manifest.json", "spec.json"])
+def test_a_file_that_does_not_agree_with_its_digest_is_named(study: StudyFolder, wattune: Run, name: str) -> None:
+    trial = measured(study).path
+    path = trial / name
+    content = path.read_bytes() if path.exists() else (trial / "spans.parquet").read_bytes()
+    path.write_bytes(content[:-9] + b"-" + content[-8:])
+    code, out, err = wattune("analyze", trial)
+    assert (code, out) == (1, "") and f"{name} does not agree with its digest: damaged, or edited" in err
+    code, _, err = wattune("report", STUDY)
+    assert code == 0, err
+    assert ("does not agree" in study.report_path.read_text()) == (name != "spec.json")
+    code, _, err = wattune("sync", STUDY)
+    assert code != 0 and trial.name in err
+
+
+def test_files_edited_on_purpose_are_accepted_and_the_quality_says_so(study: StudyFolder, wattune: Run) -> None:
+    trial = measured(study)
+    edit_json(trial.path / "telemetry" / "node0" / "manifest.json", sampled_by="hand")
+    assert wattune("analyze", trial.path)[0] == 1
+    code, out, err = wattune("analyze", trial.path, "--accept")
+    assert code == 0 and "edited" in out, err
+    assert "files edited on purpose: telemetry/node0/manifest.json" in " ".join(out.split())
+    result = trial.result()
+    assert result is not None and result.quality == "indicative" and result.quality_reasons[-1] == "edited"
+    again = json.loads(wattune("analyze", trial.path, "--json")[1])
+    assert "edited" in again["quality_reasons"] and again["files"]["digested"] is True
+    assert wattune("analyze", trial.path, "--accept")[0] == 0
+    assert trial.result() == result, "what was accepted once is not edited again"
+
+
+def test_another_trials_specification_is_never_accepted(study: StudyFolder, wattune: Run) -> None:
+    trial = measured(study).path
+    spec = json.loads((trial / "spec.json").read_text())
+    edit_json(trial / "spec.json", workload=spec["workload"] | {"seq_len": 8192})
+    code, _, err = wattune("analyze", trial, "--accept")
+    assert code == 2 and "trial_id of spec.json: got" in err
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("plan", {"sharding": 1.0}),
+        ("model", {"vocab_size": "x"}),
+        ("plan", {"micro_batch_size": 0}),
+        ("plan", {"tp": 10**30}),
+    ],
+)
+def test_a_specification_that_cannot_be_costs_its_trial_alone(
+    study: StudyFolder, wattune: Run, part: str, wrong: dict[str, Any]
+) -> None:
+    lost = measured(study).path
+    spec = json.loads((lost / "spec.json").read_text())
+    edit_json(lost / "spec.json", **{part: spec[part] | wrong})
+    _costs_itself_alone(study, wattune, lost)
+
+
+@pytest.mark.parametrize("wrong", [{"metrics": {"tokens_per_s": 10**400}}, {"start_wall_ns": 10**30}, {"repeat": True}])
+def test_a_result_that_cannot_be_costs_its_trial_alone(study: StudyFolder, wattune: Run, wrong: dict[str, Any]) -> None:
+    lost = measured(study).path
+    without_digests(lost)
+    edit_json(lost / "result.json", **wrong)
+    _costs_itself_alone(study, wattune, lost)
+
+
+def test_a_folder_that_is_no_trial_is_named_and_costs_nothing(study: StudyFolder, wattune: Run) -> None:
+    lost = study.path / "trials" / "copy of a trial"
+    shutil.copytree(measured(study).path, lost)
+    _costs_itself_alone(study, wattune, lost)
+
+
+def _costs_itself_alone(study: StudyFolder, wattune: Run, lost: Path) -> None:
+    code, out, err = wattune("rank", STUDY, "--json")
+    found = json.loads(out)
+    assert code in (0, 3), err
+    assert [one["name"] for one in found["unreadable"]] == [lost.name]
+    assert len(study.finished().results) == len(study.trials()) - 1
+    code, _, err = wattune("report", STUDY)
+    assert code == 0, err
+    assert [one.name for one in recover(study, {}).unreadable] == [lost.name]
+    assert "Traceback" not in wattune("analyze", lost)[2]
 
 
 def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:

@@ -57,6 +57,10 @@ class Facts:
     """Length of the window; None if no temperatures were read."""
     unexplained_frac: float | None = None
     """`other_frac` of the decomposition."""
+    num_edited_files: int = 0
+    """Files that were edited on purpose, and accepted."""
+    num_missing_files: int = 0
+    """Files that were there when the trial ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,8 @@ THRESHOLDS: Final = (
     Threshold(
         code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
     ),
+    Threshold(code="edited", fact="num_edited_files", publishable=0, indicative=None),
+    Threshold(code="files_missing", fact="num_missing_files", publishable=0, indicative=None),
 )
 """Every bound, and its source.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,13 +35,17 @@ from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.signals.series import Floats, Ints, Series
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.catalog.hardware import device
+from wattune.errors import ImpossibleValueError
 from wattune.intervals import of_series
 from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
-"""The only reason that is not a threshold: without spans or a given window nothing was measured."""
+"""Without spans or a given window nothing was measured."""
+
+IMPOSSIBLE: Final = "impossible_value"
+"""A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ class Summary:
     quality: str
     """`publishable`, `indicative` or `invalid`."""
     quality_reasons: tuple[str, ...] = ()
-    """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window`."""
+    """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window` or
+    `impossible_value`."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Method of the measurement: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
     `steps` (first and last, by the order of the data), `steady_from_step`, `thermally_settled_from_s`, `outlier`,
@@ -88,17 +93,24 @@ def summarize(
     problems = schema_problems(tables, spans)
     if problems:
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
-    examined = examine(spec, spans, tables, manifests, kernels=kernels, window=window)
-    if examined is None:
-        return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
-    simulated = is_simulated(tables, manifests)
-    return summary_of(
-        examined,
-        manifests,
-        simulated=simulated,
-        memory_peak_bytes=memory_peak_bytes,
-        expert_imbalance_frac=expert_imbalance_frac,
-    )
+    try:
+        examined = examine(spec, spans, tables, manifests, kernels=kernels, window=window)
+        if examined is None:
+            return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
+        return summary_of(
+            examined,
+            manifests,
+            simulated=is_simulated(tables, manifests),
+            memory_peak_bytes=memory_peak_bytes,
+            expert_imbalance_frac=expert_imbalance_frac,
+        )
+    except ImpossibleValueError as error:
+        return impossible(error)
+
+
+def impossible(error: ImpossibleValueError) -> Summary:
+    """Returns the summary of tables with a value that cannot be: no figure of them is trusted."""
+    return Summary(quality=INVALID, quality_reasons=(IMPOSSIBLE,), tags={IMPOSSIBLE: str(error)})
 
 
 def summary_of(
@@ -108,8 +120,10 @@ def summary_of(
     simulated: bool,
     memory_peak_bytes: Sequence[int] = (),
     expert_imbalance_frac: float | None = None,
+    num_edited_files: int = 0,
+    num_missing_files: int = 0,
 ) -> Summary:
-    """Computes metrics and verdict from examined data; see `summarize` for the arguments."""
+    """Computes metrics and verdict from examined data; see `summarize` and `Facts` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
     sensors = examined.together.sensors
     speed = speed_metrics(aligned, spec)
@@ -136,7 +150,8 @@ def summary_of(
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
     # Drops readings of infinity and counters beyond floats here, so that no ranking sees them.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
-    verdict = assess_quality(_facts(examined, metrics, manifests, simulated=simulated))
+    facts = _facts(examined, metrics, manifests, simulated=simulated)
+    verdict = assess_quality(replace(facts, num_edited_files=num_edited_files, num_missing_files=num_missing_files))
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),
@@ -304,6 +319,7 @@ def _facts(
     steps, missing = aligned.steps, aligned.missing
     gone = 0 if len(missing) == len(aligned.devices) else len(missing)
     has_power = bool(traces.traces)
+    rings = nodes_with_ring(manifests)
     return Facts(
         num_steps=None if steps is None else len(steps.number),
         num_missing_ranks=0 if steps is None or spec is None else max(spec.cluster.world_size - len(steps.rank), 0),
@@ -312,7 +328,7 @@ def _facts(
         has_power=has_power,
         simulated=simulated,
         replayed=read_by("replay", manifests),
-        num_stand_ins=sum(trace.stands_in for trace in traces.traces),
+        num_stand_ins=sum(trace.stands_in or (not trace.from_ring and trace.node in rings) for trace in traces.traces),
         coverage_frac=metrics.get("sample_coverage_frac"),
         largest_gap_s=max((trace.largest_gap_s for trace in traces.traces), default=None),
         energy_error_frac=metrics.get("energy_integral_error_frac"),
@@ -328,6 +344,11 @@ def _facts(
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
         unexplained_frac=metrics.get("other_frac"),
     )
+
+
+def nodes_with_ring(manifests: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Returns the nodes whose sampler wrote ring samples: power from elsewhere then means that their file is lost."""
+    return {node for node, manifest in manifests.items() if manifest.get("tiers", {}).get("ring", {}).get("rows")}
 
 
 def _rate_frac(manifests: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from wattune.calibration.run import Listener
 from wattune.calibration.run import calibrate as measure_sensors
+from wattune.errors import PlanError
 from wattune.inspection import Analysis, inspect
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
@@ -22,21 +23,24 @@ from wattune.storage.files import (
 from wattune.storage.remote import RemoteStorage
 
 
-def analyze(folder: str | Path) -> Analysis:
+def analyze(folder: str | Path, *, accept: bool = False) -> Analysis:
     """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
 
     Args:
         folder: The folder, or its URL.
+        accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
 
     Raises:
         PlanError: There is no such folder, or nothing measured in it.
         TelemetryError: A table or manifest in it cannot be read.
     """
     if "://" in str(folder):
+        if accept:
+            raise PlanError(f"{folder} is at a URL; accept a folder on this machine, and send it")
         with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
             RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
             return analyze(scratch)
-    return inspect(named_path(folder))
+    return inspect(named_path(folder), accept=accept)
 
 
 def record(

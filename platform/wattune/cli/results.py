@@ -136,10 +136,13 @@ def report(
 @app.command(rich_help_panel=_PANEL)
 def analyze(
     folder: Annotated[str, typer.Argument(help="A trial's or a recording's folder or URL.", show_default=False)],
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Take files edited on purpose as they are; the quality says so.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recomputes metrics and quality of a trial or recording from its folder alone."""
-    analysis = api.analyze(folder)
+    analysis = api.analyze(folder, accept=accept)
     summary = analysis.summary
     if as_json:
         print_json(analysis.to_json())

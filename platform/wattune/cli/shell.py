@@ -1,7 +1,6 @@
 """Things every verb shares: the program, its options, its two consoles, and how it ends."""
 
 import errno
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from rich.console import Console
 from wattune.errors import WattuneError
 from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
+from wattune.storage.documents import json_text
 from wattune.version import __version__
 
 WRONG_INPUT: Final = 2
@@ -83,7 +83,7 @@ def print_error(text: str) -> None:
 
 def print_json(data: Any) -> None:
     """Prints the one object `--json` promises."""
-    print(json.dumps(data, allow_nan=False))  # noqa: T201
+    print(json_text(data))  # noqa: T201
 
 
 def print_line(text: str) -> None:

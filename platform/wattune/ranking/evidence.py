@@ -61,8 +61,9 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
     """Reads the evidence of one repeat, None if its folder has no window of measured steps.
 
     Raises:
-        TelemetryError: A table in it cannot be read, or is of another schema.
+        TelemetryError: A table in it cannot be read or is of another schema, or a file does not agree with its digest.
     """
+    folder.check()
     spans, tables, manifests = folder.spans(), folder.stored(), folder.manifests()
     problems = schema_problems(tables, spans)
     if problems:

@@ -29,17 +29,23 @@ class Source:
     """The folder or store it was read from, for messages."""
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Trials that ended but cannot be read, and so are not among the results."""
+    num_undigested: int = 0
+    """Results of an earlier version, without digests."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
         """Reads a study's folder."""
         document, finished = study.document(), study.finished()
+        objective, constraints = document.get("objective"), document.get("constraints", [])
+        if not isinstance(objective, str | None) or not _is_texts(constraints):
+            raise PlanError(f"{study.path / 'study.yaml'}: objective and constraints are not texts; restore it")
         return cls(
             name=study.name,
             results=of_folder(study, finished.results),
             unreadable=tuple(finished.unreadable),
-            objective=document.get("objective"),
-            constraints=tuple(document.get("constraints", ())),
+            num_undigested=finished.num_undigested,
+            objective=objective,
+            constraints=tuple(constraints),
             place=str(study.path),
         )
 
@@ -129,7 +135,12 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
         for source in sources
         for one in source.unreadable
     ]
-    return replace(ranking, unreadable=tuple(named))
+    num_undigested = sum(source.num_undigested for source in sources)
+    return replace(ranking, unreadable=tuple(named), num_undigested=num_undigested)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:

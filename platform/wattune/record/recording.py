@@ -99,6 +99,7 @@ def load(path: Path) -> Measured:
     folder = RecordingFolder(path)
     facts = folder.facts()
     if facts.get("closed", True):
+        folder.check()
         tables, manifests = folder.telemetry(), folder.manifests()
     else:
         tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])

@@ -37,6 +37,12 @@ from wattune.trial import (
 LARGEST_COUNT: Final = 10**9
 """Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
 
+LARGEST_WORLD: Final = 10**6
+"""Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
+
+LONGEST_VALUE: Final = 2**16
+"""Most entries of one value of an axis, such as a layout."""
+
 
 def _named_by(parse: Callable[[str], object]) -> AfterValidator:
     """Accepts a text that one of wattune's own functions accepts, else passes on its message."""
@@ -96,9 +102,10 @@ def _repetitions(texts: list[str]) -> list[tuple[Path, str]]:
 def _axis_problem(axis: Axis, value: Any) -> str | None:
     """Says why an axis cannot have a value; None where it can."""
     if axis.kind == "count":
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_COUNT:
+        most = LARGEST_COUNT if axis.name == "micro_batch_size" else LARGEST_WORLD
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
             return None
-        return got(value, f"an integer from 1 to {LARGEST_COUNT:,}")
+        return got(value, f"an integer from 1 to {most:,}")
     if isinstance(value, str) and value in axis.choices:
         return None
     if isinstance(value, str) and axis.kind == "choice":
@@ -106,7 +113,8 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
     if axis.kind == "choice":
         return got(value, " | ".join(axis.choices))
     least = 1 if axis.kind == "layout" else 0
-    if isinstance(value, list) and value and all(type(item) is int and least <= item for item in value):
+    whole = isinstance(value, list) and 0 < len(value) <= LONGEST_VALUE
+    if whole and all(type(item) is int and least <= item <= LARGEST_WORLD for item in value):
         return None
     what = "layers per stage, each at least 1" if axis.kind == "layout" else "device slots, each at least 0"
     return got(value, f"{' | '.join(axis.choices)}, or a list of {what}")
@@ -139,6 +147,7 @@ def _readable(version: int) -> int:
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -152,7 +161,7 @@ class ModelEntry(_Entry):
     """`model`: a catalog name, fields that differ from the catalog's, and how far to scale it down."""
 
     name: Annotated[str, _named_by(model)]
-    num_layers: Count | None = None
+    num_layers: Size | None = None
     hidden_size: Count | None = None
     ffn_hidden_size: Count | None = None
     num_heads: Count | None = None
@@ -218,14 +227,17 @@ class ClusterEntry(_Entry):
     """`cluster`: the machines, as far as planning needs to know them."""
 
     device: Annotated[str, _named_by(device)]
-    num_nodes: Count = 1
-    devices_per_node: Count
+    num_nodes: Size = 1
+    devices_per_node: Size
     simulate_sensors_of: Annotated[str, _named_by(device)] | None = None
     transformer_engine: bool = False
     nvlink_domain_size: Count | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterEntry":
+        if self.num_nodes * self.devices_per_node > LARGEST_WORLD:
+            text = f"{self.num_nodes:,} x {self.devices_per_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
+            raise refuse([(("num_nodes",), text)])
         simulated = self.simulate_sensors_of
         if simulated and (self.device != "cpu" or simulated == "cpu"):
             real = sorted(DEVICES.keys() - {"cpu"})

@@ -16,6 +16,7 @@ from wattune.objective import Constraint, Objective
 from wattune.plan.axes import AXES, Plan
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
+from wattune.storage.documents import yaml_tree
 from wattune.trial import Measure, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
@@ -92,12 +93,10 @@ def load_space(path: str | Path) -> StudySpec:
     except UnicodeDecodeError as error:
         raise SpaceError(f"{source}: is not UTF-8 text ({error.reason}); give the path of a search space") from error
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpaceError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
-    except (ValueError, RecursionError) as error:  # a date or number that cannot exist, thousands of open brackets
-        raise SpaceError(f"{source}: is YAML that cannot be read: {error}") from error
+        node, document = yaml_tree(text)
+    except ValueError as error:
+        kind = "is not YAML" if isinstance(error.__cause__, yaml.YAMLError) else "is YAML that cannot be read"
+        raise SpaceError(f"{source}: {kind}: {error}") from error
     return _study(document, source, [] if node is None else _duplicate_keys(node))
 
 

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.errors import PlanError, TelemetryError
+from wattune.storage.digests import DigestError, object_of, with_digest
 from wattune.storage.parquet import encoded
-from wattune.units import unit_of
 
 STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
 DEFAULT_STORAGE: Final = "~/wattune-studies"
@@ -22,6 +22,9 @@ CALIBRATIONS: Final = "calibration"
 
 FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names that a study or a recording may have."""
+
+RESTORE: Final = "restore it, or accept what it holds with `wattune analyze --accept`"
+"""The remedy for a file that does not agree with its digest."""
 
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 """Errors of a file system without hard links, such as FAT or a mounted bucket."""
@@ -189,6 +192,11 @@ def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> boo
     return write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode(), over=over)
 
 
+def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
+    """Writes one JSON file with its own digest, whole or not at all. See `write_whole`."""
+    return write_whole(path, with_digest(data), over=over)
+
+
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes one Parquet file, whole or not at all, with the options that all tables share."""
     write_whole(path, encoded(table).to_pybytes())
@@ -207,57 +215,29 @@ def write_asked(path: Path, text: str) -> None:
 
 
 def read_json_object(path: Path, writer: str = "a sampler") -> dict[str, Any]:
-    """Reads an object that `write_json` wrote.
+    """Reads an object that `write_json` or `write_digested` wrote.
 
     Args:
         path: The file.
         writer: The program part that writes such files, for the error.
 
     Raises:
-        TelemetryError: The file is not a JSON object.
+        TelemetryError: The file is not a JSON object, or does not agree with its digest.
     """
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
+        return object_of(path.read_bytes())[0]
+    except DigestError as error:
+        raise TelemetryError(f"{path}: {error}; {RESTORE}") from error
+    except TypeError as error:
+        raise TelemetryError(f"{path} {error}; it was not written by {writer}") from error
+    except (ValueError, OSError) as error:
         raise TelemetryError(f"{path} cannot be read: {error}; it was not written by {writer}") from error
-    if not isinstance(content, dict):
-        raise TelemetryError(f"{path} is not a JSON object; it was not written by {writer}")
-    return content
-
-
-def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
-    """Returns a node's manifest: facts of the node and its devices, from a sampler or another recorder.
-
-    Args:
-        manifest: The content of the JSON file.
-        where: The file, for the error.
-
-    Raises:
-        TelemetryError: It, or a part of it, is of another kind than its name says. Every such part is named.
-    """
-    problems = list(_wrong_kinds(manifest)) if isinstance(manifest, dict) else ["allowed: an object"]
-    if problems:
-        raise TelemetryError(f"{where}: {'; '.join(problems)}")
-    return dict(manifest)
-
-
-def _wrong_kinds(manifest: Mapping[str, Any]) -> Iterator[str]:
-    objects = {part: manifest.get(part, {}) for part in ("devices", "tiers", "clock")}
-    devices = objects["devices"]
-    facts = {f"devices.{name}": each for name, each in devices.items()} if isinstance(devices, dict) else {}
-    for where, part in (objects | facts).items():
-        if not isinstance(part, dict):
-            yield f"{where}: got {json.dumps(part)[:80]}, allowed: an object"
-    for where, part in ({"": manifest} | facts).items():
-        for name, value in part.items() if isinstance(part, dict) else ():
-            if unit_of(name) is not None and not isinstance(value, int | float | None):
-                yield f"{where}.{name}: got {json.dumps(value)[:80]}, allowed: a number, or null".lstrip(".")
 
 
 def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
     """Writes one device's calibration over an earlier one. Returns its path."""
     path = _calibration_path(storage, str(calibration["uuid"]))
-    write_json(path, calibration)
+    write_digested(path, calibration)
     return path
 
 
@@ -275,10 +255,10 @@ def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, A
         devices[name] = dict(facts)
         if path.exists():
             try:
-                known = json.loads(path.read_text())
+                known, _ = object_of(path.read_bytes())
                 devices[name]["sensor_limits"] = known["limits"]
                 devices[name] |= {"link_peaks": known["link_peaks"]} if known.get("link_peaks") else {}
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OSError) as error:
                 raise TelemetryError(f"{path} is not a calibration: {error!r}; calibrate {name} again") from error
     return {**manifest, "devices": devices} if devices else dict(manifest)
 

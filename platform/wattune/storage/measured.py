@@ -7,20 +7,29 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from wattune.errors import PlanError, TelemetryError
+from wattune.errors import ImpossibleValueError, PlanError, TelemetryError
 from wattune.schema import KERNELS, TELEMETRY
+from wattune.storage.digests import ACCEPTED, FILES, FileCheck, agrees, check_files, digests_of, object_of
 from wattune.storage.files import (
     FOLDER_NAME,
-    checked_manifest,
+    RESTORE,
     make_folder,
     read_json_object,
+    write_digested,
     write_json,
     write_table,
 )
-from wattune.storage.parquet import ParquetTier
-from wattune.storage.versions import RENAMED_FILES, VERSION, check_version
+from wattune.storage.manifests import checked_manifest, device_facts
+from wattune.storage.parquet import ParquetTier, read_table
+from wattune.storage.values import Facts, wrong_columns
+from wattune.storage.versions import DIGESTS_SINCE, RENAMED_FILES, VERSION, check_version
+
+RESULT: Final = "result.json"
+"""The file that completes a trial. It has the digests of all others."""
+
+MANIFEST: Final = "manifest.json"
+"""The file that completes a recording. It has the digests of all others."""
 
 RECORDINGS: Final = "recordings"
 """Folder of the storage that holds the recordings."""
@@ -31,11 +40,33 @@ def _stable_order(names: pa.ChunkedArray) -> pa.Array:
     return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
 
 
+_FACT_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "node": (str, type(None)),
+    "simulated_device": (str, type(None)),
+    "closed": (bool, type(None)),
+    "exit_code": (int, type(None)),
+    "command": (list, type(None)),
+}
+"""Kinds of a recording's facts that are used by name; none needs to be there."""
+
+
+def require_digests(version: Any, path: Path) -> None:
+    """Makes sure that a file without digests is of a version that wrote none.
+
+    Raises:
+        TelemetryError: Its version writes digests.
+    """
+    if isinstance(version, int) and version >= DIGESTS_SINCE:
+        raise TelemetryError(f"{path} has no digests, and version {version} writes them: damaged, or edited; {RESTORE}")
+
+
 def _is_window(window: Any) -> bool:
     return (
         isinstance(window, dict)
-        and isinstance(window.get("start_mono_ns"), int | float)
-        and isinstance(window.get("end_mono_ns"), int | float | None)
+        and isinstance(start := window.get("start_mono_ns"), int | float)
+        and isinstance(end := window.get("end_mono_ns"), int | float | None)
+        and 0 <= start < 2**62
+        and (end is None or 0 <= end < 2**62)
     )
 
 
@@ -64,6 +95,29 @@ class MeasuredFolder:
         """
         return self._table("spans")
 
+    def check(self) -> FileCheck:
+        """Compares every file with its digest, which the trial's result or the recording's manifest has.
+
+        Raises:
+            TelemetryError: A file does not agree with its digest. Every such file is named.
+        """
+        found = self._check()
+        if found.changed:
+            verb = "does not agree with its digest" if len(found.changed) == 1 else "do not agree with their digests"
+            raise TelemetryError(f"{self.path}: {', '.join(found.changed)} {verb}: damaged, or edited; {RESTORE}")
+        return found
+
+    def _check(self) -> FileCheck:
+        for name in (RESULT, MANIFEST):
+            path = self.path / name
+            if path.exists():
+                content = read_json_object(path, "a trial" if name == RESULT else "a recording")
+                if isinstance(content.get(FILES), dict):
+                    return check_files(self.path, content[FILES], content.get(ACCEPTED))
+                if name == MANIFEST and content.get("closed") is True:
+                    require_digests(content.get("version"), path)
+        return FileCheck()
+
     def write_kernels(self, kernels: pa.Table) -> None:
         """Writes the kernels of all ranks' profiled steps."""
         write_table(self.path / "kernels.parquet", kernels)
@@ -78,14 +132,14 @@ class MeasuredFolder:
         lacking = [] if table is None else [name for name in KERNELS.names if name not in table.column_names]
         if lacking:
             raise TelemetryError(f"{self.path / 'kernels.parquet'} has no {', '.join(lacking)}; remove it")
+        wrong = [] if table is None else wrong_columns(table.schema, "kernels")
+        if wrong:
+            raise TelemetryError(f"{self.path / 'kernels.parquet'}: {'; '.join(wrong)}; remove it")
         return table
 
     def _table(self, name: str) -> pa.Table | None:
         path = table_path(self.path, name)
-        try:
-            return pq.read_table(path) if path is not None else None
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{path} cannot be read: {error}") from error
+        return read_table(path) if path is not None else None
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
         """Writes one node's tables and, last, its manifest. A node with a manifest is complete."""
@@ -105,16 +159,23 @@ class MeasuredFolder:
         Raises:
             TelemetryError: A file is not a Parquet table.
         """
-        tables = {}
+        tables, facts = {}, self._facts()
         for tier in TELEMETRY:
-            paths = sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
             try:
-                parts = [pq.read_table(path) for path in paths]
-            except (pa.ArrowInvalid, OSError) as error:
+                parts = [read_table(path, facts) for path in self._tier_paths(tier)]
+                if parts:
+                    tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+            except ImpossibleValueError:
+                raise
+            except (TelemetryError, pa.ArrowException) as error:
                 raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
-            if parts:
-                tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
         return tables
+
+    def _tier_paths(self, tier: str) -> list[Path]:
+        return sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
+
+    def _facts(self) -> Facts:
+        return device_facts(self.manifests())
 
     def stored(self) -> dict[str, ParquetTier]:
         """Opens every tier's tables over all nodes and reads no rows: analysis reads a device at a time.
@@ -122,8 +183,8 @@ class MeasuredFolder:
         Raises:
             TelemetryError: A file is not a Parquet table.
         """
-        found = {tier: sorted((self.path / "telemetry").glob(f"*/{tier}.parquet")) for tier in TELEMETRY}
-        return {tier: ParquetTier(paths) for tier, paths in found.items() if paths}
+        found, facts = {tier: self._tier_paths(tier) for tier in TELEMETRY}, self._facts()
+        return {tier: ParquetTier(paths, facts) for tier, paths in found.items() if paths}
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         """Reads the manifest of each node: the node's own file, else its part of the recording's.
@@ -166,8 +227,9 @@ class RecordingFolder(MeasuredFolder):
         return cls(path)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Writes the facts of the recording as a whole."""
-        write_json(self.path / "manifest.json", {"version": VERSION, **facts})
+        """Writes the facts of the recording as a whole; of one that is closed, with the digests of its files."""
+        files = {FILES: digests_of(self.path, MANIFEST)} if facts.get("closed") is True else {}
+        write_digested(self.path / MANIFEST, {"version": VERSION, **facts, **files})
 
     def facts(self) -> dict[str, Any]:
         """Reads the facts of the recording as a whole; empty for a trial.
@@ -178,6 +240,13 @@ class RecordingFolder(MeasuredFolder):
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording") if path.exists() else {}
         check_version(facts.pop("version", None), str(path))
+        facts.pop(FILES, None)
+        facts.pop(ACCEPTED, None)
+        if facts.get("closed") is False and not {"node", "simulated_device"} <= facts.keys():
+            raise TelemetryError(f"{path}: it is not closed, and has no node or simulated_device; {RESTORE}")
+        for name, kinds in _FACT_KINDS.items():
+            if not isinstance(facts.get(name), kinds):
+                raise TelemetryError(f"{path}: {name}: got {json.dumps(facts[name])[:80]}; {RESTORE}")
         window = facts.get("window")
         if window is not None and not _is_window(window):
             raise TelemetryError(
@@ -185,6 +254,31 @@ class RecordingFolder(MeasuredFolder):
                 "end_mono_ns, nanoseconds of the node's monotonic clock (the end null where it was not seen)"
             )
         return facts
+
+    def accept(self) -> tuple[str, ...]:
+        """Takes files that were edited on purpose as they are now. The quality says so from then on.
+
+        Returns:
+            The files that were edited; none where all agree.
+
+        Raises:
+            PlanError: It is no closed recording.
+        """
+        path = self.path / MANIFEST
+        try:
+            content = path.read_bytes()
+            data, _ = object_of(content, accept=True)
+        except (OSError, ValueError, TypeError) as error:
+            raise PlanError(f"{path} cannot be accepted: {error}; give a trial or recording that has ended") from error
+        files = data.pop(FILES, None)
+        if data.get("closed") is not True:
+            raise PlanError(f"{path} is of no recording that has ended; nothing can be accepted")
+        found = check_files(self.path, files if isinstance(files, dict) else {}, data.pop(ACCEPTED, None))
+        edited = (*(() if agrees(content) else (MANIFEST,)), *found.changed, *found.missing)
+        if edited:
+            accepted = sorted({*found.accepted, *edited})
+            write_digested(path, {**data, FILES: digests_of(self.path, MANIFEST), ACCEPTED: accepted})
+        return edited
 
     @property
     def storage(self) -> Path:

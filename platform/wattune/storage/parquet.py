@@ -9,12 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.errors import TelemetryError
+from wattune.storage.values import Facts, require_possible, require_possible_rows, require_schema
 
 Device: TypeAlias = tuple[str, str]
 """Node and device."""
 
 SMALL_ROWS: Final = 2**18
 """Most rows of a file with a single row group, which is read whole: more groups would cost more than they save."""
+
+DAMAGE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, KeyError, IndexError, TypeError)
+"""Errors from Arrow and its Python part on a file that is damaged or no table."""
 
 MOST_GROUP_ROWS: Final = 2**20
 """Most rows of a row group of larger files, which holds one device alone: 5.8 hours of a 20 ms ring."""
@@ -36,7 +40,13 @@ def encoded(table: pa.Table) -> pa.Buffer:
     others = [name for name in table.column_names if name not in numbers]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
-        sink, table.schema, compression="zstd", compression_level=3, use_dictionary=others, column_encoding=numbers
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=others,
+        column_encoding=numbers,
+        write_page_checksum=True,
     ) as writer:
         for start, end in _stretches(table):
             writer.write_table(table.slice(start, end - start), row_group_size=MOST_GROUP_ROWS)
@@ -62,25 +72,59 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
+def read_table(path: Path, facts: Facts | None = None) -> pa.Table:
+    """Reads a whole table, its pages checked against their checksums and its values against their bounds.
+
+    Args:
+        path: The Parquet file.
+        facts: Facts of the devices of a telemetry table.
+
+    Raises:
+        TelemetryError: It is not a Parquet table, or is damaged.
+        ImpossibleValueError: A value in it cannot be.
+    """
+    try:
+        require_schema(pq.read_schema(path), str(path))
+        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        table.validate(full=True)
+    except DAMAGE as error:
+        raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error
+    if facts is None:
+        require_possible(table, str(path))
+    else:
+        require_possible_rows(table, str(path), facts)
+    return table
+
+
+def in_a_line(error: BaseException) -> str:
+    """Returns what an error says, in a line."""
+    return " ".join(str(error).split())[:500]
+
+
 class ParquetTier:
     """One tier of one or several nodes, read from its files on demand, a device at a time."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], facts: Facts | None = None) -> None:
         """Opens the files and reads no rows.
 
         Args:
             paths: One file or more.
+            facts: Facts of their devices, which bound values more closely than the schema.
 
         Raises:
             TelemetryError: A file is not a Parquet table, or its columns contradict another file's.
         """
-        self._paths = list(paths)
+        self._paths, self._facts = list(paths), facts or {}
         try:
-            self._files = [pq.ParquetFile(path) for path in paths]
+            self._files = [pq.ParquetFile(path, page_checksum_verification=True) for path in paths]
             schemas = [file.schema_arrow for file in self._files]
+            for path, schema in zip(paths, schemas, strict=True):
+                require_schema(schema, str(path))
             unified = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{', '.join(map(str, paths))}: no tables that can be read: {error}") from error
+        except DAMAGE as error:
+            raise TelemetryError(
+                f"{', '.join(map(str, paths))}: no tables that can be read: {in_a_line(error)}"
+            ) from error
         self._schemas = schemas
         # Where the values of one file are simulated, the whole tier counts as simulated.
         said = [schema.metadata or {} for schema in schemas]
@@ -125,19 +169,25 @@ class ParquetTier:
 
         Raises:
             TelemetryError: A file is damaged.
+            ImpossibleValueError: A value cannot be.
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
         for number, owners in enumerate(self._owners):
             for group, alone in enumerate(owners):
                 if alone == device:
-                    yield _with_columns(self._rows(number, [group], columns), schema)
+                    yield self._checked(number, device, _with_columns(self._rows(number, [group], columns), schema))
                 elif alone is None:
                     rows = self._rows(number, [group], [*_KEYS, *columns])
                     mine = np.ones(rows.num_rows, bool)
                     for name, wanted in zip(_KEYS, device, strict=True):
                         code, names = _codes(rows, name)
                         mine &= code == (names.index(wanted) if wanted in names else -2)
-                    yield _with_columns(rows.filter(pa.array(mine)), schema)
+                    yield self._checked(number, device, _with_columns(rows.filter(pa.array(mine)), schema))
+
+    def _checked(self, number: int, device: Device, rows: pa.Table) -> pa.Table:
+        """Returns some rows of a device, after a check that their values can be."""
+        require_possible(rows, f"{self._paths[number]}: {device[1]}", self._facts.get(device))
+        return rows
 
     def table(self) -> pa.Table:
         """Reads all rows of all files.
@@ -160,9 +210,10 @@ class ParquetTier:
                 return file.read_row_groups(list(groups), columns=have)
             if number not in self._small:
                 self._small[number] = file.read()
+                self._small[number].validate(full=True)
             return self._small[number].select(have)
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{path} cannot be read: {error}") from error
+        except DAMAGE as error:
+            raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error
 
     def _owners_of(self, number: int) -> list[Device | None]:
         """Finds `_owners` of one file. A small file counts as one group. Without keys there are no devices."""
@@ -185,11 +236,19 @@ class ParquetTier:
 
 
 def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns a table with exactly a schema's columns. Those it lacks are null."""
+    """Returns a table with exactly a schema's columns. Those it lacks are null.
+
+    Raises:
+        TelemetryError: Values of one file do not fit the type that the files of all nodes have together.
+    """
     if table.schema.equals(schema):
         return table
-    arrays = [
-        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
+    have = set(table.column_names)
+    try:
+        arrays = [
+            table[field.name].cast(field.type) if field.name in have else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
+    except pa.ArrowException as error:
+        raise TelemetryError(f"columns of several files do not fit together: {in_a_line(error)}") from error
     return pa.table(arrays, schema=schema)

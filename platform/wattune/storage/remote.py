@@ -8,21 +8,20 @@ A store that does not answer costs one bounded wait and a `TrackingError`. For t
 """
 
 import functools
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import yaml
-
 from wattune.deadline import within
 from wattune.errors import PlanError, TrackingError, WattuneError, closest
 from wattune.masking import without_secrets
+from wattune.storage.documents import parse_yaml
 from wattune.storage.files import is_file_of, is_hidden, is_inside, write_whole
 from wattune.storage.measured import RECORDINGS
 from wattune.storage.study import StudyFolder, TrialFolder, space_of
+from wattune.storage.trial_files import read_result
 from wattune.trial import TrialResult
 
 RETRY_AFTER_S: Final = 60.0
@@ -104,10 +103,12 @@ class RemoteStorage:
 
         Raises:
             TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
+            TelemetryError: A file of it does not agree with its digest.
         """
         result = folder.result()
         if result is None or not result.status.is_final:
             return False
+        folder.check()  # damage stays here
         whole = (folder.path / _RESULT).read_bytes()
         place = f"{study}/trials/{folder.path.name}"
         files = [path for path in _files(folder.path) if path.name != _RESULT]
@@ -213,7 +214,14 @@ class RemoteStorage:
         return None if content is None else self._space(study, content)
 
     def _space(self, study: str, content: bytes) -> dict[str, Any]:
-        return space_of(yaml.safe_load(content), f"{self.shown}/{study}/study.yaml")
+        where = f"{self.shown}/{study}/study.yaml"
+        try:
+            document = parse_yaml(content.decode())
+        except ValueError as error:
+            raise PlanError(f"{where} cannot be read: {error}; restore it there") from error
+        if not isinstance(document, dict):
+            raise PlanError(f"{where} holds no search space; restore it there")
+        return space_of(document, where)
 
     def _compare(self, fs: Any, study: StudyFolder) -> None:
         content = _read(fs, f"{self._root}{study.name}/study.yaml")
@@ -334,8 +342,8 @@ def _read_all(fs: Any, paths: list[str]) -> list[bytes]:
 
 def _result(content: bytes) -> TrialResult | None:
     try:
-        return TrialResult.from_json(json.loads(content))
-    except (ValueError, KeyError, TypeError):
+        return read_result(content)
+    except PlanError:
         return None
 
 

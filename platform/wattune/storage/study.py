@@ -15,7 +15,6 @@ none. So a study resumes from its folder.
 """
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,18 +30,41 @@ import yaml
 
 from wattune.errors import PlanError, SpaceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
+from wattune.storage.digests import object_of
+from wattune.storage.documents import parse_yaml
 from wattune.storage.files import (
     CALIBRATIONS,
     FOLDER_NAME,
     make_folder,
     named_path,
+    write_digested,
     write_json,
     write_table,
     write_whole,
 )
-from wattune.storage.measured import RECORDINGS, MeasuredFolder, table_path
-from wattune.storage.versions import VERSION, check_version, completed_space, upgraded_candidate, upgraded_space
-from wattune.trial import QUALITIES, TrialResult, TrialSpec
+from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder, table_path
+from wattune.storage.parquet import read_table
+from wattune.storage.trial_files import (
+    NO_TRIAL,
+    accept,
+    key_of,
+    no_trial,
+    read_result_file,
+    require_own,
+    result_of,
+    spec_and_id,
+    spec_of,
+    with_digests,
+)
+from wattune.storage.versions import (
+    VERSION,
+    check_version,
+    completed_space,
+    differences,
+    upgraded_candidate,
+    upgraded_space,
+)
+from wattune.trial import TrialResult, TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -54,22 +76,7 @@ _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
 _LONGEST_SHOWN: Final = 200
 """Most characters of an input that a message repeats."""
 
-_NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""Errors from reading a trial's files that are damaged, or written by hand or another version."""
-
-_KINDS: Final = {"trial_id": str, "repeat": int, "reason": str, "tags": dict, "start_wall_ns": int, "end_wall_ns": int}
-"""Types of a result's fields that a ranking needs and that making a result does not check."""
-
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
-
-_GROWS: Final = (
-    "search.num_trials",
-    "search.finalists",
-    "search.finalists.until",
-    "search.finalists.max_share",
-    "measure.timeout_s",
-)
-"""Settings that may change between two runs of one study without making it another study."""
 
 
 def check_study_name(name: str) -> str:
@@ -100,9 +107,26 @@ class TrialFolder(MeasuredFolder):
             PlanError: The folder does not hold a readable specification.
         """
         try:
-            return TrialSpec.from_json(json.loads((self.path / "spec.json").read_text()))
-        except _NO_TRIAL as error:
-            raise _no_trial(self.path, error) from error
+            return spec_of((self.path / "spec.json").read_bytes())
+        except NO_TRIAL as error:
+            raise no_trial(self.path, error) from error
+
+    def read(self) -> tuple[TrialSpec, TrialResult | None]:
+        """Reads specification and result, None while there is none, and makes sure that they belong to this folder.
+
+        Raises:
+            PlanError: They cannot be read, or are of another trial.
+        """
+        spec, result = self.spec(), self.result()
+        trial_id, repeat = self.key()
+        try:
+            if result is not None:
+                require_own(self.path.name, spec, result)
+            elif trial_id != spec.trial_id:
+                raise ValueError(f"folder is of {trial_id}-{repeat}, spec.json of {spec.trial_id}")
+        except ValueError as error:
+            raise no_trial(self.path, error) from error
+        return spec, result
 
     def write_ranks(self, places: Sequence[Mapping[str, Any]]) -> None:
         """Writes the place of each rank: node, device and its identity, slot, process."""
@@ -114,8 +138,8 @@ class TrialFolder(MeasuredFolder):
             write_whole(self.path / "stacks" / f"rank{rank}.txt", text.encode())
 
     def write_result(self, result: TrialResult) -> None:
-        """Writes the result in one rename. From then on the trial is done."""
-        write_json(self.path / "result.json", result.to_json())
+        """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
+        write_digested(self.path / RESULT, with_digests(self.path, result))
 
     def result(self) -> TrialResult | None:
         """Reads the result; None while there is none.
@@ -123,13 +147,17 @@ class TrialFolder(MeasuredFolder):
         Raises:
             PlanError: The file is not a result of this version.
         """
-        path = self.path / "result.json"
-        return _read_result(path) if path.exists() else None
+        path = self.path / RESULT
+        return read_result_file(path) if path.exists() else None
 
     def keep_result(self, result: TrialResult) -> TrialResult:
         """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
-        path = self.path / "result.json"
-        return result if write_json(path, result.to_json(), over=False) else _read_result(path)
+        path = self.path / RESULT
+        return result if write_digested(path, with_digests(self.path, result), over=False) else read_result_file(path)
+
+    def accept(self) -> tuple[str, ...]:
+        """Takes files that were edited on purpose as they are now; see `wattune.storage.trial_files.accept`."""
+        return accept(self.path)
 
     def write_error(self, text: str) -> None:
         """Writes an error of wattune itself that came while the trial ran."""
@@ -151,7 +179,7 @@ class TrialFolder(MeasuredFolder):
         found = []
         for path in sorted(paths, key=lambda path: int(path.parent.name)):
             with suppress(PlanError):  # of a trial that is done or tried again, it only counts
-                found.append(_read_result(path))
+                found.append(read_result_file(path))
         return found
 
     def key(self) -> tuple[str, int]:
@@ -160,10 +188,10 @@ class TrialFolder(MeasuredFolder):
         Raises:
             PlanError: The name is of another form.
         """
-        trial_id, _, repeat = self.path.name.rpartition("-")
-        if not (trial_id and repeat.isdecimal() and repeat.isascii()):
-            raise PlanError(f"{self.path}: no folder of a trial; move it out of the study")
-        return trial_id, int(repeat)
+        try:
+            return key_of(self.path.name)
+        except ValueError:
+            raise PlanError(f"{self.path}: no folder of a trial; move it out of the study") from None
 
     def begun_wall_ns(self) -> int:
         """Returns the time at which the latest attempt wrote its specification, on the file system's clock."""
@@ -207,6 +235,8 @@ class Finished:
     """Every repeat that can be read, with its specification."""
     unreadable: list[UnreadableTrial]
     """Those that cannot be read. Readers that leave them out must say so."""
+    num_undigested: int = 0
+    """Repeats whose result has no digest, of an earlier version: damage to them is not seen."""
 
 
 class StudyFolder:
@@ -269,8 +299,8 @@ class StudyFolder:
         """
         path = self.path / "study.yaml"
         try:
-            document = yaml.safe_load(path.read_text())
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            document = parse_yaml(path.read_text())
+        except (OSError, ValueError) as error:
             raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
         if not isinstance(document, dict):
             raise PlanError(f"{path} holds no search space; {_RESTORE}")
@@ -286,9 +316,9 @@ class StudyFolder:
         Raises:
             SpaceError: It is another one. The difference is shown.
         """
-        differences = _differences(completed_space(self.document()), completed_space(document))
-        if differences:
-            listed = "\n".join(f"  {line}" for line in differences)
+        found = differences(completed_space(self.document()), completed_space(document))
+        if found:
+            listed = "\n".join(f"  {line}" for line in found)
             other = f"another space than the one in {where}" if where else "another space"
             raise SpaceError(
                 f"study {self.path} was begun with {other}:\n{listed}\n"
@@ -349,6 +379,7 @@ class StudyFolder:
         # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
         results: list[tuple[TrialSpec, TrialResult]] = []
         problems: dict[str, PlanError] = {}
+        num_undigested = 0
         for folder in _folders(self.path / "trials"):
             try:
                 with open(f"{folder}/result.json", "rb") as file:
@@ -356,18 +387,22 @@ class StudyFolder:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                problems[folder] = _no_trial(folder, error)
+                problems[folder] = no_trial(folder, error)
                 continue
             try:
                 with open(f"{folder}/spec.json", "rb") as file:
-                    spec = TrialSpec.from_json(json.loads(file.read().decode()))
-                results.append((spec, _result_of(written)))
-            except _NO_TRIAL as error:
-                problems[folder] = _no_trial(folder, error)
+                    spec, trial_id = spec_and_id(file.read())
+                data, digested = object_of(written, any_depth=True)
+                result = result_of(data)
+                require_own(folder.rpartition("/")[2], spec, result, trial_id)
+                results.append((spec, result))
+                num_undigested += not digested
+            except NO_TRIAL as error:
+                problems[folder] = no_trial(folder, error)
         if problems and not results:
             raise next(iter(problems.values()))
         unreadable = [UnreadableTrial(name=Path(where).name, reason=str(why)) for where, why in problems.items()]
-        return Finished(results=results, unreadable=unreadable)
+        return Finished(results=results, unreadable=unreadable, num_undigested=num_undigested)
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one table of all trials, for queries beyond one. pyarrow and duckdb read only the parts they need.
@@ -381,7 +416,7 @@ class StudyFolder:
             is null.
 
         Raises:
-            TelemetryError: The tier does not exist, or no trial has it.
+            TelemetryError: The tier does not exist or no trial has it, or a file does not agree with its digest.
         """
         # This loads pandas where it is installed; every command would wait a fifth of a second for it.
         import pyarrow.dataset as ds
@@ -394,10 +429,16 @@ class StudyFolder:
             paths = [path for folder in sorted(trials.glob("*/")) if (path := table_path(folder, "spans")) is not None]
         else:
             paths = sorted(trials.glob(f"*/telemetry/*/{tier}.parquet"))
+        for name in sorted({path.relative_to(trials).parts[0] for path in paths}):
+            try:
+                TrialFolder(trials / name).check()
+            except TelemetryError as error:
+                raise TelemetryError(f"a {tier} table cannot be read: {error}") from error
         schemas = {path: pq.read_schema(path) for path in paths}
         if not schemas:
             raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
-        parquet, disk = ds.ParquetFileFormat(), LocalFileSystem()
+        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        parquet, disk = ds.ParquetFileFormat(default_fragment_scan_options=checked), LocalFileSystem()
         fragments = []
         for path, schema in schemas.items():
             simulated = (schema.metadata or {}).get(b"wattune.simulated") == b"true"
@@ -420,9 +461,9 @@ class StudyFolder:
         """
         path = self.path / "candidates.parquet"
         try:
-            rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
-        except (pa.ArrowException, OSError) as error:
-            raise PlanError(f"{path} cannot be read: {error}; `wattune run` of the space writes it anew") from error
+            rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
+        except TelemetryError as error:
+            raise PlanError(f"{error}; `wattune run` of the space writes it anew") from error
         return [upgraded_candidate(row) for row in rows]
 
     def write_ranking(self, table: pa.Table) -> None:
@@ -453,46 +494,3 @@ def _folders(path: Path) -> list[str]:
         return []
     except OSError as error:
         raise PlanError(f"{path} cannot be listed: {error.strerror}; give a study you may read") from error
-
-
-def _read_result(path: Path) -> TrialResult:
-    try:
-        return _result_of(path.read_bytes())
-    except _NO_TRIAL as error:
-        raise _no_trial(path.parent, error) from error
-
-
-def _result_of(content: bytes) -> TrialResult:
-    result = TrialResult.from_json(json.loads(content.decode()))
-    sum(result.metrics.values())  # a TypeError where one is not a number, at almost no cost
-    for name, kind in _KINDS.items():
-        if not isinstance(getattr(result, name), kind):
-            raise TypeError(f"{name}: got {json.dumps(getattr(result, name))[:_LONGEST_SHOWN]}")
-    if result.quality not in QUALITIES:
-        raise ValueError(f'quality: got "{result.quality[:_LONGEST_SHOWN]}"')
-    return result
-
-
-def _no_trial(folder: Path | str, error: Exception) -> PlanError:
-    if isinstance(error, PermissionError):
-        return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
-    text = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return PlanError(
-        f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
-        "`wattune run` measures it anew"
-    )
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
-    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = _flatten(old), _flatten(new)
-    return [
-        f"{path}: was {before.get(path, 'absent')}, now {after.get(path, 'absent')}"
-        for path in sorted(before.keys() | after.keys())
-        if before.get(path) != after.get(path) and path not in _GROWS
-    ]

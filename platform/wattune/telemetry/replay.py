@@ -23,6 +23,7 @@ from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
+from wattune.storage.values import wrong_columns
 from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
 from wattune.units import NS_PER_S, s_to_ns
 
@@ -128,7 +129,12 @@ class ReplayBackend:
         """
         self._play = Playback.parse(playback)
         recording = MeasuredFolder(self._play.folder)
-        tables = {tier: table for tier, table in recording.telemetry().items() if tier in _TIERS and table.num_rows}
+        recording.check()
+        found = {tier: table for tier, table in recording.telemetry().items() if tier in _TIERS}
+        wrong = [one for tier, table in found.items() for one in wrong_columns(table.schema, tier)]
+        if wrong:
+            raise TelemetryError(f"{self._play.folder}: {'; '.join(wrong)}; give another recording")
+        tables = {tier: rows for tier, table in found.items() if (rows := _with_keys(table, tier)).num_rows}
         node = self._only_node(tables)
         manifest = recording.manifests().get(node, {})
         self.simulated = manifest.get("simulated") is True or any(
@@ -225,6 +231,14 @@ class ReplayBackend:
                 played_ns = self._opened.mono_ns + int((int(track.time_ns[row]) + shift_ns) / self._play.speed)
                 rows.append({"sensor_ns": self._opened.to_wall_ns(played_ns), "power_w": track.value("power_w", row)})
         return rows
+
+
+def _with_keys(table: pa.Table, tier: str) -> pa.Table:
+    """Returns the rows that have a place and a time."""
+    for name in (*_KEYS, *(("sensor_ns",) if tier == "ring" else ())):
+        if table[name].null_count:
+            table = table.filter(pc.is_valid(table[name]))
+    return table
 
 
 def _ordered(rows: pa.Table, tier: str) -> pa.Table:

@@ -122,6 +122,7 @@ def test_a_figure_that_is_no_number_was_not_measured(tmp_path: Path) -> None:
     trial = study.trials()[0]
     path = trial.path / "result.json"
     result = json.loads(path.read_text())
+    del result["digest"]  # as earlier versions wrote it
     path.write_text(json.dumps(result | {"metrics": {"tokens_per_s": float("nan"), "mfu_frac": 0.5}}))
     row = study.metrics().to_pylist()[0]
     assert row["tokens_per_s"] is None and row["mfu_frac"] == 0.5

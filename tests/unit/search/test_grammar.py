@@ -12,6 +12,7 @@ from wattune.catalog.models import MODELS, ModelSpec
 from wattune.plan.axes import AXES
 from wattune.search.grammar import (
     LARGEST_COUNT,
+    LARGEST_WORLD,
     ClusterEntry,
     MeasureEntry,
     ModelEntry,
@@ -54,10 +55,16 @@ def test_a_name_alone_is_the_model_of_the_catalog(name: str) -> None:
     assert ModelEntry(name=name).resolve() == MODELS[name]
 
 
-@given(nodes=st.integers(1, LARGEST_COUNT), devices=st.integers(1, LARGEST_COUNT), name=st.sampled_from(list(DEVICES)))
+@given(nodes=st.integers(1, 1000), devices=st.integers(1, LARGEST_WORLD // 1000), name=st.sampled_from(list(DEVICES)))
 def test_a_cluster_is_what_its_entry_says(nodes: int, devices: int, name: str) -> None:
     entry = ClusterEntry(device=name, num_nodes=nodes, devices_per_node=devices)
     assert entry.resolve() == ClusterSpec(device=name, num_nodes=nodes, devices_per_node=devices)
+
+
+@given(nodes=st.integers(2, LARGEST_WORLD), devices=st.integers(LARGEST_WORLD // 2 + 1, LARGEST_WORLD))
+def test_a_cluster_of_more_ranks_than_there_are_is_refused(nodes: int, devices: int) -> None:
+    (found,) = problems(ClusterEntry, {"device": "cpu", "num_nodes": nodes, "devices_per_node": devices})
+    assert found.startswith("num_nodes: ") and f"ranks, allowed: {LARGEST_WORLD:,}" in found
 
 
 @given(device=st.sampled_from(list(DEVICES)), simulated=st.sampled_from([None, *DEVICES]))
@@ -73,6 +80,7 @@ def test_sensors_of_accelerators_are_simulated_on_cpus_only(device: str, simulat
 VALUE = st.one_of(
     st.integers(-2, 12),
     st.integers(LARGEST_COUNT - 1, LARGEST_COUNT + 1),
+    st.integers(LARGEST_WORLD - 1, LARGEST_WORLD + 1),
     st.booleans(),
     st.none(),
     st.floats(),
@@ -86,7 +94,7 @@ VALUE = st.one_of(
 def test_an_axis_takes_its_names_counts_and_lists_and_nothing_else(name: str, value: object) -> None:
     axis = AXES[name]
     if axis.kind == "count":
-        fits = type(value) is int and 1 <= value <= LARGEST_COUNT
+        fits = type(value) is int and 1 <= value <= (LARGEST_COUNT if name == "micro_batch_size" else LARGEST_WORLD)
     else:
         lists = axis.kind in ("layout", "order") and isinstance(value, list) and bool(value)
         least = 1 if axis.kind == "layout" else 0

@@ -168,7 +168,7 @@ WRONG = [
     ("model.scale_to", "four", 'model.scale_to: "four" does not name a cluster; write NODESxDEVICES'),
     ("cluster.device", "h300", 'cluster.device: unknown device "h300"'),
     ("cluster.devices_per_node", 0, "cluster.devices_per_node: got 0, allowed: at least 1"),
-    ("cluster.devices_per_node", 2**70, "got an integer of 71 bits, allowed: at most 1e+09"),
+    ("cluster.devices_per_node", 2**70, "got an integer of 71 bits, allowed: at most 1e+06"),
     ("cluster.simulate_sensors_of", "cpu", "cluster.simulate_sensors_of: got cpu, which has no sensors of its own"),
     ("engine", ["torch", "torhc"], 'engine[1]: unknown engine "torhc"; did you mean "torch"?'),
     ("workload.mode", "pretain", 'workload.mode: unknown value "pretain"; did you mean "pretrain"?'),

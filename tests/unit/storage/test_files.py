@@ -14,7 +14,6 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.storage import files as module
 from wattune.storage.files import (
     Storage,
-    checked_manifest,
     find_storage,
     is_file_of,
     is_hidden,
@@ -171,28 +170,6 @@ def test_a_text_goes_where_it_was_asked_for_or_it_is_said(tmp_path: Path) -> Non
     assert (tmp_path / "out.csv").read_text() == "b"
     with pytest.raises(PlanError, match="cannot be written: Is a directory; give a file in a folder that is there"):
         write_asked(tmp_path, "a")
-
-
-@pytest.mark.parametrize(
-    ("manifest", "words"),
-    [
-        ([], "allowed: an object"),
-        ({"devices": []}, r"devices: got \[\], allowed: an object"),
-        ({"devices": {"gpu0": 3}}, "devices.gpu0: got 3, allowed: an object"),
-        ({"devices": {"gpu0": {"power_limit_w": "700"}}}, 'devices.gpu0.power_limit_w: got "700", allowed: a number'),
-        ({"sampler_start_s": [1]}, r"node0: sampler_start_s: got \[1\], allowed: a number, or null"),
-        ({"clock": 1, "tiers": 2}, "tiers: got 2, allowed: an object; clock: got 1"),
-    ],
-)
-def test_every_part_of_a_manifest_that_is_of_another_kind_is_named(manifest: Any, words: str) -> None:
-    with pytest.raises(TelemetryError, match=words):
-        checked_manifest(manifest, "node0")
-
-
-@given(limit_w=st.none() | st.integers() | st.floats(allow_nan=False), name=st.text(max_size=5))
-def test_a_manifest_of_the_right_kinds_is_as_it_was(limit_w: float | None, name: str) -> None:
-    manifest = {"devices": {name: {"power_limit_w": limit_w, "name": name}}, "clock": {}, "tiers": {"ring": {}}}
-    assert checked_manifest(manifest, "node0") == manifest
 
 
 @given(uuid=st.text(min_size=1, max_size=20))

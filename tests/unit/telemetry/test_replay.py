@@ -37,7 +37,7 @@ def write_recording(path: Path, *, simulated: bool = False) -> Path:
             drained_ns = FIRST_NS + drain * S
             samples = range((drain - 1) * 50 - 5, drain * 50)  # five samples again that the last drain gave
             ring += [
-                {"device": device, "mono_ns": drained_ns, "power_w": float(index)}
+                {"device": device, "mono_ns": drained_ns, "power_w": float(index + 5)}
                 | {"sensor_ns": FIRST_NS + index * S // 50 + WALL_MINUS_MONO_NS}
                 for index in samples
             ]
@@ -140,7 +140,7 @@ def test_drains_give_every_sample_once_and_in_order(recording, waits, loop) -> N
     span = SECONDS * 50 - 1  # samples 0 to 599; the last of them is where the recording is over
     last = int(now * 50 + 1e-6)
     expected = [index % span for index in range(1, last + 1)] if loop else list(range(1, min(last, span) + 1))
-    assert powers == [float(index) for index in expected]
+    assert powers == [float(index + 5) for index in expected]
     if times:
         assert times[0] == OPENED_NS + WALL_MINUS_MONO_NS + S // 50
 
@@ -149,10 +149,10 @@ def test_the_ring_forgets_as_the_drivers_does(recording: Path) -> None:
     player = Player(recording, "?start_s=1")
     before = player.at(0).backend.read("gpu0", "ring")
     # What was recorded before play begins is the driver's past.
-    assert [row["power_w"] for row in before] == [float(index) for index in range(-5, 51)]
+    assert [row["power_w"] for row in before] == [float(index + 5) for index in range(-5, 51)]
     rows = player.at(8).backend.read("gpu0", "ring")
     assert len(rows) == round(HISTORY_S * 50)
-    assert rows[-1]["power_w"] == 450.0
+    assert rows[-1]["power_w"] == 455.0
 
 
 def test_after_the_end_reads_fail_and_the_ring_is_silent(recording: Path) -> None:

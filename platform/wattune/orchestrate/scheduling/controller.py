@@ -77,7 +77,7 @@ def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
     found = Recovered(results=[], unreadable=[])
     for folder in study.trials():
         try:
-            spec, result = folder.spec(), folder.result()
+            spec, result = folder.read()
             trial_id, repeat = folder.key()
         except PlanError as error:
             found.unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))

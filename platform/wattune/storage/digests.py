@@ -1,0 +1,170 @@
+"""Digests: a JSON file carries its own, and the one that is written last carries those of all files beside it.
+
+`{"digest": "<SHA-256>", ...}` is the digest of all bytes after it. `files` in it has the SHA-256 of every other file,
+as `sha256sum` prints it. They stand inside the file that makes a trial or a recording complete, so one rename makes
+both the result and its digests visible.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.storage.documents import parse_json
+from wattune.units import NS_PER_S
+
+DIGEST: Final = "digest"
+FILES: Final = "files"
+ACCEPTED: Final = "accepted"
+"""Files that were changed after they were written, and accepted by the user."""
+
+_HEAD: Final = f'{{\n "{DIGEST}": "'.encode()
+_END: Final = len(_HEAD) + 64
+
+_APART: Final = ("attempts", "error.txt")
+"""Entries of a folder without a digest: earlier attempts have their own, and an error may be added at any time."""
+
+_KINDS: Final = (".parquet", ".json", ".txt")
+"""Files that have a digest. A sampler's own segments have checksums of their own, and logs are for people."""
+
+
+_SETTLED_NS: Final = 2 * NS_PER_S
+"""Age from which a file's time tells it from an earlier one: some file systems count whole seconds."""
+
+
+class DigestError(ValueError):
+    """A file whose content does not agree with its digest."""
+
+
+def with_digest(data: Mapping[str, Any]) -> bytes:
+    """Writes an object as JSON, its digest in front of everything else.
+
+    Raises:
+        ValueError: It has a number that JSON does not have.
+    """
+    others = {name: value for name, value in data.items() if name != DIGEST}
+    rest = json.dumps(others, indent=1, sort_keys=True, allow_nan=False)
+    body = (b'",' if others else b'"\n') + rest.encode()[1:] + b"\n"
+    return _HEAD + hashlib.sha256(body).hexdigest().encode() + body
+
+
+def agrees(content: bytes) -> bool:
+    """Tells whether a JSON file has a digest in front and agrees with it."""
+    return (
+        content.startswith(_HEAD) and hashlib.sha256(content[_END:]).hexdigest().encode() == content[len(_HEAD) : _END]
+    )
+
+
+def object_of(content: bytes, *, accept: bool = False, any_depth: bool = False) -> tuple[dict[str, Any], bool]:
+    """Reads a JSON object and checks its digest.
+
+    Args:
+        content: The file's bytes.
+        accept: Takes an object that does not agree with its digest.
+        any_depth: See `wattune.storage.documents.parse_json`.
+
+    Returns:
+        The object without its digest, and whether it had one.
+
+    Raises:
+        DigestError: It does not agree with its digest.
+        ValueError: It is not JSON.
+        TypeError: It is not an object.
+    """
+    whole = agrees(content)
+    data = parse_json(content, any_depth=any_depth)
+    if not isinstance(data, dict):
+        raise TypeError("is not a JSON object")
+    if data.pop(DIGEST, None) is None:
+        return data, False
+    if not (whole or accept):
+        raise DigestError("it does not agree with its digest: damaged, or edited")
+    return data, True
+
+
+@lru_cache(maxsize=2**16)
+def _digest(path: str, _size_bytes: int, _time_ns: int, _inode: int) -> str:
+    """Computes a file's digest once for every size and time, in this process only: a disk's error changes neither."""
+    return _computed(path)
+
+
+def _computed(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """Computes the digest of a file, or returns the one this process computed for the same size and time.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    known = path.stat()
+    if abs(time.time_ns() - known.st_mtime_ns) < _SETTLED_NS:  # it may change again without another time
+        return _computed(str(path))
+    return _digest(str(path), known.st_size, known.st_mtime_ns, known.st_ino)
+
+
+def digests_of(folder: Path, carrier: str) -> dict[str, str]:
+    """Computes the digests of all files of a folder, by their place in it.
+
+    Args:
+        folder: The folder.
+        carrier: Name of the file that will carry them, which is left out.
+    """
+    return {name: digest_of(path) for name, path in _files(folder) if name != carrier}
+
+
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    named = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [
+        (place.as_posix(), path)
+        for place, path in named
+        if place.parts[0] not in _APART
+        and path.suffix in _KINDS
+        and not any(part.startswith(".") for part in place.parts)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCheck:
+    """Agreement of a folder's files with their digests."""
+
+    digested: bool = False
+    """False for folders of earlier versions, and for those that are not complete: damage to their files is not seen."""
+    changed: tuple[str, ...] = ()
+    """Files that do not agree, and measurements that were added."""
+    missing: tuple[str, ...] = ()
+    """Files that are not there, such as those that were never fetched."""
+    accepted: tuple[str, ...] = ()
+    """Files that were edited on purpose, by `wattune analyze --accept`."""
+
+
+NO_DIGESTS: Final = FileCheck()
+"""Of a folder that has no digests, or none that can be read."""
+
+
+def check_files(folder: Path, files: Mapping[str, Any], accepted: Any) -> FileCheck:
+    """Compares the files of a folder with their digests.
+
+    Args:
+        folder: The folder.
+        files: Digests by place in the folder.
+        accepted: The names of files that a user accepted.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    found = dict(_files(folder))
+    changed = [name for name, path in found.items() if name in files and digest_of(path) != files[name]]
+    added = [name for name in found.keys() - files.keys() if name.endswith((".parquet", "/manifest.json"))]
+    return FileCheck(
+        digested=True,
+        changed=tuple(sorted(changed + added)),
+        missing=tuple(sorted(files.keys() - found.keys())),
+        accepted=tuple(map(str, accepted)) if isinstance(accepted, list) else (),
+    )

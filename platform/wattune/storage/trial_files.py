@@ -1,0 +1,166 @@
+"""A trial's specification and result as files: read, and compared with what they say of themselves."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.errors import PlanError
+from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
+from wattune.storage.documents import parse_json
+from wattune.storage.files import RESTORE, write_digested
+from wattune.storage.measured import RESULT
+from wattune.trial import QUALITIES, TrialResult, TrialSpec
+
+NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, PlanError)
+"""Errors from reading a trial's files that are damaged, or written by hand or another version."""
+
+EDITED: Final = "edited"
+"""Reason of the quality of a result whose files were edited on purpose."""
+
+
+def read_result_file(path: Path) -> TrialResult:
+    """Reads a `result.json`.
+
+    Raises:
+        PlanError: It cannot be read, is no result, or does not agree with its digest.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise no_trial(path.parent, error) from error
+    return read_result(content, path.parent)
+
+
+def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
+    """Reads the content of a `result.json`.
+
+    Args:
+        content: The file's bytes.
+        folder: Its folder, for the error.
+
+    Raises:
+        PlanError: It is no result, or does not agree with its digest.
+    """
+    try:
+        return result_of(object_of(content, any_depth=True)[0])
+    except NO_TRIAL as error:
+        raise no_trial(folder, error) from error
+
+
+def result_of(data: Mapping[str, Any]) -> TrialResult:
+    """Makes a result of the object of a `result.json`.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is none.
+    """
+    return TrialResult.from_json({name: value for name, value in data.items() if name not in (FILES, ACCEPTED)})
+
+
+def spec_of(content: bytes) -> TrialSpec:
+    """Reads a specification, and makes sure that its id is the one of its content.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is none, or was changed after it was written.
+    """
+    return spec_and_id(content)[0]
+
+
+def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
+    """Reads a specification and its id; see `spec_of`."""
+    data = parse_json(content, any_depth=True)
+    spec = TrialSpec.from_json(data)
+    trial_id = spec.trial_id
+    if data.get("trial_id") != trial_id:
+        raise ValueError(f"trial_id of spec.json: got {str(data.get('trial_id'))[:60]}, its content is {trial_id}")
+    return spec, trial_id
+
+
+def key_of(name: str) -> tuple[str, int]:
+    """Returns the trial's id and the repeat that a folder's name says.
+
+    Raises:
+        ValueError: The name is of another form.
+    """
+    trial_id, _, repeat = name.rpartition("-")
+    if not (trial_id and repeat.isdecimal() and repeat.isascii() and len(repeat) < 10):
+        raise ValueError("no folder of a trial")
+    return trial_id, int(repeat)
+
+
+def require_own(name: str, spec: TrialSpec, result: TrialResult, own_id: str = "") -> None:
+    """Makes sure that folder, specification and result are of one trial.
+
+    Args:
+        name: The folder's name.
+        spec: The specification.
+        result: The result.
+        own_id: The specification's id, where it was just computed.
+
+    Raises:
+        ValueError: They are not.
+    """
+    said = {"folder": key_of(name), "result.json": (result.trial_id, result.repeat)}
+    own_id = own_id or spec.trial_id
+    for where, (trial_id, repeat) in said.items():
+        if trial_id != own_id or repeat != result.repeat:
+            raise ValueError(f"{where} is of {trial_id}-{repeat}, spec.json of {own_id}")
+    if spec.plan.dp(spec.cluster.world_size) < 1:
+        raise ValueError(f"plan {spec.plan.label} needs more ranks than {spec.cluster.label} has")
+
+
+def no_trial(folder: Path | str, error: Exception) -> PlanError:
+    """Makes the error of a trial that cannot be read.
+
+    Args:
+        folder: The trial's folder.
+        error: The error from reading a file of it.
+    """
+    if isinstance(error, PermissionError):
+        return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
+    if isinstance(error, DigestError):
+        return PlanError(f"{folder}: {RESULT}: {error}; {RESTORE}, or move the folder out of the study")
+    text = error if isinstance(error, OSError) else f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return PlanError(
+        f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
+        "`wattune run` measures it anew"
+    )
+
+
+def with_digests(folder: Path, result: TrialResult) -> dict[str, Any]:
+    """Returns the object of a `result.json`, with the digests of all files beside it."""
+    return {**result.to_json(), FILES: digests_of(folder, RESULT)}
+
+
+def accept(folder: Path) -> tuple[str, ...]:
+    """Takes files that were edited on purpose as they are now: writes their digests, and says so in the quality.
+
+    The result's figures stay what they are. It is never better than `indicative` again.
+
+    Returns:
+        The files that were edited; none where all agree.
+
+    Raises:
+        PlanError: There is no result, or what it or the specification holds is none.
+    """
+    path = folder / RESULT
+    try:
+        content = path.read_bytes()
+        data, _ = object_of(content, accept=True)
+        result = result_of(data)
+        require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
+        files = data.get(FILES)
+        found = check_files(folder, files if isinstance(files, dict) else {}, data.get(ACCEPTED))
+    except NO_TRIAL as error:
+        raise no_trial(folder, error) from error
+    edited = (*(() if agrees(content) else (RESULT,)), *found.changed, *found.missing)
+    if not edited:
+        return ()
+    result = replace(
+        result,
+        quality=min(result.quality, "indicative", key=QUALITIES.index),
+        quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
+    )
+    accepted = sorted({*found.accepted, *edited})
+    write_digested(path, {**with_digests(folder, result), ACCEPTED: accepted})
+    return edited
