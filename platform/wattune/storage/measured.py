@@ -94,7 +94,9 @@ class MeasuredFolder:
             TelemetryError: The file is not a Parquet table.
         """
         table = self._table("spans")
-        for name in () if table is None else ("micro_batch", "chunk"):  # null where they do not apply
+        if table is None:
+            return None
+        for name in ("micro_batch", "chunk"):  # null where they do not apply
             if name not in table.column_names:
                 table = table.append_column(SPANS.field(name), pa.nulls(table.num_rows, SPANS.field(name).type))
         return table
