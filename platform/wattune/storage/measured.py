@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError
-from wattune.schema import KERNELS, TELEMETRY
+from wattune.schema import KERNELS, SPANS, TELEMETRY
 from wattune.storage.digests import ACCEPTED, FILES, FileCheck, agrees, check_files, digests_of, object_of
 from wattune.storage.files import (
     FOLDER_NAME,
@@ -93,7 +93,13 @@ class MeasuredFolder:
         Raises:
             TelemetryError: The file is not a Parquet table.
         """
-        return self._table("spans")
+        table = self._table("spans")
+        if table is None:
+            return None
+        for name in ("micro_batch", "chunk"):  # null where they do not apply
+            if name not in table.column_names:
+                table = table.append_column(SPANS.field(name), pa.nulls(table.num_rows, SPANS.field(name).type))
+        return table
 
     def check(self) -> FileCheck:
         """Compares every file with its digest, which the trial's result or the recording's manifest has.

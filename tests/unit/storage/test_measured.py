@@ -110,3 +110,10 @@ def test_a_window_that_is_none_is_refused_with_the_file_it_is_in(tmp_path: Path,
     (folder.path / "manifest.json").write_text(json.dumps({"window": window}))
     with pytest.raises(TelemetryError, match=r"manifest\.json: window: got .*, allowed: an object with start_mono"):
         folder.facts()
+
+
+def test_spans_without_columns_that_may_not_apply_have_nulls_there(tmp_path: Path) -> None:
+    folder = MeasuredFolder(tmp_path)
+    folder.write_spans(SPANS.empty_table().drop_columns(["chunk", "micro_batch"]))
+    spans = folder.spans()
+    assert spans is not None and set(spans.column_names) == set(SPANS.names)
