@@ -109,7 +109,8 @@ def main() -> int:
     sys.stdout.write("\n".join(lines) + f"\n\n{time.monotonic() - start_s:.0f} s, seed {given.seed}\n")
     if given.csv:
         with given.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([("file", "cases", *KINDS), *rows])
+            heading = ("file", "num_cases", *(f"num_{kind}" for kind in KINDS))
+            csv.writer(file, lineterminator="\n").writerows([heading, *rows])
     return 1 if rows[-1][4] else 0
 
 
