@@ -30,7 +30,7 @@ ROOMS = {
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes run_order trial_queue",
-    "plan": "axes effective engines parallel placement rules schedule",
+    "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds comparison evidence order scatter sources spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page sections traces trade_off write",

@@ -12,6 +12,7 @@ from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
 from wattune.plan.effective import effective
 from wattune.plan.rules import violations
+from wattune.plan.vocabulary import padding_of
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
@@ -31,6 +32,15 @@ class Candidate:
     def trial_id(self) -> str:
         """The trial's id."""
         return self.spec.trial_id
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Ways in which an engine runs it otherwise than written."""
+        model, rows = self.spec.model, padding_of(self.spec)
+        if not rows:
+            return ()
+        size = model.vocab_size
+        return (f"tp={self.spec.plan.tp} pads the vocabulary of {model.name} from {size:,} to {size + rows:,} tokens",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +98,10 @@ class Candidates:
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Returns plain data for `wattune plan --json`."""
         return {
-            "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label} for k in self.kept],
+            "kept": [
+                {"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label, "notes": list(k.notes)}
+                for k in self.kept
+            ],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
             "equivalent": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.equivalent],
         }
