@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,30 @@ from wattune.trial import TrialSpec
 
 Config = Mapping[str, Any]
 """One combination as the file writes it: axis values. Model, cluster and engine too where the study has several."""
+
+
+class _Combination(Mapping[str, Any]):
+    """A configuration that shares its names with all others: there may be a million of them."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+        self._names, self._values = names, values
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[self._names.index(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +135,18 @@ class Candidates:
         """Returns flat rows for `StudyFolder.write_candidates`. A column that does not apply is an empty text."""
         empty = {"status": "", "trial_id": "", "rule": "", "reason": "", "config": ""}
         return [
-            *({**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(k.config)} for k in self.kept),
             *(
-                {**empty, "status": "rejected", "rule": r.rule, "reason": r.reason, "config": json.dumps(r.config)}
+                {**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(dict(k.config))}
+                for k in self.kept
+            ),
+            *(
+                {
+                    **empty,
+                    "status": "rejected",
+                    "rule": r.rule,
+                    "reason": r.reason,
+                    "config": json.dumps(dict(r.config)),
+                }
                 for r in self.rejected
             ),
             *(
@@ -121,7 +155,7 @@ class Candidates:
                     "status": "equivalent",
                     "trial_id": f.into,
                     "reason": f.reason,
-                    "config": json.dumps(f.config),
+                    "config": json.dumps(dict(f.config)),
                 }
                 for f in self.equivalent
             ),
@@ -143,7 +177,8 @@ def prune(study: StudySpec) -> Candidates:
         spec = replace(written, plan=plan) if equivalences else written
         violation = next(violations(spec), None)
         if violation:
-            rejected.append(Rejected(config=config, rule=violation.rule, reason=violation.reason))
+            reason = sys.intern(violation.reason)  # few differ among very many
+            rejected.append(Rejected(config=config, rule=violation.rule, reason=reason))
         elif spec not in kept:
             kept[spec] = Candidate(spec=spec, config=config), equivalences
         elif equivalences:
@@ -180,11 +215,14 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             **({"engine": engine} if len(study.engines) > 1 else {}),
         }
         neutral = {"dtype": device(cluster.device).dtypes[0]}
+        names, outside = (*where, *study.axes), tuple(where.values())
+        plain = [[plain_value(value) for value in values] for values in study.axes.values()]
+        written = itertools.product(*plain)
         for values in itertools.product(*study.axes.values()):
             chosen = dict(zip(study.axes, values, strict=True))
             plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
             spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan)
-            yield spec, where | {axis: plain_value(value) for axis, value in chosen.items()}
+            yield spec, _Combination(names, (*outside, *next(written)))
 
 
 def _labels(names: Sequence[str], specs: Sequence[Any]) -> list[str]:
