@@ -1,5 +1,6 @@
 """Numbers that predictions need beside the catalog, with their origin. A fit from measurements replaces defaults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -31,3 +32,27 @@ class PowerCoefficients:
     origin: Origin
     error_frac: float
     """Half width of the 95 % interval of a mean power on held-out configurations, relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Corrections to one engine's counted memory, of the version that was measured."""
+
+    version: str
+    """Library and version of the trials."""
+    offset_bytes: float
+    """What libraries hold beside the counted tensors: workspaces of matrix products, small tensors, rounding."""
+    activations_frac: float
+    """Activations and logits over the counted ones."""
+    error_frac: float
+    """Half width of the 95 % interval of a peak on held-out configurations, relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCoefficients:
+    """Corrections to counted memory by engine, and what the allocator reserves beyond it."""
+
+    engines: Mapping[str, EngineMemory]
+    reserved_frac: float
+    """Reserved over allocated bytes at the peak, median of trials; fragments are not predicted."""
+    origin: Origin

@@ -1,0 +1,185 @@
+"""Activations that a layer keeps for its backward pass, and what it needs beside them while it runs.
+
+Sizes are bytes of one micro-batch in one layer of one rank. The formulas count the tensors that the engines' own graphs
+keep, not those of Korthikanti et al. 2022 (arXiv 2205.05198, table 2: s b h (18 + 4 f/h) / t with selective
+recomputation for f = 4 h and dropout), since no engine here drops anything and attention is a fused kernel.
+
+Legend: t tokens of a micro-batch, h hidden size, q and kv widths of queries and of keys or values, f inner width, R
+rows that the experts of a rank receive, T tensor parallel degree.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from wattune.cost.batch import Bools, Floats
+from wattune.cost.memory.shapes import Shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes of one micro-batch in one layer, [candidates, 1]."""
+
+    saved: Floats
+    """Kept from the forward to the backward pass under the plan's recomputation, the layer's input included."""
+    whole: Floats
+    """Kept without recomputation: under full recomputation a layer's own backward pass has them too."""
+    input: Floats
+    """Of these the input of the layer, which is the output of the one before."""
+    working: Floats
+    """Gradients of activations beside them at the worst moment of the backward pass."""
+    experts: Floats
+    """Of `whole` what the experts' own backward pass frees; 0 in a dense layer."""
+    forward: Floats
+    """Held at most in a forward pass that keeps nothing."""
+    late: Floats
+    """Activations less those kept, with gradients of them, once all weights' gradients of the block are there."""
+
+
+    def where(self, chosen: Bools, other: "LayerBytes") -> "LayerBytes":
+        """Takes another layer's bytes where a candidate is not chosen."""
+        return LayerBytes(
+            **{field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        )
+
+
+def compiled_layer(shapes: Shapes) -> LayerBytes:
+    """Counts a dense layer that runs as one compiled graph, as the torch engine's.
+
+    The partitioner of `torch.compile` keeps the inputs of matrix products and of attention and the sums behind them:
+    input, both norms' outputs, queries, keys, values, attention's output twice (as attention and as the projection
+    take it), the projection's output, and three tensors of the gated block (two of GELU's). Read from its graphs
+    (`aot_eager_decomp_partition`, torch 2.13). Selective recomputation leaves out attention's own.
+    """
+    model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
+    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    row = item * t * h
+    inner = (3 if model.activation == "swiglu" else 2) * item * t * model.ffn_hidden_size / tp
+    # Tensor parallel cuts input and sums by the sequence. Norms' outputs are gathered before their products.
+    outside = 2 * row / tp + 2 * row
+    projections = (row + 2 * item * t * kv) / tp
+    attention = 2 * row / tp + 4 * t * model.num_heads / tp
+    whole = outside + projections + attention + inner
+    if item == 4 and model.num_kv_heads != model.num_heads:
+        # No fused kernel of torch 2.11 takes fp32 with grouped queries, so scores are stored.
+        scores = 4 * model.num_heads / tp * t * t / shapes.micro_batch_size
+        whole, attention = whole + scores, attention + scores
+    else:
+        scores = np.zeros_like(row)
+    one = item * t * model.ffn_hidden_size / tp
+    if shapes.mode == "lora":
+        # Frozen products keep no inputs: the second norm's output, the inner product, attention's copy, the sum's addend.
+        whole = whole - row - one - 2 * row / tp
+    return _recomputed(
+        shapes, whole=whole, selective=whole - attention, working=2 * row + one + scores, late=2 * row - one
+    )
+
+
+def eager_layer(shapes: Shapes) -> LayerBytes:
+    """Counts a dense layer that runs operator by operator, as DeepSpeed's where it puts hooks or collectives inside.
+
+    Autograd keeps each operator's inputs (`wattune/engines/model/decoder.py`): input, norm's output, rotated queries
+    and keys, values, attention's output, the sum, the second norm's output, and of the gated block both projections, the
+    activation and the product. Recomputing attention keeps queries and keys before their rotation instead.
+    """
+    model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
+    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    row = item * t * h
+    inner = (4 if model.activation == "swiglu" else 2) * item * t * model.ffn_hidden_size / tp
+    statistics = 4 * t * model.num_heads / tp
+    whole = 4 * row + (2 * row + 2 * item * t * kv) / tp + inner + statistics
+    return _recomputed(
+        shapes,
+        whole=whole,
+        selective=whole - statistics,
+        working=2 * row + 2 * item * t * model.ffn_hidden_size / tp,
+        late=2 * row,
+    )
+
+
+def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerBytes:
+    """Counts a layer with experts: attention, then routing, exchange and experts operator by operator.
+
+    `wattune/engines/model/experts.py`: each of R rows keeps the token (h), both projections, the activation and the
+    product (4 f / T), and the result (h). Expert parallel ranks receive as many rows as they send where routing is
+    balanced.
+    """
+    model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
+    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    row = item * t * h
+    rows = received_rows(shapes)
+    # DeepSpeed's own expert layer keeps one of the four less (measured on H200).
+    matrices = (4 if gathers else 3) if model.activation == "swiglu" else 2
+    inner = matrices * item * rows * model.ffn_hidden_size / shapes.etp
+    # Measured on H200: with expert parallel one more row of each assignment, with tensor parallel two of each token.
+    experts = (2 + (shapes.ep > 1) * gathers) * item * rows * h + inner + 8 * 4 * rows
+    outside = 2 * row / tp + 2 * row + (2 * row * (tp > 1) if gathers else 0)
+    projections = (row + 2 * item * t * kv) / tp
+    attention = (2 if compiled else 1) * row / tp + 4 * t * model.num_heads / tp
+    whole = outside + projections + attention + experts
+    one = item * rows * model.ffn_hidden_size / shapes.etp
+    return _recomputed(
+        shapes,
+        whole=whole,
+        selective=whole - attention,
+        working=2 * item * rows * h + 2 * one,
+        late=2 * item * rows * h - 2 * one,
+        experts=experts,
+    )
+
+
+def megatron_layer(shapes: Shapes) -> LayerBytes:
+    """Counts a layer of Megatron-Core's local specification with this engine's norms, attention and experts.
+
+    Sequence parallelism keeps inputs of products cut and gathers them again. Kept are the input, both norms' outputs,
+    the fused queries, keys and values, a copy of the queries, rotated queries and keys, attention's output, the sum, and
+    of the feed-forward block the fused first product and the activation (`wattune/engines/megatron/layers.py`). Three
+    rows a token more in a layer with experts were measured on H200.
+    """
+    model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
+    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    row = item * t * h / tp
+    narrow = item * t * kv / tp
+    turned = row + narrow if model.positions == "rope" else np.zeros_like(row)
+    copied = row if model.num_kv_heads != model.num_heads else np.zeros_like(row)
+    statistics = 4 * t * model.num_heads / tp
+    attention = 7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    gated = model.activation == "swiglu"
+    if model.is_moe:
+        rows = received_rows(shapes) / tp * shapes.etp
+        wide = item * rows * h
+        inner = item * rows * model.ffn_hidden_size / shapes.etp
+        experts = 2 * wide + (3 if gated else 2) * inner + 3 * row
+    else:
+        inner = item * t * model.ffn_hidden_size / tp
+        experts = (3 if gated else 2) * inner
+    whole = attention + experts - (inner if shapes.mode == "lora" else 0)
+    d_first = (2 if gated else 1) * inner
+    return _recomputed(
+        shapes,
+        whole=whole,
+        selective=whole - turned,
+        working=2 * row + d_first,
+        late=2 * row - inner,
+        experts=experts if model.is_moe else None,
+    )
+
+
+def received_rows(shapes: Shapes) -> Floats:
+    """Counts rows that the experts of a rank receive of a micro-batch: t k where routing is balanced."""
+    return shapes.tokens * shapes.model.num_experts_per_token
+
+
+def _recomputed(
+    shapes: Shapes, *, whole: Floats, selective: Floats, working: Floats, late: Floats, experts: Floats | None = None
+) -> LayerBytes:
+    row = shapes.item_bytes * shapes.tokens * shapes.model.hidden_size / shapes.tp
+    return LayerBytes(
+        saved=np.choose(shapes.recompute, [whole, selective, row]),
+        whole=whole,
+        input=row,
+        working=working,
+        late=late,
+        forward=whole + 4 * row,
+        experts=np.zeros_like(whole) if experts is None else experts,
+    )

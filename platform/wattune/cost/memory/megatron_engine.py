@@ -1,0 +1,53 @@
+"""Moments at which a rank of the Megatron-Core engine may hold the most.
+
+Read from Megatron-Core 0.16.1, `distributed/param_and_grad_buffer.py`, `optimizer/{optimizer,distrib_optimizer}.py` and
+`fusions/fused_cross_entropy.py`, and from `wattune/engines/megatron`. Weights are bf16, gradients are one fp32 buffer
+(`grad_reduce_in_fp32`), and the optimizer holds fp32 weights and two moments: 18 bytes a weight, or 6 + 12 / dp with
+the distributed optimizer.
+"""
+
+import numpy as np
+
+from wattune.cost.memory.activations import megatron_layer
+from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
+
+LOGIT_BYTES = 8
+"""Bytes of a logit at the worst moment: itself and its gradient in bf16, and the softmax that is kept in fp32."""
+
+
+def moments(shapes: Shapes) -> list[Moment]:
+    """Lists bytes by part at each moment, [candidates, stages]."""
+    s, item = shapes, shapes.item_bytes
+    layer = megatron_layer(s)
+    dense, experts = s.total
+    master = MASTER_BYTES if item == 2 else 0
+    constant = {
+        "weights": item * (dense + experts) + master * s.sharded(s.trained),
+        "optimizer": ADAM_BYTES * s.sharded(s.trained),
+        "gradients": MASTER_BYTES * np.add(*s.of_stage(s.trained)),
+    }
+    if not s.trains:
+        return [moment(constant, activations=layer.forward + layer.input)]
+    row = layer.input
+    kept = s.in_flight * s.num_layers * layer.saved
+    recomputed = np.where(s.recompute == 2, layer.whole - row, 0)
+    boundaries = 2 * row * (s.pp > 1)
+    head = moment(
+        constant,
+        activations=kept + 2 * row * s.last,
+        gradients=item * s.trained.head * s.last,
+        logits=LOGIT_BYTES * s.tokens * s.vocab / s.tp * s.last,
+        buffers=boundaries,
+    )
+    # Autograd makes a weight's gradient in bf16 before it is added: of experts all of one product at once.
+    block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn * 2 / 3)
+    backward = moment(constant, activations=kept + recomputed + layer.late, gradients=item * block, buffers=boundaries)
+    during = moment(
+        constant, activations=kept + recomputed + layer.working, gradients=item * block / 3, buffers=boundaries
+    )
+    embedding = moment(
+        constant, activations=kept - kept / np.maximum(s.in_flight, 1) + row,
+        gradients=item * s.trained.embedding * s.first, buffers=boundaries,
+    )
+    return [head, backward, during, embedding]

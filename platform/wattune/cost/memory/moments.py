@@ -1,0 +1,19 @@
+"""Moments of a step: bytes by part, [candidates, stages]. The fullest one is the peak."""
+
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Floats
+
+Moment = dict[str, Floats]
+
+PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "allocator")
+"""Parts of a peak, in the order they are shown."""
+
+
+def moment(constant: Moment, **parts: Floats) -> Moment:
+    """Adds bytes of a moment to those that are there throughout a step."""
+    return {name: constant.get(name, 0.0) + parts.get(name, 0.0) for name in constant.keys() | parts.keys()}
+
+

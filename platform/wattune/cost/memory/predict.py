@@ -1,0 +1,112 @@
+"""The peak memory of every candidate: the fullest moment of the fullest stage, by part."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Batch, Floats, Ints
+from wattune.cost.coefficients import MemoryCoefficients
+from wattune.cost.memory import deepspeed_engine, megatron_engine, torch_engine
+from wattune.cost.memory.moments import PARTS, Moment
+from wattune.cost.memory.shapes import Shapes, shapes
+from wattune.cost.tables import Memory
+from wattune.plan.engines import capabilities
+
+_MOMENTS: Final[Mapping[str, Callable[[Shapes], list[Moment]]]] = MappingProxyType(
+    {
+        "torch": torch_engine.moments,
+        "megatron": megatron_engine.moments,
+        "deepspeed": deepspeed_engine.moments,
+    }
+)
+
+SLICE: Final = 4096
+"""Candidates that are predicted at once: their columns stay in the processor's cache."""
+
+SKEWED_ERROR_FRAC: Final = 0.1
+"""Least half width where the router chooses: which rank receives most tokens is not known."""
+
+
+def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
+    """Predicts peaks of allocated memory.
+
+    Args:
+        batch: The candidates.
+        coefficients: Of the device.
+        padded_vocab_size: Vocabulary of each candidate with its padding; None where nothing is padded.
+
+    Returns:
+        Bytes by part on the fullest rank. `allocator` holds what libraries take beside the counted tensors.
+    """
+    found = []
+    for start in range(0, len(batch), SLICE):
+        part = slice(start, start + SLICE)
+        vocab = None if padded_vocab_size is None else padded_vocab_size[part]
+        found.append(_predict(_cut(batch, part), coefficients, vocab))
+    return Memory(
+        parts_bytes={name: np.concatenate([each.parts_bytes[name] for each in found]) for name in PARTS},
+        stage=np.concatenate([each.stage for each in found]),
+        error_frac=np.concatenate([each.error_frac for each in found]),
+    )
+
+
+def _cut(batch: Batch, part: slice) -> Batch:
+    columns = {
+        name: getattr(batch, name)[part]
+        for name in Batch.__dataclass_fields__
+        if isinstance(getattr(batch, name), np.ndarray)
+    }
+    return replace(batch, **columns)
+
+
+def _predict(batch: Batch, coefficients: MemoryCoefficients, vocab: Ints | None) -> Memory:
+    limits, engine = capabilities(batch.engine), coefficients.engines[batch.engine]
+    sizes = shapes(batch, vocab, splits_ends=limits.splits_ends, rounds_of_pp=limits.rounds_of_pp)
+    found = _MOMENTS[batch.engine](sizes)
+    rows = np.arange(len(batch))
+    shape = sizes.stage.shape
+    best = np.full(len(batch), -np.inf)
+    parts = {name: np.zeros(len(batch)) for name in PARTS}
+    stage = np.zeros(len(batch))
+    for each in found:
+        scaled = {name: _scaled(name, value, engine.activations_frac) for name, value in each.items()}
+        total = np.broadcast_to(sum(scaled.values(), np.zeros(())), shape)
+        place = total.argmax(axis=1)
+        peak = total[rows, place]
+        fuller = peak > best
+        best = np.where(fuller, peak, best)
+        stage = np.where(fuller, sizes.stage[rows, place], stage)
+        for name in PARTS[:-1]:
+            value = np.broadcast_to(scaled.get(name, np.zeros(())), shape)[rows, place]
+            parts[name] = np.where(fuller, value, parts[name])
+    parts["allocator"] = np.full(len(batch), engine.offset_bytes)
+    routing = batch.workload.routing
+    known = not batch.model.is_moe or (routing is not None and routing.by == "balanced")
+    error_frac = engine.error_frac if known else max(engine.error_frac, SKEWED_ERROR_FRAC)
+    return Memory(parts_bytes=parts, stage=stage, error_frac=np.full(len(batch), error_frac))
+
+
+def _scaled(name: str, value: Floats, activations_frac: float) -> Floats:
+    return value * activations_frac if name in ("activations", "logits") else value
+
+
+def with_excess(memory: Memory, excess_bytes: Floats | float, *, error_frac: float | None = None) -> Memory:
+    """Adds what one measured trial held beyond its prediction to all predictions of like candidates.
+
+    As Primus projects: formula of the target plus the excess of a measured trial over its own formula. The part
+    `allocator` takes it, and is never below zero.
+
+    Args:
+        memory: Predictions of candidates like the measured one.
+        excess_bytes: Measured minus predicted peak (`excess`), for all or by candidate.
+        error_frac: Half width of the interval from then on; None leaves it.
+    """
+    allocator = np.maximum(memory.parts_bytes["allocator"] + excess_bytes, 0.0)
+    return Memory(
+        parts_bytes={**memory.parts_bytes, "allocator": allocator},
+        stage=memory.stage,
+        error_frac=memory.error_frac if error_frac is None else np.full_like(memory.error_frac, error_frac),
+    )

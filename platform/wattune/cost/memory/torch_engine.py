@@ -1,0 +1,198 @@
+"""Moments at which a rank of the torch engine may hold the most: FSDP2 in every sharding.
+
+Read from torch 2.13 and held to trials with torch 2.11: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`
+(`unshard`, `post_backward`), `_fsdp_collectives.py` (`foreach_all_gather`, `foreach_reduce`),
+`torch/distributed/pipelining/stage.py`, and `wattune/engines/torch`. A unit is the embedding, the experts of a layer, the
+rest of a layer, or the head. ZeRO as in Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Bools, Floats
+from wattune.cost.memory.activations import LayerBytes, compiled_layer, mixture_layer
+from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
+
+SPLIT_LOGIT_BYTES: Final = 16
+"""Bytes of a logit where tensor parallel cuts the vocabulary: four tensors in fp32 (logits, their gradient, that of the
+targets, and their sum). Collectives inside the graph keep the compiler from joining them."""
+
+
+def moments(shapes: Shapes) -> list[Moment]:
+    """Lists bytes by part at each moment, [candidates, stages]."""
+    layer = mixture_layer(shapes, compiled=True, gathers=True) if shapes.model.is_moe else compiled_layer(shapes)
+    rank = _Rank(shapes, layer)
+    if not shapes.trains:
+        gathered = np.where(rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered)
+        return [moment(rank.constant, activations=layer.forward, gathered=gathered * (shapes.sharding > 0))]
+    return [*rank.head(), *rank.layers(), rank.embedding(), *rank.after_all(), rank.update()]
+
+
+class _Rank:
+    """What a rank of every stage holds."""
+
+    def __init__(self, shapes: Shapes, layer: LayerBytes) -> None:
+        s = self.shapes = shapes
+        self.layer = layer
+        self.zero3: Bools = s.sharding == 3
+        self.each_time: Bools = s.sharding >= 2
+        """Reduces the gradients of every micro-batch."""
+        self.on_the_way: Bools = self.each_time | s.is_one_of("overlap", s.overlap, "grad", "grad_param")
+        """Reduces gradients within the backward pass, not after it."""
+        self.several: Bools = s.num_micro_batches > 1
+        self.replicas = np.where(s.sharding > 0, s.dp, 1.0)
+        self.expert_replicas = np.where(s.sharding > 0, s.expert_dp, 1.0)
+        held, trained = np.add(*s.of_stage(s.held)), np.add(*s.of_stage(s.trained))
+        apart = (s.sharding == 0) & (s.mode != "pretrain")
+        # Frozen weights lie in their own type, and outside FSDP2 where nothing shares them.
+        frozen = held - trained
+        kept_frozen = np.where(s.sharding > 0, s.sharded(s.held) - s.sharded(s.trained), frozen)
+        self.gathered = s.item_bytes * np.where(apart, trained, held)
+        self.whole = MASTER_BYTES * trained
+        self.shards = MASTER_BYTES * s.sharded(s.trained)
+        row = layer.input
+        received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
+        self.constant = {
+            "weights": self.shards + s.item_bytes * kept_frozen,
+            "optimizer": ADAM_BYTES * s.sharded(s.trained),
+            # Buffers to receive into are made for all micro-batches before the first one.
+            "buffers": (received + sent) * row * s.num_micro_batches * s.trains,
+        }
+        self.one = s.num_layers * layer.saved + (sent - received) * row
+        """Activations of one micro-batch; those received lie in the buffers."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Finds what the fullest backward pass starts from: activations in flight, and gradients that are there."""
+        s = self.shapes
+        kept = s.in_flight * self.one
+        before = np.where(self.each_time, self.shards, self.whole) * self.several
+        # With all micro-batches in flight the first backward pass finds no gradient. Those behind it find one less.
+        full = s.in_flight >= s.num_micro_batches
+        one_less = kept - self.layer.saved * s.num_layers / s.vpp
+        begins = full & (kept > one_less + before)
+        self.kept = np.where(full & ~begins, one_less, kept)
+        self.before = np.where(begins, 0.0, before)
+        # Gradients that are kept whole are reduced in the last micro-batch only, and in fp32.
+        self.at_reduction = np.where(self.each_time, self.kept, np.minimum(self.kept, self.one))
+        self.low = s.item_bytes * np.where(self.several & ~self.each_time, 0.0, 1.0)
+
+    def _reduced(self, numbers: Floats, shards: Floats, replicas: Floats) -> Floats:
+        """Bytes that reducing a unit's gradients adds: packed in fp32, and the result."""
+        both = 1 + 1 / shards
+        return MASTER_BYTES * numbers * np.where(self.each_time | ~self.several, both, self._repacked(shards, replicas))
+
+    def _repacked(self, shards: Floats, replicas: Floats) -> Floats:
+        """The same of gradients kept whole, whose own bytes are freed once packed; HSDP divides into one tensor more."""
+        replicated: Floats = np.maximum(1, (1 + ((self.shapes.sharding == 0) & (replicas > 1))) / shards)
+        return replicated
+
+    def head(self) -> list[Moment]:
+        """Returns the head's backward pass, and the reduction of its gradient."""
+        s, item, row = self.shapes, self.shapes.item_bytes, self.layer.input
+        head, split = s.trained.head * s.last, s.tp > 1
+        dense = item * s.held.layer
+        logits = np.where(split, SPLIT_LOGIT_BYTES, item) * s.tokens * s.vocab / s.tp * s.last
+        inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
+        return [
+            moment(
+                self.constant,
+                activations=self.kept + inputs,
+                gradients=self.before + item * head * (1 + split),
+                gathered=np.where(self.zero3, item * s.held.head * s.last + dense, self.gathered),
+                logits=logits,
+            ),
+            moment(
+                self.constant,
+                activations=self.at_reduction + row,
+                gradients=self.before + self.low * head,
+                gathered=np.where(self.zero3, dense, self.gathered),
+                buffers=self._reduced(head, self.replicas, s.dp) * self.on_the_way,
+            ),
+        ]
+
+    def layers(self) -> list[Moment]:
+        """Returns the last layer's backward pass early and late, and the reductions of its units."""
+        s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
+        dense, experts = item * s.held.layer, item * s.held.experts
+        # FSDP2 gathers the next unit ahead of its use.
+        gathered = np.where(self.zero3, 2 * dense + experts, self.gathered)
+        between = np.where(self.zero3, 2 * dense, self.gathered)
+        head = MASTER_BYTES * s.trained.head * s.last
+        before = self.before + np.where(self.several, 0, head / np.where(self.on_the_way, self.replicas, 1))
+        is_full = s.is_one_of("recompute", s.recompute, "full")
+        recomputed = np.where(is_full, layer.whole - row, 0)
+        # What is computed again is held until a whole graph is done, and nothing is reused in place.
+        held = is_full & (not s.model.is_moe)
+        block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
+        inner = item * s.tokens * s.model.ffn_hidden_size / s.tp
+        live, left = self.kept + recomputed, head * self.on_the_way
+        early = moment(
+            self.constant,
+            activations=live + layer.working + np.where(held, 2 * inner, 0),
+            gradients=before + item * block / 3,
+            gathered=gathered,
+            buffers=left,
+        )
+        late = moment(
+            self.constant,
+            activations=live + np.where(held, 4 * row, layer.late),
+            gradients=before + item * np.where(held, s.trained.layer, block),
+            gathered=gathered,
+            buffers=left,
+        )
+        rest = moment(
+            self.constant,
+            activations=self.at_reduction - layer.saved + 2 * row,
+            gradients=before + self.low * s.trained.layer,
+            gathered=between,
+            buffers=self._reduced(s.trained.layer, self.replicas, s.dp) * self.on_the_way,
+        )
+        if not s.model.is_moe:
+            return [early, late, rest]
+        of_experts = moment(
+            self.constant,
+            activations=self.at_reduction + recomputed - layer.experts,
+            gradients=before + self.low * s.trained.experts,
+            gathered=between,
+            buffers=self._reduced(s.trained.experts, self.expert_replicas, s.expert_dp) * self.on_the_way,
+        )
+        return [early, late, rest, of_experts]
+
+    def embedding(self) -> Moment:
+        """Returns the embedding's backward pass with its reduction, after every layer."""
+        s = self.shapes
+        embedding = s.trained.embedding * s.first
+        at_end = np.where(self.several, self.before, np.where(self.on_the_way, self.shards, self.whole))
+        return moment(
+            self.constant,
+            activations=np.where(self.each_time, self.kept - np.minimum(self.kept, self.one), 0) + self.layer.input,
+            gradients=at_end + np.where(self.on_the_way, self.low, s.item_bytes) * embedding,
+            gathered=np.where(self.zero3, 0, self.gathered),
+            buffers=self._reduced(embedding, self.replicas, s.dp) * self.on_the_way,
+        )
+
+    def after_all(self) -> list[Moment]:
+        """Returns the reductions of gradients that were kept whole, unit by unit: the weights are freed before each."""
+        s = self.shapes
+        units = (
+            (s.trained.embedding * s.first, self.replicas, s.dp),
+            (s.trained.layer, self.replicas, s.dp),
+            (s.trained.experts, self.expert_replicas, s.expert_dp),
+            (s.trained.head * s.last, self.replicas, s.dp),
+        )
+        return [
+            moment(
+                self.constant,
+                gradients=self.whole * ~self.on_the_way,
+                gathered=(self.gathered - s.item_bytes * numbers) * ~self.zero3,
+                buffers=MASTER_BYTES * numbers * self._repacked(shards, replicas) * ~self.on_the_way,
+            )
+            for numbers, shards, replicas in (units if s.model.is_moe else units[:2] + units[3:])
+        ]
+
+    def update(self) -> Moment:
+        """Returns the optimizer's update, when nothing is gathered."""
+        return moment(self.constant, gradients=self.shards)
