@@ -20,12 +20,13 @@ ROOMS = {
     "calibration": "fit run",
     "catalog": "hardware models",
     "cli": "machine results shell study",
-    "cost": "batch clock coefficients flops tables",
+    "cost": "batch clock coefficients flops power tables temperature",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
+    "fitting": "least_squares power temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -76,7 +77,7 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost analysis analysis.metrics "
+    "units errors clock schema intervals objective trial storage catalog plan cost fitting analysis analysis.metrics "
     "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
     "simulation record terminal.recording"
 )

@@ -12,6 +12,33 @@ ORIGINS: Final[tuple[Origin, ...]] = ("measured here", "published kernels", "dat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThermalCoefficients:
+    """Temperature of one device as a ladder of first-order stages, T = inlet + sum R_i L_i(P) + preheat * L(P_up).
+
+    Each stage obeys C dT/dt = P - T / R with time constant R * C; L_i is its lag of power. P_up is the mean power of
+    the other devices of the node, whose warm air or water reaches this one, with a lag of its own.
+    """
+
+    inlet_c: float
+    """Of the coolant. A host's own is its temperature at rest less what `rest_w` warms it."""
+    resistances_k_per_w: tuple[float, ...]
+    time_constants_s: tuple[float, ...]
+    """One for each resistance, rising."""
+    preheat_k_per_w: float
+    """On the slot that is heated most."""
+    preheat_time_constant_s: float
+    leakage_w_per_k: float
+    """Power added by each kelvin at the same work, where the power limit leaves room."""
+    reference_c: float
+    """Temperature at which power coefficients were measured."""
+    rest_w: float
+    """Power of a device that no process holds; load starts from there."""
+    origin: Origin
+    error_k: float
+    """Half width of the 95 % interval of a steady temperature where the inlet is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PowerCoefficients:
     """Power of one device: P = idle + f^exponent * (active + matrix * u_matrix + memory * u_memory + link * u_link).
 
@@ -19,6 +46,7 @@ class PowerCoefficients:
     """
 
     idle_w: float
+    """While a process holds the device and nothing runs."""
     active_w: float
     """While any kernel runs."""
     matrix_w: float
@@ -29,6 +57,16 @@ class PowerCoefficients:
     """While links carry a collective."""
     exponent: float
     """Dynamic power against clock: voltage falls with frequency, so it lies between 1 and 3."""
+    wait_w: float = 0.0
+    """Above idle while a rank waits for others: its kernels spin."""
+    matrix_memory_frac: float = 0.0
+    """Achieved over peak bandwidth in matrix products and attention."""
+    memory_frac: float = 1.0
+    """The same in kernels that bandwidth bounds."""
+    regulated_frac: float = 1.0
+    """Share of the power limit that the device holds when the limit binds."""
+    peak_error_frac: float = 0.15
+    """Half width of the 95 % interval of a 1 s node peak, relative."""
     origin: Origin
     error_frac: float
     """Half width of the 95 % interval of a mean power on held-out configurations, relative."""

@@ -69,10 +69,15 @@ class Power:
     """Power of devices and nodes over a step."""
 
     device_power_mean_w: Floats
+    """Mean over devices."""
+    device_power_mean_max_w: Floats
+    """Mean of the device that draws most."""
     device_power_peak_1s_w: Floats
     node_device_power_mean_w: Floats
     node_device_power_peak_1s_w: Floats
     """Sum of the devices of the worst node, averaged over its worst second."""
+    energy_per_token_j: Floats
+    """Of all devices."""
     clock_deficit_frac: Floats
     """Clock lost to the power limit, as the metric of that name."""
     error_frac: Floats

@@ -1,11 +1,13 @@
 """The clock under a power limit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.cost.clock import clock_frac, dynamic_w
+from wattune.cost.clock import clock_frac, compute_w, dynamic_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 
 H200 = PowerCoefficients(
@@ -34,3 +36,28 @@ def test_worked_by_hand() -> None:
     above_idle_w = dynamic_w(H200, np.array([0.8]), np.array([0.2]), np.array([0.5]))
     assert above_idle_w.tolist() == [650]
     assert clock_frac(H200, above_idle_w, 700.0)[0] == pytest.approx((620 / 650) ** (1 / 2.4))
+
+
+def test_power_of_compute_is_the_mean_of_its_kernels() -> None:
+    c = replace(H200, matrix_memory_frac=0.2, memory_frac=0.6)
+    one, three, eight = np.array([1.0]), np.array([3.0]), np.array([0.8])
+    # A quarter products: 120 + 600 * 0.8 / 4 + 150 * (0.2 + 3 * 0.6) / 4 + 40 W while two of four seconds overlap.
+    found = compute_w(c, matrix_s=one, memory_s=three, matrix_frac=eight, overlapped_s=2 * one)
+    assert found == pytest.approx(120 + 120 + 75 + 20)
+    assert compute_w(c, matrix_s=0 * one, memory_s=0 * one, matrix_frac=eight, overlapped_s=0 * one) == [120]
+
+
+def test_compute_may_draw_what_communication_leaves() -> None:
+    dynamic_w = np.array([800.0])
+    alone = working_clock_frac(H200, dynamic_w, np.ones(1), np.zeros(1), 700.0)
+    assert alone == pytest.approx(clock_frac(H200, dynamic_w, 700.0))
+    beside = working_clock_frac(H200, dynamic_w, np.ones(1), np.full(1, 0.2), 700.0)
+    assert beside > alone
+    # Together they are at the limit: 620 W above idle on 1.2 s, of which the collective takes 160 W on 0.2 s.
+    assert 800 * beside[0] ** 2.4 + 0.2 * 160 == pytest.approx(1.2 * 620)
+    assert working_clock_frac(H200, dynamic_w, np.ones(1), np.ones(1), np.inf) == [1]
+
+
+def test_the_limit_is_held_a_little_below_itself() -> None:
+    held = replace(H200, regulated_frac=0.99)
+    assert held.idle_w + 800 * clock_frac(held, np.array([800.0]), 700.0)[0] ** 2.4 == pytest.approx(693)

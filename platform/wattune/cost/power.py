@@ -1,0 +1,178 @@
+"""Power of devices and nodes over a step, from the seconds its ranks spend in each kind of work."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from wattune.catalog.hardware import DeviceSpec
+from wattune.cost.batch import Batch, Floats
+from wattune.cost.clock import compute_w
+from wattune.cost.coefficients import PowerCoefficients
+from wattune.cost.tables import Power, StepTime
+
+PEAK_WINDOW_S: Final = 1.0
+"""Window of the peaks, as in the metrics of those names."""
+
+FINE_GRAINED: Final = ("exposed_comm_tp_s", "exposed_comm_cp_s", "exposed_comm_ep_s")
+"""Communication inside every layer: it alternates with compute within milliseconds."""
+
+H200: Final = PowerCoefficients(
+    idle_w=118.4,
+    active_w=80.3,
+    matrix_w=1013.5,
+    memory_w=506.5,
+    link_w=52.7,
+    exponent=1.45,
+    wait_w=47.9,
+    matrix_memory_frac=0.24,
+    memory_frac=0.67,
+    regulated_frac=0.99,
+    origin="measured here",
+    error_frac=0.11,  # 95th percentile of 42 configurations, each held out, where the clock is solved
+    peak_error_frac=0.14,
+)
+"""Fitted to 45 trials on four H200s by `benchmarks/predict_power.py`; `wattune.fitting.power` says what is assumed."""
+
+H200_LIMIT_W: Final = 700.0
+
+DATASHEET_ERROR_FRAC: Final = 0.3
+"""Assumed where only a power limit is known."""
+
+
+def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
+    """Returns the coefficients of a device without a fit of its own.
+
+    A device other than H200 is that fit scaled by power limits: idle and each kind of work draw the same share of them.
+
+    Returns:
+        The coefficients, None where the device's power limit is unknown.
+    """
+    if device.name == "h200_sxm":
+        return H200
+    if device.power_limit_w is None:
+        return None
+    share = device.power_limit_w / H200_LIMIT_W
+    watts = ("idle_w", "active_w", "matrix_w", "memory_w", "link_w", "wait_w")
+    return replace(
+        H200,
+        **{name: share * getattr(H200, name) for name in watts},
+        origin="datasheet",
+        error_frac=DATASHEET_ERROR_FRAC,
+        peak_error_frac=DATASHEET_ERROR_FRAC,
+    )
+
+
+def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, limit_w: float) -> Power:
+    """Predicts the power of candidates.
+
+    The clock while computing is that of `step`, which `wattune.cost.clock` solved together with time. Ranks of all
+    stages are in phase: between the warm-up and the cool-down of a pipeline every stage computes.
+
+    Args:
+        batch: The candidates.
+        step: Their steps. Stages behind a candidate's last one are ignored.
+        coefficients: Of the device.
+        limit_w: Enforced power limit of a device; infinity for none.
+    """
+    c, activity, step_s = coefficients, step.activity, step.step_time_s
+    stages = np.arange(activity.matrix_s.shape[1]) < batch.pp[:, None]
+    hot_s, hot_w, cold_s, cold_w = _phases(step, c, limit_w)
+    mean_w = np.where(stages, (hot_s * hot_w + cold_s * cold_w) / np.maximum(hot_s + cold_s, 1e-12), 0.0)
+    peak_w = _peak_w((hot_s, hot_w), (cold_s, cold_w))
+    peak_w = np.where(stages, np.clip(peak_w, mean_w, np.maximum(limit_w, mean_w)), 0.0)
+    compute_s = activity.matrix_s + activity.memory_s
+    lost = np.where(stages, compute_s * (1.0 - activity.clock_frac) / np.maximum(hot_s + cold_s, 1e-12), 0.0)
+    device_mean_w = mean_w.sum(1) / batch.pp
+    tokens = batch.workload.global_batch_size * batch.workload.seq_len
+    return Power(
+        device_power_mean_w=device_mean_w,
+        device_power_mean_max_w=mean_w.max(1),
+        device_power_peak_1s_w=peak_w.max(1),
+        node_device_power_mean_w=_worst_node_w(batch, mean_w),
+        node_device_power_peak_1s_w=_worst_node_w(batch, peak_w),
+        energy_per_token_j=device_mean_w * batch.cluster.world_size * step_s / tokens,
+        clock_deficit_frac=lost.sum(1) / batch.pp,
+        error_frac=np.full(len(batch), c.error_frac),
+        peak_error_frac=np.full(len(batch), c.peak_error_frac),
+    )
+
+
+def _phases(step: StepTime, c: PowerCoefficients, limit_w: float) -> tuple[Floats, Floats, Floats, Floats]:
+    """Splits each stage's step in two: work with the communication inside it, and the rest, which comes in long pieces.
+
+    Returns:
+        Seconds and watts of the first, seconds and watts of the second, each [candidates, stages].
+    """
+    activity = step.activity
+    room_w = min(max(c.regulated_frac * limit_w - c.idle_w, 0.0), 1e9)  # infinite times no time is not a number
+    above_idle_w = compute_w(
+        c,
+        matrix_s=activity.matrix_s,
+        memory_s=activity.memory_s,
+        matrix_frac=activity.matrix_frac,
+        overlapped_s=activity.overlapped_s,
+    )
+    collective_w, wait_w = min(c.active_w + c.link_w, room_w), min(c.wait_w, room_w)
+    compute_s, fine_s = activity.matrix_s + activity.memory_s, _fine(step)[:, None] * activity.collective_s
+    # A rank that waits for a slower one spins in the collective that both are in.
+    spin_s = np.minimum(step.parts_s.get("straggler_s", np.zeros(len(compute_s)))[:, None], activity.idle_s)
+    coarse_s, idle_s = activity.collective_s - fine_s + spin_s, activity.idle_s - spin_s
+    hot_j = compute_s * above_idle_w * activity.clock_frac**c.exponent + fine_s * collective_w
+    coarse_j = coarse_s * collective_w
+    # The limit acts on the mean of compute and communication: together they stay below it.
+    kept = np.minimum(1.0, room_w * (compute_s + fine_s + coarse_s) / np.maximum(hot_j + coarse_j, 1e-12))
+    hot_s, cold_s = compute_s + fine_s, coarse_s + idle_s
+    return (
+        hot_s,
+        c.idle_w + kept * hot_j / np.maximum(hot_s, 1e-12),
+        cold_s,
+        c.idle_w + (kept * coarse_j + idle_s * wait_w) / np.maximum(cold_s, 1e-12),
+    )
+
+
+def _fine(step: StepTime) -> Floats:
+    """Computes the share of exposed communication that alternates with compute."""
+    zero = np.zeros_like(step.step_time_s)
+    exposed = sum((values for name, values in step.parts_s.items() if name.startswith("exposed_comm_")), zero)
+    inside = sum((step.parts_s[name] for name in FINE_GRAINED if name in step.parts_s), zero)
+    return np.asarray(inside / np.maximum(exposed, 1e-12))
+
+
+def _peak_w(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Floats:
+    """Computes the highest mean over a window of a load that repeats two phases, each (seconds, watts).
+
+    The window holds whole steps and a part of one. The part has as much of the hotter phase as the phase and the part
+    are long.
+    """
+    swap = other[1] > one[1]
+    high_s, high_w = np.where(swap, other[0], one[0]), np.where(swap, other[1], one[1])
+    low_s, low_w = np.where(swap, one[0], other[0]), np.where(swap, one[1], other[1])
+    step_s = np.maximum(high_s + low_s, 1e-9)
+    whole = np.floor(PEAK_WINDOW_S / step_s)
+    part_s = PEAK_WINDOW_S - whole * step_s
+    part_high_s = np.minimum(part_s, high_s)
+    joules = whole * (high_s * high_w + low_s * low_w) + part_high_s * high_w + (part_s - part_high_s) * low_w
+    return np.asarray(joules / PEAK_WINDOW_S)
+
+
+def _worst_node_w(batch: Batch, stage_w: Floats) -> Floats:
+    """Sums a figure of each stage's device over the devices of a node, and returns the highest node.
+
+    Ranks are placed in order, pipeline stages outermost (`wattune.plan.placement` with `topology`). Where a stage fills
+    whole nodes, the highest node is one of the highest stage.
+    """
+    on_node, world = batch.cluster.devices_per_node, batch.cluster.world_size
+    of_stage = world // batch.pp
+    if batch.cluster.num_nodes == 1:
+        return np.asarray(stage_w.sum(1) * of_stage)
+    highest = np.where(of_stage >= on_node, stage_w.max(1) * on_node, 0.0)
+    split = np.flatnonzero(of_stage < on_node)
+    if split.size:
+        first = np.arange(stage_w.shape[1]) * of_stage[split, None]
+        last = first + of_stage[split, None]
+        for node in range(batch.cluster.num_nodes if stage_w.shape[1] * on_node > world else stage_w.shape[1]):
+            begin, end = node * on_node, (node + 1) * on_node
+            devices = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0, None)
+            highest[split] = np.maximum(highest[split], (devices * stage_w[split]).sum(1))
+    return np.asarray(highest)

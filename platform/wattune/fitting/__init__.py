@@ -1,0 +1,1 @@
+"""Coefficients of predictions, fitted to measurements."""

@@ -1,0 +1,270 @@
+"""Power coefficients of a device, fitted to measured trials with a table of measured kernels as prior."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.cost.batch import Batch, Floats, Ints, batches
+from wattune.cost.clock import compute_w, working_clock_frac
+from wattune.cost.coefficients import PowerCoefficients
+from wattune.cost.power import predict
+from wattune.cost.tables import Activity, StepTime
+from wattune.fitting.least_squares import least_squares
+from wattune.trial import TrialSpec
+
+FULL_TENSOR_FRAC: Final = 0.936
+"""`tensor_active_frac` of 8192^3 bf16 products without pause on one H200 (`tests/golden/h200x1/idle_busy`)."""
+
+FULL_MATRIX_FRAC: Final = 0.90
+"""Their achieved over peak rate at the highest clock: 670 of 989.4 TFLOP/s at 1,491 of 1,980 MHz."""
+
+COLLECTIVE_LINK_FRAC: Final = 0.70
+"""NVLink bytes over peak while a large collective runs: bus bandwidth 345 of 450 GB/s at 2 to 8 devices, less gaps."""
+
+H200_PRIOR: Final = PowerCoefficients(
+    idle_w=118.4,  # a process holds the device, highest clock: `tests/golden/h200x4`
+    active_w=82.0,  # this and the next two: `fit_kernels` on h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
+    matrix_w=687.0,
+    memory_w=490.0,
+    link_w=55.0,  # assumed, as the next
+    wait_w=90.0,
+    exponent=1.5,  # between the 1 of a constant voltage and the 3 of one that falls with the clock
+    matrix_memory_frac=0.24,  # this and the next: least squares of `dram_active_frac` in benchmarks/data
+    memory_frac=0.67,
+    regulated_frac=0.99,  # 692.6 W of 700 by the energy counter: `tests/golden/h200x1/idle_busy`
+    origin="published kernels",
+    error_frac=0.3,
+    peak_error_frac=0.3,
+)
+"""Coefficients of an H200 known without any trial. `fit_power` starts there."""
+
+FITTED: Final = ("active_w", "matrix_w", "memory_w", "link_w", "wait_w", "exponent")
+LOW: Final = np.array([0.0, 100.0, 100.0, 0.0, 0.0, 1.0])
+HIGH: Final = np.array([600.0, 2000.0, 2000.0, 400.0, 400.0, 3.0])
+
+PRIOR_FRAC: Final = 0.3
+"""Scatter that is granted to a coefficient of the prior, relative."""
+TRIAL_FRAC: Final = 0.04
+"""Scatter of a trial's mean power about the model, relative."""
+CLOCK_FRAC: Final = 0.04
+"""Scatter of a trial's clock about the model."""
+
+PARTS: Final = tuple(f"exposed_comm_{name}_frac" for name in ("tp", "pp", "cp", "dp", "ep"))
+
+
+PREDICTED: Final = ("device_power_mean_w", "node_device_power_peak_1s_w")
+NEEDED: Final = (
+    "step_time_s",
+    "compute_frac",
+    "exposed_comm_frac",
+    "straggler_frac",
+    "bubble_frac",
+    "tensor_active_frac",
+    "dram_active_frac",
+    "nvlink_of_peak_frac",
+    "clock_deficit_frac",
+    *PREDICTED,
+)
+"""Metrics without which a trial says nothing of power."""
+
+MIN_CONFIGURATIONS: Final = 8
+"""Fewer say nothing of the error on others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Trials of one batch: what was measured of their steps, in the form of a prediction."""
+
+    positions: Ints
+    """Of its trials among the rows they came from."""
+    batch: Batch
+    step: StepTime
+
+
+def has_activity(row: Mapping[str, Any]) -> bool:
+    """Tells whether a trial was completed and has every metric of `NEEDED`."""
+    return row["status"] == "completed" and all(row[name] is not None for name in NEEDED)
+
+
+def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
+    """Reads activity from completed trials.
+
+    The tensor cores' share gives seconds in products. What `dram_active_frac` has beyond them gives seconds in
+    memory-bound kernels, at least the rest of `compute_frac`: some lie in time that no span explains. NVLink bytes
+    beyond those of exposed communication were sent beside compute. The lost clock was lost while computing. Every stage
+    gets the mean over all devices: metrics do not tell stages apart.
+
+    Args:
+        rows: Of `benchmarks/data`: a specification as JSON in `spec`, and metrics. Each with `has_activity`.
+    """
+    specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
+    return [
+        MeasuredSteps(positions=positions, batch=batch, step=_step(batch, [rows[place] for place in positions]))
+        for positions, batch in batches(specs)
+    ]
+
+
+def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
+    def metric(name: str) -> Floats:
+        return np.array([row[name] for row in rows], np.float64)
+
+    step_s, exposed = metric("step_time_s"), metric("exposed_comm_frac")
+    straggler, bubble = metric("straggler_frac"), metric("bubble_frac")
+    matrix = np.minimum(metric("tensor_active_frac") / FULL_TENSOR_FRAC, metric("compute_frac"))
+    left = np.maximum(1.0 - matrix - exposed - straggler - bubble, 0.0)
+    dram = metric("dram_active_frac") - H200_PRIOR.matrix_memory_frac * matrix
+    memory = np.clip(dram / H200_PRIOR.memory_frac, 0.0, left)
+    memory = np.maximum(memory, metric("compute_frac") - matrix)
+    compute = matrix + memory
+    beside = np.clip(metric("nvlink_of_peak_frac") / COLLECTIVE_LINK_FRAC - exposed, 0.0, compute)
+    clock = np.clip(1.0 - metric("clock_deficit_frac") / np.maximum(compute, 1e-9), 0.3, 1.0)
+
+    def seconds(share: Floats) -> Floats:
+        return np.repeat((share * step_s)[:, None], int(batch.pp.max()), axis=1)
+
+    ones = np.ones_like(seconds(compute))
+    # A kind of communication that a plan does not have has no metric: nothing of the step is its own.
+    shares = {name: np.array([row[name] or 0.0 for row in rows]) for name in PARTS}
+    idle = np.maximum(1.0 - compute - exposed, 0.0)
+    shares |= {"compute_frac": compute, "straggler_frac": np.minimum(straggler, idle)}
+    shares["other_frac"] = 1.0 - sum(shares.values(), np.zeros_like(compute))
+    return StepTime(
+        parts_s={name.replace("_frac", "_s"): share * step_s for name, share in shares.items()},
+        activity=Activity(
+            matrix_s=seconds(matrix),
+            memory_s=seconds(memory),
+            collective_s=seconds(exposed),
+            idle_s=seconds(idle),
+            overlapped_s=seconds(beside),
+            matrix_frac=ones * FULL_MATRIX_FRAC,
+            clock_frac=ones * clock[:, None],
+        ),
+        error_frac=np.zeros_like(step_s),
+    )
+
+
+def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
+    """Fits the power of each kind of work and the clock under the limit.
+
+    Residuals are mean power at the measured clock, the clock that the limit leaves, and distances from the prior.
+    Idle power is the prior's.
+
+    Args:
+        rows: Completed trials, as of `measured_steps`.
+        prior: Where to start, and what to believe of work that the trials do not tell apart.
+        limit_w: Enforced power limit of their devices.
+
+    Returns:
+        The coefficients, measured here, with the prior's intervals.
+    """
+    steps = [(one, [rows[place] for place in one.positions]) for one in measured_steps(rows)]
+    activity = np.concatenate([_shares(one.step) for one, _ in steps], axis=1)
+    matrix, memory, collective, idle, beside, clock = activity
+    power_w = np.array([row["device_power_mean_w"] for _, each in steps for row in each])
+    start = np.array([getattr(prior, name) for name in FITTED])
+    full = np.full_like(matrix, FULL_MATRIX_FRAC)
+
+    def residuals(values: Floats) -> Floats:
+        c = replace(prior, **dict(zip(FITTED, values.tolist(), strict=True)))
+        dynamic = compute_w(c, matrix_s=matrix, memory_s=memory, matrix_frac=full, overlapped_s=beside)
+        above_idle = (
+            (matrix + memory) * dynamic * clock**c.exponent + collective * (c.active_w + c.link_w) + idle * c.wait_w
+        )
+        solved = working_clock_frac(c, dynamic, matrix + memory, collective, limit_w)
+        return np.concatenate(
+            [
+                ((c.idle_w + above_idle) / power_w - 1.0) / TRIAL_FRAC,
+                (solved - clock) * (matrix + memory) / CLOCK_FRAC,
+                (values / np.maximum(start, 1.0) - 1.0) / PRIOR_FRAC,
+            ]
+        )
+
+    found = least_squares(residuals, start, LOW, HIGH)
+    return replace(prior, origin="measured here", **dict(zip(FITTED, found.tolist(), strict=True)))
+
+
+def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> StepTime:
+    """Returns the step with the clock that the limit leaves in the place of the measured one."""
+    a = step.activity
+    work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
+    dynamic = compute_w(c, **work, overlapped_s=a.overlapped_s)
+    collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
+    clock = working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, limit_w)
+    return replace(step, activity=replace(a, clock_frac=clock))
+
+
+def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
+    """Fits to all trials, with intervals from configurations that fits without them predict.
+
+    An interval is the 95th percentile of the errors of mean power and node peak, the clock being solved. Repeats of a
+    configuration are left out together.
+
+    Args:
+        rows: Completed trials, as of `measured_steps`.
+        prior: As of `fit_power`. Its intervals stay where there are fewer than `MIN_CONFIGURATIONS`.
+        limit_w: Enforced power limit of their devices.
+    """
+    found = fit_power(rows, prior, limit_w=limit_w)
+    configurations = {row["trial_id"] for row in rows}
+    if len(configurations) < MIN_CONFIGURATIONS:
+        return found
+    mean, peak = [], []
+    for name in configurations:
+        c = fit_power([row for row in rows if row["trial_id"] != name], prior, limit_w=limit_w)
+        these = [row for row in rows if row["trial_id"] == name]
+        for one in measured_steps(these):
+            power = predict(one.batch, with_solved_clock(one.step, c, limit_w), c, limit_w=limit_w)
+            actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
+            mean_w, peak_w = np.array(actual).T
+            mean.extend(np.abs(power.device_power_mean_w / mean_w - 1))
+            peak.extend(np.abs(power.node_device_power_peak_1s_w / peak_w - 1))
+    return replace(found, error_frac=float(np.percentile(mean, 95)), peak_error_frac=float(np.percentile(peak, 95)))
+
+
+def _shares(step: StepTime) -> Floats:
+    """Returns shares of a step: products, memory-bound, collectives, idle, overlapped; and the clock. One stage's."""
+    a, spin_s = step.activity, step.parts_s["straggler_s"]
+    matrix_s, memory_s, collective_s, idle_s, overlapped_s = (
+        each[:, 0] for each in (a.matrix_s, a.memory_s, a.collective_s, a.idle_s, a.overlapped_s)
+    )
+    seconds = (matrix_s, memory_s, collective_s + spin_s, idle_s - spin_s, overlapped_s)
+    shares: Floats = np.stack([*(each / step.step_time_s for each in seconds), a.clock_frac[:, 0]])
+    return shares
+
+
+def fit_kernels(
+    m: Floats, n: Floats, k: Floats, time_s: Floats, power_w: Floats, *, peaks: tuple[float, float], idle_w: float
+) -> tuple[Floats, Floats]:
+    """Fits power of kernels that run again and again: P = min(cap, idle + busy * (active + matrix u + memory b)).
+
+    u and b are achieved over peak rate and bandwidth, busy = t / (t + pause). The table gives no clock, so that
+    kernels at the cap say only that they would draw more.
+
+    Args:
+        m: Rows of each product [m, k] x [k, n] of 2-byte numbers.
+        n: Columns.
+        k: Inner size.
+        time_s: Of one product.
+        power_w: Mean while it repeats.
+        peaks: Matrix rate in FLOP/s and bandwidth in bytes/s.
+        idle_w: Power without work.
+
+    Returns:
+        Coefficients (active, matrix, memory in watts, pause in microseconds, cap in watts) and the fitted powers.
+    """
+    rate = 2.0 * m * n * k / time_s / peaks[0]
+    bandwidth = np.minimum(2.0 * (m * n + m * k + n * k) / time_s / peaks[1], 1.0)
+
+    def model(values: Floats) -> Floats:
+        busy = time_s / (time_s + values[3] * 1e-6)
+        return np.minimum(idle_w + busy * (values[0] + values[1] * rate + values[2] * bandwidth), values[4])
+
+    def residuals(values: Floats) -> Floats:
+        return np.asarray(np.arcsinh((model(values) / power_w - 1.0) / 0.1))  # far outliers are sensor averages
+
+    low, high = np.array([0.0, 0.0, 0.0, 0.0, 400.0]), np.array([700.0, 2000.0, 2000.0, 100.0, 800.0])
+    found = least_squares(residuals, np.array([200.0, 500.0, 500.0, 10.0, 690.0]), low, high)
+    return found, model(found)

@@ -1,0 +1,196 @@
+"""Power over a step: bounds that hold for every step, and steps worked by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import DEVICES, parse_cluster_label
+from wattune.catalog.models import model
+from wattune.cost.batch import Batch, batches
+from wattune.cost.coefficients import PowerCoefficients
+from wattune.cost.power import H200, power_coefficients, predict
+from wattune.cost.tables import Activity, Power, StepTime
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+ROUND = PowerCoefficients(
+    idle_w=100,
+    active_w=100,
+    matrix_w=500,
+    memory_w=200,
+    link_w=50,
+    exponent=2,
+    wait_w=20,
+    matrix_memory_frac=0.5,
+    memory_frac=1.0,
+    origin="datasheet",
+    error_frac=0.1,
+    peak_error_frac=0.2,
+)
+KINDS = ("matrix_s", "memory_s", "collective_s", "idle_s")
+
+
+def batch_of(*pps: int, cluster: str = "1x4 h200_sxm") -> Batch:
+    workload = Workload(seq_len=1000, global_batch_size=16)
+    specs = [
+        TrialSpec(
+            model=model("llama3_70b"),
+            cluster=parse_cluster_label(cluster),
+            engine="torch",
+            workload=workload,
+            plan=Plan(pp=pp),
+        )
+        for pp in pps
+    ]
+    ((_, batch),) = batches(specs)
+    return batch
+
+
+def step_of(seconds: np.ndarray, clock: float = 1.0, straggler_s: float = 0.0, fine: bool = False) -> StepTime:
+    """Seconds of each of `KINDS` by candidate and stage, [kinds, candidates, stages]."""
+    collective_s = seconds[2].mean(axis=1)
+    exposed = {"exposed_comm_tp_s" if fine else "exposed_comm_dp_s": collective_s}
+    straggler = {"straggler_s": np.full_like(collective_s, straggler_s)}
+    rest = seconds.sum(axis=0).mean(axis=1) - collective_s - straggler_s
+    return StepTime(
+        parts_s={**exposed, **straggler, "compute_s": rest},
+        activity=Activity(
+            **dict(zip(KINDS, seconds, strict=True)),
+            overlapped_s=np.zeros_like(seconds[0]),
+            matrix_frac=np.full_like(seconds[0], 0.8),
+            clock_frac=np.full_like(seconds[0], clock),
+        ),
+        error_frac=np.zeros(seconds.shape[1]),
+    )
+
+
+def one_stage(*seconds: float) -> np.ndarray:
+    return np.array(seconds, np.float64).reshape(4, 1, 1)
+
+
+SECONDS = st.lists(st.floats(0, 3), min_size=16, max_size=16).filter(lambda each: sum(each) > 0.1)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> np.ndarray:
+    """Seconds of one candidate with four stages, which share the step's length."""
+    seconds = np.array(draw(SECONDS)).reshape(4, 1, 4)
+    seconds[3] += seconds.sum(axis=0).max() - seconds.sum(axis=0)
+    return seconds
+
+
+def columns(power: Power) -> dict[str, np.ndarray]:
+    return {name: getattr(power, name) for name in Power.__slots__}
+
+
+@given(steps(), st.floats(0.4, 1), st.floats(150, 1200))
+def test_power_lies_between_idle_and_the_limit(seconds: np.ndarray, clock: float, limit_w: float) -> None:
+    power = predict(batch_of(4), step_of(seconds, clock), ROUND, limit_w=limit_w)
+    for name in ("device_power_mean_w", "device_power_mean_max_w", "device_power_peak_1s_w"):
+        value = getattr(power, name)[0]
+        assert ROUND.idle_w * (1 - 1e-9) <= value <= limit_w * (1 + 1e-9)
+    assert power.device_power_mean_w <= power.device_power_mean_max_w + 1e-9
+    assert power.node_device_power_mean_w <= power.node_device_power_peak_1s_w + 1e-9
+
+
+@given(steps())
+def test_a_limit_at_infinity_is_the_power_without_one(seconds: np.ndarray) -> None:
+    free = predict(batch_of(4), step_of(seconds), ROUND, limit_w=np.inf)
+    far = predict(batch_of(4), step_of(seconds), ROUND, limit_w=1e6)
+    for name, values in columns(free).items():
+        assert values == pytest.approx(columns(far)[name])
+
+
+@given(steps(), st.permutations(range(4)))
+def test_identical_devices_may_change_places(seconds: np.ndarray, order: list[int]) -> None:
+    ordered = columns(predict(batch_of(4), step_of(seconds), ROUND, limit_w=700))
+    permuted = columns(predict(batch_of(4), step_of(seconds[:, :, order]), ROUND, limit_w=700))
+    for name, values in ordered.items():
+        assert values == pytest.approx(permuted[name])
+
+
+@given(steps())
+def test_a_node_is_the_sum_of_its_devices(seconds: np.ndarray) -> None:
+    power = predict(batch_of(4), step_of(seconds), ROUND, limit_w=700)
+    assert power.node_device_power_mean_w == pytest.approx(4 * power.device_power_mean_w)
+    alone = [predict(batch_of(1), step_of(seconds[:, :, stage : stage + 1]), ROUND, limit_w=700) for stage in range(4)]
+    assert power.node_device_power_mean_w[0] == pytest.approx(sum(each.device_power_mean_w[0] for each in alone))
+
+
+def test_worked_by_hand() -> None:
+    # Products: 100 + 500 * 0.8 + 200 * 0.5 = 600 W, memory-bound: 300 W, a collective 150 W, waiting 20 W, idle 100 W.
+    power = predict(batch_of(1), step_of(one_stage(1, 1, 1, 1)), ROUND, limit_w=np.inf)
+    assert power.device_power_mean_w == pytest.approx(100 + (600 + 300 + 150 + 20) / 4)
+    assert power.device_power_peak_1s_w == pytest.approx(100 + (600 + 300) / 2)  # compute alternates within it
+    assert power.node_device_power_mean_w == pytest.approx(4 * 367.5)
+    assert power.energy_per_token_j == pytest.approx(4 * 367.5 * 4 / 16_000)
+    half = predict(batch_of(1), step_of(one_stage(1, 1, 1, 1), clock=0.5), ROUND, limit_w=np.inf)
+    assert half.device_power_mean_w == pytest.approx(100 + (150 + 75 + 150 + 20) / 4)
+    assert half.clock_deficit_frac == pytest.approx(0.25)
+
+
+def test_a_short_step_peaks_near_its_mean() -> None:
+    # Steps of 0.4 s: two whole ones and 0.2 s, all of it products, at 700 W; the rest of a step draws 120 W.
+    power = predict(batch_of(1), step_of(one_stage(0.2, 0, 0, 0.2)), ROUND, limit_w=np.inf)
+    assert power.device_power_mean_w == pytest.approx(410)
+    assert power.device_power_peak_1s_w == pytest.approx(0.8 * 410 + 0.2 * 700)
+
+
+def test_communication_inside_layers_lowers_the_peak() -> None:
+    seconds = one_stage(2, 0, 2, 0)
+    apart = predict(batch_of(1), step_of(seconds), ROUND, limit_w=np.inf)
+    inside = predict(batch_of(1), step_of(seconds, fine=True), ROUND, limit_w=np.inf)
+    assert apart.device_power_mean_w == pytest.approx(inside.device_power_mean_w)
+    assert (apart.device_power_peak_1s_w[0], inside.device_power_peak_1s_w[0]) == pytest.approx((700, 475))
+
+
+def test_a_rank_that_waits_for_a_slower_one_spins_in_the_collective() -> None:
+    seconds = one_stage(1, 0, 0, 1)
+    waiting = predict(batch_of(1), step_of(seconds), ROUND, limit_w=np.inf)
+    spinning = predict(batch_of(1), step_of(seconds, straggler_s=1), ROUND, limit_w=np.inf)
+    assert waiting.device_power_mean_w == pytest.approx((700 + 120) / 2)
+    assert spinning.device_power_mean_w == pytest.approx((700 + 250) / 2)
+
+
+def test_the_limit_acts_on_compute_and_communication_together() -> None:
+    power = predict(batch_of(1), step_of(one_stage(0.1, 0, 0.1, 0)), ROUND, limit_w=450)
+    assert power.device_power_mean_w == pytest.approx(450)  # 475 W at the highest clock: 700 and 250 in turn
+
+
+def test_the_worst_node_is_the_one_of_the_busiest_stages() -> None:
+    # Two nodes of four devices, four stages of two devices: stages 0 and 1 are one node, 2 and 3 the other.
+    busy_s = np.array([1.0, 0.0, 0.5, 1.0])
+    seconds = np.stack([busy_s, 0 * busy_s, 0 * busy_s, 1 - busy_s])[:, None, :]
+    power = predict(batch_of(4, cluster="2x4 h200_sxm"), step_of(seconds), ROUND, limit_w=np.inf)
+    assert power.node_device_power_mean_w == pytest.approx(2 * (410 + 700))
+    # Eight nodes for two stages: each fills four, and the worst is all of the second.
+    seconds = seconds[:, :, :2][:, :, ::-1]
+    power = predict(batch_of(2, cluster="8x4 h200_sxm"), step_of(seconds), ROUND, limit_w=np.inf)
+    assert power.node_device_power_mean_w == pytest.approx(4 * 700)
+
+
+def test_stages_that_a_candidate_lacks_count_for_nothing() -> None:
+    seconds = np.zeros((4, 2, 2))
+    seconds[0] = [[1, 0], [1, 1]]
+    step = step_of(seconds)
+    power = predict(batch_of(1, 2), replace(step, parts_s={"compute_s": np.ones(2)}), ROUND, limit_w=np.inf)
+    assert power.device_power_mean_w.tolist() == pytest.approx([700, 700])
+    assert power.node_device_power_mean_w.tolist() == pytest.approx([2800, 2800])
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "mi250_gcd"])
+def test_other_devices_draw_the_same_share_of_their_limit(name: str) -> None:
+    device = DEVICES[name]
+    found = power_coefficients(device)
+    assert found is not None and device.power_limit_w is not None
+    assert found.origin == "datasheet" and found.error_frac > H200.error_frac
+    assert found.idle_w / device.power_limit_w == pytest.approx(H200.idle_w / 700)
+    assert found.exponent == H200.exponent
+
+
+def test_a_device_without_a_limit_has_no_coefficients() -> None:
+    assert power_coefficients(DEVICES["cpu"]) is None
+    assert power_coefficients(DEVICES["h200_sxm"]) == H200

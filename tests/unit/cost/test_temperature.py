@@ -1,0 +1,119 @@
+"""Temperature under a constant power: the steady state and the way to it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import DEVICES
+from wattune.cost.batch import Batch
+from wattune.cost.coefficients import ThermalCoefficients
+from wattune.cost.tables import Power, Temperature
+from wattune.cost.temperature import H200, predict, thermal_coefficients
+
+from .test_power import batch_of
+
+DRY = ThermalCoefficients(
+    inlet_c=30,
+    resistances_k_per_w=(0.03, 0.01),
+    time_constants_s=(0.5, 60.0),
+    preheat_k_per_w=0.01,
+    preheat_time_constant_s=5.0,
+    leakage_w_per_k=0.0,
+    reference_c=50,
+    rest_w=100,
+    origin="datasheet",
+    error_k=5,
+)
+LEAKING = replace(DRY, leakage_w_per_k=0.5)
+
+
+def power_of(*watts: float, node_w: float | None = None) -> Power:
+    device_w, other = np.array(watts), np.zeros(len(watts))
+    return Power(
+        device_power_mean_w=device_w,
+        device_power_mean_max_w=device_w,
+        device_power_peak_1s_w=device_w,
+        node_device_power_mean_w=4 * device_w if node_w is None else other + node_w,
+        node_device_power_peak_1s_w=4 * device_w,
+        energy_per_token_j=other,
+        clock_deficit_frac=other,
+        error_frac=other,
+        peak_error_frac=other,
+    )
+
+
+def of(
+    *watts: float,
+    coefficients: ThermalCoefficients = DRY,
+    limit_w: float = 700.0,
+    node_w: float | None = None,
+    batch: Batch | None = None,
+) -> Temperature:
+    return predict(batch or batch_of(*[1] * len(watts)), power_of(*watts, node_w=node_w), coefficients, limit_w=limit_w)
+
+
+def test_worked_by_hand() -> None:
+    found = of(500)  # 30 + 0.04 * 500 + 0.01 * 500; of the slow stage's 0.01 * 400 = 4 K, exp(-1) are left after 60 s
+    assert found.device_temp_max_c == pytest.approx(55)
+    assert found.device_temp_60s_c == pytest.approx(55 - 4 / np.e, abs=1e-3)
+    assert found.time_to_steady_s == pytest.approx(60 * np.log(4), abs=1)
+
+
+def test_leakage_heats_what_leaks() -> None:
+    # T = 55 + 0.05 * 0.5 * (T - 50), so T = (55 - 1.25) / 0.975; at the limit no more power may be drawn.
+    assert of(500, coefficients=LEAKING).device_temp_max_c == pytest.approx((55 - 1.25) / 0.975)
+    assert of(500, coefficients=LEAKING, limit_w=500).device_temp_max_c == pytest.approx(55)
+
+
+@given(st.floats(110, 690), st.floats(1, 10), st.floats(0, 20))
+def test_the_steady_state_rises_with_power_and_inlet(watts: float, more_w: float, warmer_k: float) -> None:
+    low, high = of(watts, watts + more_w, coefficients=LEAKING).device_temp_max_c
+    assert high > low
+    warm = of(watts, coefficients=replace(LEAKING, inlet_c=30 + warmer_k)).device_temp_max_c
+    assert warm >= low + warmer_k * 0.999
+
+
+@given(st.floats(0, 700), st.floats(0, 700), st.lists(st.floats(0.2, 150), min_size=2, max_size=2))
+def test_a_minute_never_passes_the_steady_state(watts: float, upstream_w: float, taus_s: list[float]) -> None:
+    slower = replace(LEAKING, time_constants_s=tuple(sorted(taus_s)))
+    found = of(watts, coefficients=slower, node_w=4 * upstream_w)
+    assert found.device_temp_60s_c <= found.device_temp_max_c + 1e-9
+    # A cooler that answers faster is nearer to the same steady state.
+    faster = of(watts, coefficients=replace(slower, time_constants_s=(0.1, 0.2)), node_w=4 * upstream_w)
+    assert faster.device_temp_max_c == pytest.approx(found.device_temp_max_c)
+    assert faster.device_temp_60s_c >= found.device_temp_60s_c - 1e-9
+    assert faster.time_to_steady_s <= found.time_to_steady_s + 2
+
+
+def test_a_device_at_rest_is_steady_at_once() -> None:
+    assert of(100).time_to_steady_s == 0
+    assert of(100).device_temp_60s_c == pytest.approx(of(100).device_temp_max_c)
+
+
+def test_a_device_alone_is_heated_by_no_other() -> None:
+    alone = of(500, batch=batch_of(1, cluster="1x1 h200_sxm"), node_w=500)
+    assert alone.device_temp_max_c == pytest.approx(50)
+
+
+def test_a_soak_shows_throttling_from_the_slowdown_temperature_on() -> None:
+    hot = replace(DRY, inlet_c=89 - 25)
+    assert of(500, 499, coefficients=hot).slows_down.tolist() == [1, 0]
+    unknown = of(200, batch=batch_of(1, cluster="1x4 mi250_gcd"))
+    assert np.isnan(unknown.slows_down[0])
+
+
+def test_heat_that_feeds_itself_has_no_steady_state() -> None:
+    with pytest.raises(ValueError, match="no steady state"):
+        of(500, coefficients=replace(DRY, leakage_w_per_k=25))
+
+
+def test_other_devices_reach_the_same_temperature_at_their_limit() -> None:
+    found = thermal_coefficients(DEVICES["mi250_gcd"])
+    assert found is not None and found.origin == "datasheet" and found.error_k > H200.error_k
+    there = of(250, coefficients=found, limit_w=250).device_temp_max_c
+    assert there == pytest.approx(of(700, coefficients=H200).device_temp_max_c)
+    assert thermal_coefficients(DEVICES["h200_sxm"]) == H200
+    assert thermal_coefficients(DEVICES["cpu"]) is None

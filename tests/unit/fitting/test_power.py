@@ -1,0 +1,152 @@
+"""Power coefficients come back from trials that were made of them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import parse_cluster_label
+from wattune.catalog.models import model
+from wattune.cost.clock import compute_w, working_clock_frac
+from wattune.cost.power import predict
+from wattune.fitting.power import (
+    FITTED,
+    FULL_MATRIX_FRAC,
+    FULL_TENSOR_FRAC,
+    H200_PRIOR,
+    fit_kernels,
+    fit_power,
+    has_activity,
+    measured_steps,
+    with_intervals,
+    with_solved_clock,
+)
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+TRUE = replace(H200_PRIOR, active_w=110.0, matrix_w=800.0, memory_w=430.0, link_w=60.0, wait_w=70.0, exponent=1.7)
+LIMIT_W = 700.0
+
+
+def row(matrix: float, memory: float, collective: float, straggler: float, pp: int = 1) -> dict[str, Any]:
+    """A trial's metrics, without power, from shares of its step."""
+    spec = TrialSpec(
+        model=model("llama3_70b"),
+        cluster=parse_cluster_label("1x4 h200_sxm"),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=8),
+        plan=Plan(pp=pp),
+    )
+    work = {"matrix_s": np.array([matrix]), "memory_s": np.array([memory]), "overlapped_s": np.zeros(1)}
+    dynamic_w = compute_w(TRUE, **work, matrix_frac=np.full(1, FULL_MATRIX_FRAC))
+    clock = working_clock_frac(
+        TRUE, dynamic_w, *(np.array([s]) for s in (matrix + memory, collective + straggler)), LIMIT_W
+    )[0]
+    return {
+        "trial_id": spec.trial_id,
+        "status": "completed",
+        "spec": json.dumps(spec.to_json()),
+        "step_time_s": 0.5,
+        "compute_frac": matrix + memory,
+        "exposed_comm_frac": collective,
+        "exposed_comm_dp_frac": collective,
+        **{f"exposed_comm_{name}_frac": None for name in ("tp", "pp", "cp", "ep")},
+        "straggler_frac": straggler,
+        "bubble_frac": 1 - matrix - memory - collective - straggler,
+        "tensor_active_frac": matrix * FULL_TENSOR_FRAC,
+        "dram_active_frac": TRUE.matrix_memory_frac * matrix + TRUE.memory_frac * memory,
+        "nvlink_of_peak_frac": 0.0,
+        "clock_deficit_frac": (matrix + memory) * (1 - clock),
+    }
+
+
+@pytest.fixture
+def trials() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(40):
+        matrix, memory, collective, straggler, _ = rng.dirichlet([4, 2, 1, 1, 1])
+        rows.append(row(matrix, memory, collective, straggler))
+    for one in measured_steps(rows):
+        power = predict(one.batch, one.step, TRUE, limit_w=LIMIT_W)
+        for place, watts in zip(one.positions, power.device_power_mean_w, strict=True):
+            rows[place]["device_power_mean_w"] = float(watts)
+        for place, watts in zip(one.positions, power.node_device_power_peak_1s_w, strict=True):
+            rows[place]["node_device_power_peak_1s_w"] = float(watts)
+    return rows
+
+
+def test_shares_of_a_trial_become_seconds_of_every_stage() -> None:
+    rows = [row(0.5, 0.2, 0.1, 0.05, pp=2), row(0.3, 0.3, 0.0, 0.0)]
+    (one,) = measured_steps(rows)
+    assert one.step.step_time_s == pytest.approx([0.5, 0.5])
+    a = one.step.activity
+    assert a.matrix_s == pytest.approx(np.array([[0.25, 0.25], [0.15, 0.15]]))
+    assert a.memory_s[:, 0] == pytest.approx([0.1, 0.15])
+    assert a.collective_s[:, 0] == pytest.approx([0.05, 0])
+    assert one.step.parts_s["straggler_s"] == pytest.approx([0.025, 0])
+    total = a.matrix_s + a.memory_s + a.collective_s + a.idle_s
+    assert total == pytest.approx(np.full((2, 2), 0.5))
+    assert (a.matrix_frac == FULL_MATRIX_FRAC).all()
+    lost = (1 - a.clock_frac[:, 0]) * (a.matrix_s + a.memory_s)[:, 0] / 0.5
+    assert lost == pytest.approx([each["clock_deficit_frac"] for each in rows])
+
+
+def test_memory_traffic_outside_compute_is_work_too() -> None:
+    quiet = row(0.3, 0.2, 0.1, 0.0) | {"bubble_frac": 0.1}
+    busy = quiet | {"dram_active_frac": quiet["dram_active_frac"] + 0.1 * TRUE.memory_frac}
+    (one,) = measured_steps([quiet, busy])
+    assert np.diff(one.step.activity.memory_s[:, 0]) == pytest.approx(0.05)
+    assert np.diff(one.step.activity.idle_s[:, 0]) == pytest.approx(-0.05)
+
+
+def test_a_fit_predicts_trials_that_it_never_saw(trials: list[dict[str, Any]]) -> None:
+    found = fit_power(trials[:30], H200_PRIOR, limit_w=LIMIT_W)
+    errors, before = [], []
+    for one in measured_steps(trials[30:]):
+        actual = np.array([trials[30 + place]["device_power_mean_w"] for place in one.positions])
+        for c, each in ((found, errors), (H200_PRIOR, before)):
+            each.extend(np.abs(predict(one.batch, one.step, c, limit_w=LIMIT_W).device_power_mean_w / actual - 1))
+    assert max(errors) < 0.03
+    assert np.median(errors) < np.median(before) / 3
+    assert found.origin == "measured here" and found.idle_w == H200_PRIOR.idle_w
+
+
+def test_without_trials_to_tell_the_prior_stays(trials: list[dict[str, Any]]) -> None:
+    few = fit_power(trials[:1], H200_PRIOR, limit_w=LIMIT_W)
+    for name in FITTED:
+        assert getattr(few, name) == pytest.approx(getattr(H200_PRIOR, name), rel=0.35)
+
+
+def test_kernels_give_back_the_power_of_rate_and_bandwidth() -> None:
+    rng = np.random.default_rng(0)
+    m, n, k = (2.0 ** rng.integers(6, 14, 400) for _ in range(3))
+    time_s = 2 * m * n * k / 6e14 + 2 * (m * n + m * k + n * k) / 4e12 + 4e-6
+    rate, bandwidth = 2 * m * n * k / time_s / 1e15, 2 * (m * n + m * k + n * k) / time_s / 5e12
+    true_w = np.minimum(100 + time_s / (time_s + 8e-6) * (90 + 700 * rate + 450 * bandwidth), 690)
+    found, fitted_w = fit_kernels(m, n, k, time_s, true_w, peaks=(1e15, 5e12), idle_w=100)
+    assert found == pytest.approx([90, 700, 450, 8, 690], rel=0.02)
+    assert fitted_w == pytest.approx(true_w, rel=0.01)
+
+
+def test_the_clock_that_the_limit_leaves_is_the_measured_one(trials: list[dict[str, Any]]) -> None:
+    for one in measured_steps(trials):
+        found = with_solved_clock(one.step, TRUE, LIMIT_W).activity
+        assert found.clock_frac == pytest.approx(one.step.activity.clock_frac)
+        assert found.clock_frac.min() < 0.9
+
+
+def test_intervals_come_from_configurations_left_out(trials: list[dict[str, Any]]) -> None:
+    named = [each | {"trial_id": f"{place // 4:012x}"} for place, each in enumerate(trials)]
+    found = with_intervals(named, H200_PRIOR, limit_w=LIMIT_W)
+    assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
+    few = with_intervals(named[:16], H200_PRIOR, limit_w=LIMIT_W)
+    assert (few.error_frac, few.peak_error_frac) == (H200_PRIOR.error_frac, H200_PRIOR.peak_error_frac)
+
+
+def test_a_trial_without_a_metric_says_nothing(trials: list[dict[str, Any]]) -> None:
+    assert has_activity(trials[0])
+    assert not has_activity(trials[0] | {"dram_active_frac": None})
+    assert not has_activity(trials[0] | {"status": "out_of_memory"})
