@@ -9,11 +9,15 @@ rows that the experts of a rank receive, T tensor parallel degree.
 """
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 
 from wattune.cost.batch import Bools, Floats
 from wattune.cost.memory.shapes import Shapes
+
+EAGER_LOGIT_BYTES: Final = 12
+"""Bytes of a logit without a compiled head: in bf16 twice, log-probabilities and their gradient in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +170,8 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
 
 
 def received_rows(shapes: Shapes) -> Floats:
-    """Counts rows that the experts of a rank receive of a micro-batch: t k where routing is balanced."""
-    return shapes.tokens * shapes.model.num_experts_per_token
+    """Counts rows that the experts of the fullest rank receive of a micro-batch: t k where routing is balanced."""
+    return shapes.tokens * shapes.model.num_experts_per_token * shapes.imbalance
 
 
 def _recomputed(

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.memory.activations import compiled_layer, eager_layer, mixture_layer
+from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, compiled_layer, eager_layer, mixture_layer
 from wattune.cost.memory.moments import Moment, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -23,14 +23,12 @@ BUCKET_NUMBERS: Final = 500_000_000
 """`LARGEST_BUCKET` of `wattune/engines/deepspeed/config.py`."""
 LIVE_NUMBERS: Final = 1_000_000_000
 """Weights that ZeRO-3 keeps gathered: `stage3_max_live_parameters`, DeepSpeed's default."""
-EAGER_LOGIT_BYTES: Final = 12
-"""Bytes of a logit without a compiled head: in bf16 twice, log-probabilities and their gradient in fp32."""
 
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     s, item = shapes, shapes.item_bytes
-    eager = (s.tp > 1) | ((s.sharding == 3) & s.model.is_moe)
+    eager = (s.tp > 1) | (not s.is_compiled) | ((s.sharding == 3) & s.model.is_moe)
     one, other = (
         (mixture_layer(s, compiled=True, gathers=False), mixture_layer(s, compiled=False, gathers=False))
         if s.model.is_moe
@@ -40,7 +38,7 @@ def moments(shapes: Shapes) -> list[Moment]:
     row = layer.input
     parts = _constant(s)
     if not s.trains:
-        return [moment(parts, activations=layer.forward)]
+        return [moment(parts, activations=layer.whole / 2)]  # what a layer has used is freed
     several, in_pipeline = s.num_micro_batches > 1, s.pp > 1
     trained = np.add(*s.of_stage(s.trained))
     low = item * trained * ((s.sharding < 2) & ~in_pipeline)

@@ -40,8 +40,8 @@ def moments(shapes: Shapes) -> list[Moment]:
         logits=LOGIT_BYTES * s.tokens * s.vocab / s.tp * s.last,
         buffers=boundaries,
     )
-    # Autograd makes a weight's gradient in bf16 before it is added: of experts all of one product at once.
-    block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn * 2 / 3)
+    # Autograd makes a weight's gradient in bf16 before it is added and freed: at most that of the first product.
+    block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn) * (2 / 3)
     backward = moment(constant, activations=kept + recomputed + layer.late, gradients=item * block, buffers=boundaries)
     during = moment(
         constant, activations=kept + recomputed + layer.working, gradients=item * block / 3, buffers=boundaries

@@ -71,6 +71,10 @@ class Shapes:
     """0 for none, then the stage of ZeRO; 0 where nothing is shared."""
     recompute: Ints
     overlap: Ints
+    imbalance: Floats
+    """Rows that the fullest expert parallel rank receives, over an even share."""
+    is_compiled: bool
+    """True where layers run as compiled graphs: on processors they do not."""
     vocab: Floats
     """Tokens of the vocabulary, padded."""
 
@@ -154,8 +158,26 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         sharding=np.where(replicas > 1, batch.sharding[:, None], 0),
         recompute=batch.recompute[:, None],
         overlap=batch.overlap[:, None],
+        imbalance=_imbalance(batch),
+        is_compiled=batch.cluster.device != "cpu",
         vocab=vocab,
     )
+
+
+def _imbalance(batch: Batch) -> Floats:
+    """Computes the load of the fullest expert parallel rank over an even share, where routing is skewed.
+
+    Shares fall as r^-skew with an expert's rank r and none is above 1/k, as `wattune.engines.model.routing` forces them.
+    The rank with the most popular expert holds others of average popularity, since layers permute experts.
+    """
+    model, routing, ep = batch.model, batch.workload.routing, _column(batch.ep)
+    if routing is None or routing.by != "skew" or not model.is_moe:
+        return np.ones_like(ep)
+    shares = np.arange(1, model.num_experts + 1, dtype=np.float64) ** -routing.skew
+    largest = min(shares[0] / shares.sum(), 1 / model.num_experts_per_token)
+    others = (1 - largest) / max(model.num_experts - 1, 1)
+    fullest: Floats = ep * (largest + (model.num_experts / ep - 1) * others)
+    return fullest
 
 
 def _column(values: Ints) -> Floats:

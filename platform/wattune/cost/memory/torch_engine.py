@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from wattune.cost.batch import Bools, Floats
-from wattune.cost.memory.activations import LayerBytes, compiled_layer, mixture_layer
+from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, compiled_layer, eager_layer, mixture_layer
 from wattune.cost.memory.moments import Moment, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -22,7 +22,10 @@ targets, and their sum). Collectives inside the graph keep the compiler from joi
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
-    layer = mixture_layer(shapes, compiled=True, gathers=True) if shapes.model.is_moe else compiled_layer(shapes)
+    if shapes.model.is_moe:
+        layer = mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
+    else:
+        layer = compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
     rank = _Rank(shapes, layer)
     if not shapes.trains:
         gathered = np.where(rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered)
@@ -52,6 +55,9 @@ class _Rank:
         self.gathered = s.item_bytes * np.where(apart, trained, held)
         self.whole = MASTER_BYTES * trained
         self.shards = MASTER_BYTES * s.sharded(s.trained)
+        # What the last unit of a forward pass was gathered into is freed by the next forward pass only.
+        last_unit = np.where(s.last > 0, s.held.head, s.held.layer)
+        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.dp > 1))
         row = layer.input
         received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
         self.constant = {
@@ -94,21 +100,22 @@ class _Rank:
         s, item, row = self.shapes, self.shapes.item_bytes, self.layer.input
         head, split = s.trained.head * s.last, s.tp > 1
         dense = item * s.held.layer
-        logits = np.where(split, SPLIT_LOGIT_BYTES, item) * s.tokens * s.vocab / s.tp * s.last
+        whole = item if s.is_compiled else EAGER_LOGIT_BYTES
+        logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens * s.vocab / s.tp * s.last
         inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
         return [
             moment(
                 self.constant,
                 activations=self.kept + inputs,
                 gradients=self.before + item * head * (1 + split),
-                gathered=np.where(self.zero3, item * s.held.head * s.last + dense, self.gathered),
+                gathered=np.where(self.zero3, item * s.held.head * s.last + dense + self.leftover, self.gathered),
                 logits=logits,
             ),
             moment(
                 self.constant,
                 activations=self.at_reduction + row,
                 gradients=self.before + self.low * head,
-                gathered=np.where(self.zero3, dense, self.gathered),
+                gathered=np.where(self.zero3, dense + self.leftover, self.gathered),
                 buffers=self._reduced(head, self.replicas, s.dp) * self.on_the_way,
             ),
         ]
@@ -118,28 +125,27 @@ class _Rank:
         s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
         dense, experts = item * s.held.layer, item * s.held.experts
         # FSDP2 gathers the next unit ahead of its use.
-        gathered = np.where(self.zero3, 2 * dense + experts, self.gathered)
-        between = np.where(self.zero3, 2 * dense, self.gathered)
+        gathered = np.where(self.zero3, 2 * dense + experts + self.leftover, self.gathered)
+        # A unit's own weights are freed before its gradients are reduced.
+        beside_experts = np.where(self.zero3, 2 * dense + self.leftover, self.gathered)
+        beside_rest = np.where(self.zero3, np.where(experts > 0, experts, dense) + self.leftover, self.gathered)
         head = MASTER_BYTES * s.trained.head * s.last
         before = self.before + np.where(self.several, 0, head / np.where(self.on_the_way, self.replicas, 1))
         is_full = s.is_one_of("recompute", s.recompute, "full")
         recomputed = np.where(is_full, layer.whole - row, 0)
-        # What is computed again is held until a whole graph is done, and nothing is reused in place.
-        held = is_full & (not s.model.is_moe)
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
-        inner = item * s.tokens * s.model.ffn_hidden_size / s.tp
         live, left = self.kept + recomputed, head * self.on_the_way
         early = moment(
             self.constant,
-            activations=live + layer.working + np.where(held, 2 * inner, 0),
+            activations=live + layer.working,
             gradients=before + item * block / 3,
             gathered=gathered,
             buffers=left,
         )
         late = moment(
             self.constant,
-            activations=live + np.where(held, 4 * row, layer.late),
-            gradients=before + item * np.where(held, s.trained.layer, block),
+            activations=live + layer.late,
+            gradients=before + item * block,
             gathered=gathered,
             buffers=left,
         )
@@ -147,7 +153,7 @@ class _Rank:
             self.constant,
             activations=self.at_reduction - layer.saved + 2 * row,
             gradients=before + self.low * s.trained.layer,
-            gathered=between,
+            gathered=beside_rest,
             buffers=self._reduced(s.trained.layer, self.replicas, s.dp) * self.on_the_way,
         )
         if not s.model.is_moe:
@@ -156,7 +162,7 @@ class _Rank:
             self.constant,
             activations=self.at_reduction + recomputed - layer.experts,
             gradients=before + self.low * s.trained.experts,
-            gathered=between,
+            gathered=beside_experts,
             buffers=self._reduced(s.trained.experts, self.expert_replicas, s.expert_dp) * self.on_the_way,
         )
         return [early, late, rest, of_experts]
@@ -170,7 +176,7 @@ class _Rank:
             self.constant,
             activations=np.where(self.each_time, self.kept - np.minimum(self.kept, self.one), 0) + self.layer.input,
             gradients=at_end + np.where(self.on_the_way, self.low, s.item_bytes) * embedding,
-            gathered=np.where(self.zero3, 0, self.gathered),
+            gathered=np.where(self.zero3, self.leftover, self.gathered),
             buffers=self._reduced(embedding, self.replicas, s.dp) * self.on_the_way,
         )
 

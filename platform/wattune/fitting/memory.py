@@ -1,0 +1,115 @@
+"""Corrections to counted memory, fitted to measured peaks, with the error on configurations that were left out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Bools, Floats, batches
+from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
+from wattune.cost.memory.predict import predict
+from wattune.trial import TrialSpec
+
+FRACTIONS: Final = np.linspace(0.94, 1.06, 13)
+"""Tried values of `EngineMemory.activations_frac`: the counts are of tensors in the code, so that they are nearly 1."""
+
+LEAST_CONFIGURATIONS: Final = 5
+"""Configurations that an engine needs for a fit of its own."""
+
+LEAST_ERROR_FRAC: Final = 0.02
+"""Least half width of the interval: no fit of a few configurations is trusted further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """Fitted corrections and how well they predict what they have not seen."""
+
+    coefficients: MemoryCoefficients
+    held_out_frac: Floats
+    """Predicted over measured less 1 of every measurement, its configuration left out of the fit; NaN where its engine
+    has too few to leave one out."""
+    unfitted: tuple[str, ...]
+    """Engines that keep the default, for want of configurations."""
+
+
+def fit_memory(
+    measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients, *, versions: Mapping[str, str] | None = None
+) -> MemoryFit:
+    """Fits each engine's offset and share of activations to peaks of allocated bytes.
+
+    Both are fitted to the median relative error, which one wrong trial does not move. A configuration is a
+    specification: its repeats are left out together.
+
+    Args:
+        measured: Specifications with their peaks. Repeats may occur.
+        default: Taken for engines without enough configurations.
+        versions: Library and version of an engine's trials, by engine.
+    """
+    peaks_bytes = np.array([peak for _, peak in measured], np.float64)
+    counted = _counted(measured, default)
+    _, configuration = np.unique([spec.trial_id for spec, _ in measured], return_inverse=True)
+    engine_of = np.array([spec.engine for spec, _ in measured])
+    held_out = np.full(len(measured), np.nan)
+    engines, unfitted = dict(default.engines), []
+    for name, before in default.engines.items():
+        own = engine_of == name
+        groups = np.unique(configuration[own])
+        if len(groups) < LEAST_CONFIGURATIONS:
+            unfitted.append(name)
+            continue
+        for group in groups:
+            out = own & (configuration == group)
+            place, offset_bytes = _fit(counted, peaks_bytes, own & ~out)
+            held_out[out] = (counted[place, out] + offset_bytes) / peaks_bytes[out] - 1
+        place, offset_bytes = _fit(counted, peaks_bytes, own)
+        engines[name] = EngineMemory(
+            version=(versions or {}).get(name, before.version),
+            offset_bytes=offset_bytes,
+            activations_frac=float(FRACTIONS[place]),
+            error_frac=_error_frac(held_out[own]),
+        )
+    return MemoryFit(
+        coefficients=replace(default, engines=engines, origin="measured here"),
+        held_out_frac=held_out,
+        unfitted=tuple(unfitted),
+    )
+
+
+def _counted(measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients) -> Floats:
+    """Predicts every peak without an offset at each of `FRACTIONS`, [fractions, measurements]."""
+    counted = np.empty((len(FRACTIONS), len(measured)))
+    groups = batches([spec for spec, _ in measured])
+    for place, frac in enumerate(FRACTIONS):
+        engines = {
+            name: replace(engine, offset_bytes=0.0, activations_frac=float(frac))
+            for name, engine in default.engines.items()
+        }
+        tried = replace(default, engines=engines)
+        for positions, batch in groups:
+            counted[place, positions] = predict(batch, tried).peak_bytes
+    return counted
+
+
+def _fit(counted: Floats, peaks_bytes: Floats, chosen: Bools) -> tuple[int, float]:
+    """Finds the share of activations and the offset of the least mean error.
+
+    Returns:
+        The place in `FRACTIONS`, and bytes.
+    """
+    best: tuple[float, int, float] | None = None
+    for place in range(len(counted)):
+        missing = peaks_bytes[chosen] - counted[place, chosen]
+        offset_bytes = max(float(np.median(missing)), 0.0)
+        error = float(np.mean(np.abs(missing - offset_bytes) / peaks_bytes[chosen]))
+        # Of equal fits the one nearest to the counts.
+        worse_by = 1e-4 * abs(float(FRACTIONS[place]) - 1)
+        if best is None or error + worse_by < best[0]:
+            best = error + worse_by, place, offset_bytes
+    assert best is not None
+    return best[1], best[2]
+
+
+def _error_frac(held_out: Floats) -> float:
+    """Estimates a half width that holds 95 % of the errors on what was left out."""
+    return max(float(np.quantile(np.abs(held_out), 0.95)), LEAST_ERROR_FRAC)
