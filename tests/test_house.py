@@ -16,18 +16,19 @@ ROOMS = {
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
-    "api": "recordings results runs spaces studies",
+    "api": "estimates recordings results runs spaces studies",
     "calibration": "fit run",
     "catalog": "hardware models",
     "cli": "machine results shell study",
-    "cost": "batch clock coefficients flops power tables temperature",
+    "cost": "batch clock coefficients defaults estimate flops power tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
+    "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "least_squares memory power temperature",
+    "fitting": "device least_squares memory power step_time store temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_settings run_study run_trial "
     "telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -36,7 +37,7 @@ ROOMS = {
     "ranking": "assessment best bounds comparison evidence order scatter sources spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page sections traces trade_off write",
-    "search": "grammar problems prune space strategy",
+    "search": "forecast grammar problems prune space strategy",
     "simulation": "activity device_model sensors",
     "storage": "files measured parquet remote study versions",
     "telemetry": "backend host probe registry replay",
@@ -44,7 +45,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "progress ranking recording tables",
+    "terminal": "forecast progress ranking recording tables",
     "tracking": "reader run store tracker view",
     "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",
@@ -64,6 +65,7 @@ WITHOUT_TWIN = {
     "cost/memory/torch_engine": "its moments are one peak with the others': test_predict, test_fsdp_tracker",
     "cost/memory/defaults": "fields and one choice: test_predict",
     "cost/memory/moments": "one sum: test_predict",
+    "cost/step_time/facts": "fields without code; test_work, test_traffic and test_predict read them",
     "engines/deepspeed/context": "undoes process-wide state: the contract runs trial after trial in one process",
     "engines/deepspeed/grad_norm": "needs several ranks: the contract compares norms on every plan",
     "engines/deepspeed/model": "its parts are tested by test_engine, its plans by the contract",
@@ -83,7 +85,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost fitting analysis analysis.metrics "
+    "units errors clock schema intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
+    "analysis analysis.metrics "
     "analysis.signals search ranking telemetry telemetry.files telemetry.sampler telemetry.nvml telemetry.amd_smi "
     "simulation record terminal.recording"
 )

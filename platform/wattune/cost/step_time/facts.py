@@ -1,0 +1,125 @@
+"""Behaviour of each engine that decides its time, as data: read from `wattune.engines`, by version in docs."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """Fusing, splitting, gathering and reducing of one engine."""
+
+    fuses_linears: bool
+    """True where queries, keys and values are one product, and so are gate and up."""
+    splits_sequence: bool
+    """True where tensor parallel cuts norms and residuals along the sequence (reduce-scatter and all-gather instead of
+    all-reduce)."""
+    splits_ends: bool
+    """True where tensor parallel cuts embedding and head."""
+    gathers_again: bool
+    """True where inputs cut along the sequence are gathered again for gradients of weights."""
+    compiles: bool
+    """True where layers are compiled."""
+    compiles_split: bool
+    """True where they stay so under tensor parallel."""
+    attention_rate: float
+    """Rate of its attention over torch's fused kernels."""
+    copies_split: float
+    """Passes over the whole activations that each collective along the sequence adds: where the gathered dimension is
+    not the first in memory, pieces are put in order."""
+    host_ops: float
+    """Operations that the host issues a dense layer and pass, where it is compiled."""
+    host_ops_expert: float
+    """The same of a layer with experts."""
+    host_split: float
+    """Factor on both under tensor parallel."""
+    host_ops_exchange: float
+    """More of them where experts exchange tokens. They follow a wait for the device, so nothing runs beside them."""
+    exchanges_always: bool
+    """True where experts wait so without expert parallelism too."""
+    host_ops_gather: float
+    """More of them where weights are gathered for each pass."""
+    grad_bytes: float
+    """Bytes a parameter and micro-batch to accumulate gradients, where they stay whole."""
+    reduced_bytes: float
+    """The same where they are reduced after every micro-batch."""
+    hides_reduction_from: int
+    """Lowest stage of ZeRO that reduces gradients beside compute if asked to."""
+    gathers_in_update: bool
+    """True where weights that are gathered once a step are gathered in the update, beside nothing."""
+    update_bytes: float
+    """Bytes a parameter that one update moves, gradient norm and clipping included."""
+
+
+FACTS: Final[dict[str, EngineFacts]] = {
+    # FSDP2 with fp32 shards: fused AdamW reads and writes 28 bytes a parameter, norm and clipping 12.
+    "torch": EngineFacts(
+        fuses_linears=False,
+        splits_sequence=True,
+        splits_ends=True,
+        gathers_again=False,
+        compiles=True,
+        compiles_split=True,
+        attention_rate=1.0,
+        copies_split=2.0,
+        host_ops=30,
+        host_ops_expert=110,
+        host_split=2.2,
+        host_ops_exchange=40,
+        exchanges_always=False,
+        host_ops_gather=150,
+        grad_bytes=10,
+        reduced_bytes=8,
+        hides_reduction_from=0,
+        gathers_in_update=False,
+        update_bytes=40,
+    ),
+    # bf16 weights beside fp32 ones: the update also copies gradients and writes bf16 weights.
+    "megatron": EngineFacts(
+        fuses_linears=True,
+        splits_sequence=True,
+        splits_ends=True,
+        gathers_again=True,
+        compiles=True,
+        compiles_split=True,
+        attention_rate=1.0,
+        copies_split=0.0,
+        host_ops=60,
+        host_ops_expert=150,
+        host_split=1.3,
+        host_ops_exchange=50,
+        exchanges_always=True,
+        host_ops_gather=0,
+        grad_bytes=10,
+        reduced_bytes=10,
+        hides_reduction_from=0,
+        gathers_in_update=False,
+        update_bytes=48,
+    ),
+    # Automatic tensor parallel runs eagerly; its collectives are all-reduces, embedding and head stay whole.
+    "deepspeed": EngineFacts(
+        fuses_linears=False,
+        splits_sequence=False,
+        splits_ends=False,
+        gathers_again=False,
+        compiles=True,
+        compiles_split=False,
+        attention_rate=1.0,
+        copies_split=0.0,
+        host_ops=40,
+        host_ops_expert=150,
+        host_split=1.5,
+        host_ops_exchange=50,
+        exchanges_always=True,
+        host_ops_gather=150,
+        grad_bytes=12,
+        reduced_bytes=32,
+        hides_reduction_from=3,
+        gathers_in_update=True,
+        update_bytes=52,
+    ),
+}
+"""Every engine by name."""
+
+SHARDINGS: Final = ("none", "zero1", "zero2", "zero3")
+OVERLAPS: Final = ("none", "grad", "grad_param", "tp")
+"""Places of the choices in `AXES`, as the columns of a batch count them."""

@@ -1,0 +1,110 @@
+"""Collectives by algorithm, size and fabric: t = latency + bytes c(n) / bandwidth, in the node and between nodes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.cost.batch import Floats
+from wattune.cost.coefficients import LinkCoefficients
+
+_SIZES: Final = np.array([1.0, 2.0, 3.0])
+"""log2 of the devices of a node that were measured together."""
+
+BUS_FRAC: Final = {
+    "all_gather": (0.58, 0.71, 0.77),
+    "reduce_scatter": (0.56, 0.70, 0.76),
+    "all_reduce": (0.71, 0.78, 0.80),
+    "all_to_all": (0.66, 0.71, 0.70),
+}
+"""Bus bandwidth of 512 MB messages over the link bandwidth of one direction, for 2, 4 and 8 devices: NCCL 2.29.2 on
+H100 and H200, AIConfigurator 095f58a. Their message sizes count elements. With 8 devices the table's all-reduce runs
+in the switch (NVLink SHARP, 480 GB/s); the value here is that of a ring."""
+
+_RAMP_S: Final = 35e-6
+_RAMP_BYTES: Final = 16e6
+"""Messages of some MB do not reach the bandwidth of large ones: fitted to the same table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Groups of ranks that communicate, as columns."""
+
+    size: Floats
+    local: Floats
+    """Ranks of a group on one node."""
+
+    @property
+    def nodes(self) -> Floats:
+        """Nodes that a group spans."""
+        return self.size / self.local
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The fabric of a cluster."""
+
+    coefficients: LinkCoefficients
+    bandwidth_bytes_per_s: float
+    """Of one device to others of its node, one direction."""
+    domain: int
+    """Devices that the fast fabric joins."""
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients) -> "Links":
+        """Reads a cluster's fabric; the device's link bandwidth must be known."""
+        bandwidth = cluster.sensed_device.link_bandwidth_bytes_per_s
+        assert bandwidth is not None, "checked by the caller"
+        return cls(
+            coefficients=coefficients,
+            bandwidth_bytes_per_s=bandwidth,
+            domain=cluster.nvlink_domain_size or cluster.devices_per_node,
+        )
+
+    def group(self, size: Floats, stride: Floats) -> Group:
+        """Places groups of `size` ranks that are `stride` ranks apart."""
+        local = np.clip(np.floor(self.domain / stride), 1, size)
+        return Group(size=size, local=local)
+
+    def latency_s(self, group: Group) -> Floats:
+        """Computes the time of an empty message. It grows with each doubling in a node, and each node of the ring."""
+        c = self.coefficients
+        inside = c.latency_s * (0.5 + 0.5 * np.log2(np.maximum(group.local, 2)))
+        return np.where(group.size > 1, inside + c.network_latency_s * (group.nodes - 1), 0.0)
+
+    def collective_s(self, kind: str, group: Group, size_bytes: Floats) -> Floats:
+        """Predicts a collective.
+
+        Args:
+            kind: A key of `BUS_FRAC`.
+            group: The ranks.
+            size_bytes: The whole message, as NCCL's tests count it: of an all-gather the gathered result, of a
+                reduce-scatter the input, of an all-to-all what one rank sends to all.
+
+        Returns:
+            Seconds, 0 for groups of one.
+        """
+        c = self.coefficients
+        inside = self.bandwidth_bytes_per_s * np.interp(
+            np.log2(np.maximum(group.local, 2)), _SIZES, np.array(BUS_FRAC[kind])
+        )
+        outside = c.network_bytes_per_s * c.network_frac
+        share = (group.size - 1) / group.size
+        if kind == "all_to_all":
+            away = (group.size - group.local) / group.size
+            wire_s = np.maximum(size_bytes * (share - away) / inside, size_bytes * away / outside)
+        else:
+            rate = np.where(group.nodes > 1, np.minimum(inside, group.local * outside), inside)
+            wire_s = size_bytes * share * (2 if kind == "all_reduce" else 1) / rate
+        ramp_s = _RAMP_S * size_bytes / (size_bytes + _RAMP_BYTES)
+        return np.where(group.size > 1, self.latency_s(group) + ramp_s + wire_s / c.in_step_frac, 0.0)
+
+    def send_s(self, size_bytes: Floats, distance: Floats) -> Floats:
+        """Predicts a message to the rank `distance` ranks away."""
+        c = self.coefficients
+        inside = distance < self.domain
+        rate = np.where(
+            inside, self.bandwidth_bytes_per_s * BUS_FRAC["all_to_all"][0], c.network_bytes_per_s * c.network_frac
+        )
+        return c.latency_s + np.where(inside, 0.0, 2 * c.network_latency_s) + size_bytes / rate / c.in_step_frac

@@ -1,0 +1,90 @@
+"""Matrix products by shape: a roofline in whole tiles, times a ratio learned from a table of measured products."""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wattune.cost.batch import Floats
+
+REFERENCE_FLOP_PER_S: Final = 989.4e12
+"""Peak of the device whose products were measured (H100 SXM, NVIDIA's datasheet, dense)."""
+REFERENCE_BYTES_PER_S: Final = 3.35e12
+"""Its memory bandwidth (the same datasheet)."""
+
+_TILES: Final = ((128, 256), (128, 128), (64, 128), (64, 64))
+"""Output tiles that cuBLAS has on Hopper, largest first; a smaller one is slower a number."""
+_TILE_SLOWNESS: Final = (1.0, 1.08, 1.35, 1.8)
+_UNITS: Final = 132
+"""Multiprocessors of H100 and H200 SXM: tiles run in waves of that many."""
+_WAVE_SHARE: Final = 0.7
+"""Part of the loss of an unfilled last wave that is paid: kernels also split along k."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratios:
+    """Log of measured over roofline time on a grid of (log2 m, log2 n, log2 k)."""
+
+    knots: tuple[Floats, Floats, Floats]
+    values: npt.NDArray[np.float32]
+    """[knots of m, of n, of k]."""
+
+
+@cache
+def _ratios() -> _Ratios:
+    with resources.files(__package__).joinpath("matmul_h100.npz").open("rb") as file, np.load(file) as arrays:
+        return _Ratios((arrays["m"], arrays["n"], arrays["k"]), arrays["log_ratio"])
+
+
+def weights(knots: Floats, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Returns the knot below each x and the weight of the one above, in [0, 1]: nothing is extrapolated."""
+    below = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+    return below, np.clip((x - knots[below]) / (knots[below + 1] - knots[below]), 0.0, 1.0)
+
+
+def roofline_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: float, bytes_per_s: float) -> Floats:
+    """Computes the least time of bf16 products [m, k] x [k, n] in whole tiles.
+
+    Williams et al. 2009 (Roofline), with the waves of tiles of NeuSight (Lee et al. 2025, arXiv 2407.13853, section 4).
+    """
+    waves = np.full(np.broadcast(m, n, k).shape, np.inf)
+    for (rows, columns), slowness in zip(_TILES, _TILE_SLOWNESS, strict=True):
+        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        filled = tiles / _UNITS
+        paid = filled + _WAVE_SHARE * (np.ceil(filled) - filled)
+        waves = np.minimum(waves, paid * rows * columns * slowness)
+    compute_s = 2 * waves * _UNITS * k / flop_per_s
+    memory_s = 2 * (m * k + k * n + m * n) / bytes_per_s
+    return np.maximum(compute_s, memory_s)
+
+
+def ratio(m: Floats, n: Floats, k: Floats) -> Floats:
+    """Returns measured over roofline time of a shape, interpolated between those measured; at least 1."""
+    table = _ratios()
+    total = np.zeros(np.broadcast(m, n, k).shape)
+    placed = [weights(knots, np.log2(x)) for knots, x in zip(table.knots, (m, n, k), strict=True)]
+    (i, a), (j, b), (h, c) = placed
+    for di, wi in ((0, 1 - a), (1, a)):
+        for dj, wj in ((0, 1 - b), (1, b)):
+            for dh, wh in ((0, 1 - c), (1, c)):
+                total += wi * wj * wh * table.values[i + di, j + dj, h + dh]
+    return np.exp(np.maximum(total, 0.0))
+
+
+def matmul_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: float, bytes_per_s: float) -> Floats:
+    """Predicts the time of bf16 products [m, k] x [k, n] at the highest clock, without the launch.
+
+    Args:
+        m: Rows.
+        n: Columns.
+        k: Inner width.
+        flop_per_s: Peak of the device.
+        bytes_per_s: Its memory bandwidth.
+
+    Returns:
+        Seconds, of the arguments' broadcast shape.
+    """
+    return ratio(m, n, k) * roofline_s(m, n, k, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)

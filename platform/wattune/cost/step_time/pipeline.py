@@ -1,0 +1,64 @@
+"""Time of a pipeline of unequal stages, by replaying the passes of every stage."""
+
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Floats, Ints
+from wattune.plan.schedule import passes, replay
+
+STEADY_ROUNDS: Final = 4
+"""Rounds of as many micro-batches as stages after which each further round takes as long as the one before,
+to 1 % where chunks differ threefold."""
+
+
+def pipeline_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints, *, trains: bool) -> Floats:
+    """Predicts the time from the first pass to the end of the last one, on any stage.
+
+    More micro-batches than `STEADY_ROUNDS` rounds add whole rounds of the steady state.
+
+    Args:
+        forward_s: Of every stage and chunk, [candidates, chunks, stages].
+        backward_s: Likewise.
+        num_micro_batches: Of each candidate.
+        trains: True if there are backward passes.
+
+    Returns:
+        Seconds of each candidate.
+    """
+    _, _, num_stages = forward_s.shape
+    if num_stages == 1:
+        one_s: Floats = (forward_s + backward_s if trains else forward_s).sum(axis=(1, 2))
+        return one_s * num_micro_batches
+    most = STEADY_ROUNDS * num_stages
+    replayed = np.minimum(num_micro_batches, most)
+    total_s = np.empty(len(forward_s))
+    for count in np.unique(replayed).tolist():
+        rows = np.flatnonzero(replayed == count)
+        stages = forward_s[rows], backward_s[rows]
+        ends_s = _replay_s(*stages, count, trains=trains)
+        further = num_micro_batches[rows] - count
+        if count == most and further.any():
+            round_s = ends_s - _replay_s(*stages, count - num_stages, trains=trains)
+            slowest_s = (stages[0] + stages[1] if trains else stages[0]).sum(axis=1).max(axis=1)
+            ends_s = ends_s + np.maximum(round_s / num_stages, slowest_s) * further
+        total_s[rows] = ends_s
+    return total_s
+
+
+def bubble_ratio(num_stages: int, num_chunks: int, num_micro_batches: Ints) -> Floats:
+    """Computes idle over busy time with equal stages, `wattune.plan.parallel.pipeline_bubble_ratio` in columns."""
+    p, v, m = num_stages, num_chunks, num_micro_batches
+    return (p - 1 + (v - 1) * np.maximum(p - m, 0)) / (v * m)
+
+
+def _replay_s(forward_s: Floats, backward_s: Floats, count: int, *, trains: bool) -> Floats:
+    _, num_chunks, num_stages = forward_s.shape
+    # Copies, so that each pass reads memory in order.
+    by_stage = [np.ascontiguousarray(np.moveaxis(one, 0, -1)) for one in (forward_s, backward_s)]
+    orders = [
+        passes(stage, num_stages=num_stages, num_chunks=num_chunks, num_micro_batches=count, trains=trains)
+        for stage in range(num_stages)
+    ]
+    durations = [{one: by_stage[one.backward][one.chunk, stage] for one in order} for stage, order in enumerate(orders)]
+    return replay(orders, durations)

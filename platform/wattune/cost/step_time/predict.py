@@ -1,0 +1,421 @@
+"""Step time of candidates: passes of every stage, their pipeline, and what follows the last pass."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Batch, Floats, Ints
+from wattune.cost.clock import clock_frac, dynamic_w
+from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
+from wattune.cost.step_time.facts import FACTS, EngineFacts
+from wattune.cost.step_time.links import Links
+from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
+from wattune.cost.step_time.replica import Weights, hidden
+from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
+from wattune.cost.step_time.work import Machine, Part, Shapes, Work, ends_work, layer_work
+from wattune.cost.tables import Activity, StepTime
+
+ROWS: Final = 8192
+"""Candidates predicted together: as many as caches and memory hold."""
+
+PARTS: Final = (
+    "compute_s",
+    "bubble_s",
+    *(f"exposed_comm_{kind}_s" for kind in ("tp", "pp", "cp", "dp", "ep")),
+    "straggler_s",
+    "other_s",
+)
+"""Names of the parts, those of the measured decomposition with `_s` for `_frac`."""
+
+_STAGES: Final = ("matrix_s", "memory_s", "collective_s", "idle_s", "overlapped_s", "matrix_frac", "clock_frac")
+
+
+def predict(
+    batch: Batch,
+    coefficients: StepTimeCoefficients,
+    power: PowerCoefficients,
+    *,
+    limit_w: float,
+    padded_vocab_size: Ints | None = None,
+) -> StepTime:
+    """Predicts the step time of every candidate.
+
+    Args:
+        batch: Candidates.
+        coefficients: Rates of kernels and links, overheads.
+        power: Power of the device, which sets the clock under a limit.
+        limit_w: Enforced power limit of one device; infinity for none.
+        padded_vocab_size: Vocabulary of each candidate as its engine pads it; None for the model's own.
+
+    Returns:
+        Times in the order of the batch. Stages of `activity` that a candidate does not have are 0.
+
+    Raises:
+        PlanError: The catalog does not have the peaks of the device.
+    """
+    vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
+    model = _Model(batch, coefficients, power, limit_w, vocabulary)
+    parts = {name: np.empty(len(batch)) for name in PARTS}
+    stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in _STAGES}
+    pipeline = batch.pp * (batch.vpp.max() + 1) + batch.vpp
+    for key in np.unique(pipeline).tolist():
+        positions = np.flatnonzero(pipeline == key)
+        for start in range(0, len(positions), ROWS):
+            rows = positions[start : start + ROWS]
+            model.predict(rows, parts, stages)
+    return StepTime(
+        parts_s=parts,
+        activity=Activity(**stages),
+        error_frac=np.full(len(batch), coefficients.error_frac),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unique:
+    """Work and traffic of distinct shapes, and the shape of every candidate."""
+
+    of: Ints
+    layer: Part
+    first: Part
+    last: Part
+    traffic: LayerTraffic
+    imbalance: Floats
+
+
+class _Model:
+    """A batch with everything that does not depend on the pipeline."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        coefficients: StepTimeCoefficients,
+        power: PowerCoefficients,
+        limit_w: float,
+        vocabulary: Ints,
+    ) -> None:
+        self.batch, self.coefficients, self.power, self.limit_w = batch, coefficients, power, limit_w
+        self.facts: EngineFacts = FACTS[batch.engine]
+        self.machine = Machine.of(batch.device, batch.dtype, coefficients)
+        self.links = Links.of(batch.cluster, coefficients.link)
+        self.trains = batch.workload.mode != "prefill"
+        self.updates = 1.0 if batch.workload.mode == "pretrain" else 0.0
+        """Share of the weights that has gradients; adapters are too few to count."""
+        self.vocabulary = vocabulary
+        self.unique = self._unique()
+
+    def _unique(self) -> _Unique:
+        batch = self.batch
+        columns = (
+            batch.tp, batch.cp, batch.ep, batch.etp, batch.micro_batch_size, batch.recompute,
+            (batch.sharding == 3) & (batch.dp * batch.cp > 1), batch.overlap == 3, self.vocabulary,
+        )  # fmt: skip
+        key = np.zeros(len(batch), np.int64)
+        for column in columns:
+            _, codes = np.unique(column, return_inverse=True)
+            key = key * (codes.max() + 1) + codes
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        tp, cp, ep, etp, _, recompute, gathers, overlaps_tp, vocabulary = (
+            np.asarray(column[first], float) for column in columns
+        )
+        tokens = batch.local_tokens[first].astype(float)
+        shapes = Shapes(tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers)
+        layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
+        ends = ends_work(self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts)
+        traffic = layer_traffic(
+            self.machine,
+            self.links,
+            batch.model,
+            shapes,
+            self.facts,
+            layer.forward.matrix_s,
+            overlaps_tp,
+        )
+        return _Unique(
+            of=of,
+            layer=layer,
+            first=ends[0],
+            last=ends[1],
+            traffic=traffic,
+            imbalance=expert_imbalance(batch.model, batch.workload, ep),
+        )
+
+    def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> None:
+        """Predicts candidates with one pipeline and writes their rows."""
+        pipeline = _Pipeline(self, rows)
+        for name, values in pipeline.parts().items():
+            parts[name][rows] = values
+        for name, by_stage in pipeline.activity().items():
+            stages[name][rows, : by_stage.shape[1]] = by_stage
+
+
+class _Pipeline:
+    """Candidates with the same stages and chunks. Arrays are [candidates, chunks, stages] or [candidates, stages]."""
+
+    def __init__(self, model: _Model, rows: Ints) -> None:
+        self.model, self.rows = model, rows
+        batch = model.batch
+        self.pp, self.vpp = int(batch.pp[rows[0]]), int(batch.vpp[rows[0]])
+        self.m = batch.num_micro_batches[rows]
+        self.layers = batch.layers[rows, : self.pp * self.vpp].reshape(-1, self.vpp, self.pp).astype(float)
+        self.is_first = np.zeros((1, self.vpp, self.pp))
+        self.is_first[0, 0, 0] = 1.0
+        self.is_last = np.zeros((1, self.vpp, self.pp))
+        self.is_last[0, -1, -1] = 1.0
+        self.sharding = self._column(batch.sharding)
+        self.overlap = self._column(batch.overlap)
+        self.weights = self._weights()
+        self.forward, self.backward = self._work("forward"), self._work("backward")
+        self._replicas()
+        self._clock()
+        self._passes()
+
+    def _column(self, values: Ints) -> Floats:
+        column: Floats = values[self.rows].astype(float)[:, None, None]
+        return column
+
+    def _spread(self, values: Floats) -> Floats:
+        """Gives each candidate the value of its shape."""
+        spread: Floats = values[self.model.unique.of[self.rows]][:, None, None]
+        return spread
+
+    def _work(self, direction: str) -> Work:
+        """Adds the work of a chunk's layers and ends in one direction, with the passes over its gradients."""
+        unique = self.model.unique
+        if direction == "backward" and not self.model.trains:
+            nothing = np.zeros_like(self.layers)
+            return Work(nothing, nothing, nothing, nothing, nothing)
+        kinds = []
+        for name in ("matrix_s", "memory_s", "host_s", "stall_s", "flop"):
+            layer, first, last = (
+                self._spread(getattr(getattr(part, direction), name))
+                for part in (unique.layer, unique.first, unique.last)
+            )
+            kinds.append(layer * self.layers + first * self.is_first + last * self.is_last)
+        matrix_s, memory_s, host_s, stall_s, flop = kinds
+        return Work(matrix_s, memory_s + self._state_s(direction), host_s, stall_s, flop)
+
+    def _state_s(self, direction: str) -> Floats:
+        """Predicts copies of gathered weights and the accumulation of gradients, of one pass."""
+        facts, weights = self.model.facts, self.weights
+        held = weights.dense + weights.experts
+        copied = np.where(self.sharding == 3, 2.0 * self.model.machine.item_bytes, 0.0) * (weights.dense_group.size > 1)
+        size_bytes = copied * held
+        if direction == "backward":
+            kept = np.where(self.sharding < 2, facts.grad_bytes, facts.reduced_bytes)
+            size_bytes = size_bytes + self.model.updates * kept * held
+        return self.model.machine.moving_s(size_bytes, 0)
+
+    def _weights(self) -> Weights:
+        """Counts parameters of every chunk on one rank."""
+        batch, links = self.model.batch, self.model.links
+        model = batch.model
+        tp, cp, ep, etp, dp = (self._column(getattr(batch, name)) for name in ("tp", "cp", "ep", "etp", "dp"))
+        vocabulary = self.model.vocabulary[self.rows].astype(float)[:, None, None]
+        h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+        ffn = (3 if model.activation == "swiglu" else 2) * h * model.ffn_hidden_size
+        split_ends = tp if self.model.facts.splits_ends else 1.0
+        dense = (2 * h * h + 2 * h * kv + (0 if model.is_moe else ffn)) / tp * self.layers
+        ends = self.is_first + self.is_last
+        if model.tied_embeddings and self.pp == 1:
+            ends = ends / 2
+        dense = dense + vocabulary * h / split_ends * ends
+        experts = ffn * model.num_experts / (ep * etp) * self.layers
+        return Weights(
+            dense=dense,
+            experts=experts,
+            units=self.layers + ends,
+            dense_group=links.group(dp * cp, tp),
+            expert_group=links.group(dp * cp * tp / (ep * etp), ep * etp),
+        )
+
+    def _replicas(self) -> None:
+        """Predicts gathering and reducing: what is exposed in each pass, once a step, and what runs beside compute."""
+        facts, weights, links = self.model.facts, self.weights, self.model.links
+        width = self.model.machine.item_bytes
+        trains, updates = float(self.model.trains), self.model.updates
+        gather_s = weights.gather_s(links, width)
+        reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0)
+        units = np.maximum(weights.units, 1)
+        hides_reduce = ((self.overlap == 1) | (self.overlap == 2)).astype(float)
+        hides_gather = (self.overlap == 2).astype(float)
+        hides_reduce = hides_reduce * (self.sharding >= facts.hides_reduction_from)
+        forward_s = self.forward.matrix_s + self.forward.memory_s
+        backward_s = self.backward.matrix_s + self.backward.memory_s
+
+        each = (self.sharding == 3).astype(float)
+        self.gather_forward_s, over_forward_s = _beside(
+            each * gather_s, forward_s, hides_gather, each * gather_s / units
+        )
+        self.gather_backward_s, over_gather_s = _beside(
+            trains * each * gather_s, backward_s, hides_gather, each * gather_s / units
+        )
+        every = (self.sharding >= 2).astype(float)
+        self.reduce_backward_s, over_reduce_s = _beside(every * reduce_s, backward_s, hides_reduce, 0.0 * reduce_s)
+        self.over_forward_s, self.over_backward_s = over_forward_s, over_gather_s + over_reduce_s
+
+        # Once a step: [candidates, stages].
+        once = 1.0 - every
+        late_s = every * hides_reduce * reduce_s / units
+        reduce_once_s, over_once_s = _beside(once * reduce_s, backward_s, hides_reduce, once * reduce_s / units)
+        gathers_once = ((self.sharding == 1) | (self.sharding == 2)) * trains
+        hides_once = hides_gather * (not facts.gathers_in_update)
+        gather_once_s, over_first_s = _beside(
+            gathers_once * gather_s, forward_s, hides_once, gathers_once * gather_s / units
+        )
+        self.once_s = (reduce_once_s + gather_once_s).sum(axis=1) + late_s.max(axis=1)
+        self.over_once_s = (over_once_s + over_first_s).sum(axis=1)
+        self.update_s = self._update_s()
+
+    def _update_s(self) -> Floats:
+        """Predicts the optimizer: gradient norm, clipping and update of this rank's shard, [candidates, stages]."""
+        weights, facts, machine = self.weights, self.model.facts, self.model.machine
+        sharded = self.sharding > 0
+        held = weights.dense / np.where(sharded, weights.dense_group.size, 1.0)
+        held = held + weights.experts / np.where(sharded, weights.expert_group.size, 1.0)
+        size_bytes = self.model.updates * (facts.update_bytes * held + 6.0 * (weights.dense + weights.experts))
+        return machine.moving_s(size_bytes.sum(axis=1), 100 * self.model.updates)
+
+    def _clock(self) -> None:
+        """Solves the clock of every stage: the power of its passes, averaged over them, under the limit."""
+        model = self.model
+        work = self.forward + self.backward
+        traffic = self._traffic()
+        device_s = work.matrix_s + work.memory_s + work.stall_s + sum(traffic.values())
+        busy_s = np.maximum(device_s, work.host_s).sum(axis=1)
+        link_s = (sum(traffic.values()) + self.over_forward_s + self.over_backward_s).sum(axis=1)
+        at_full_w = dynamic_w(
+            model.power,
+            work.flop.sum(axis=1) / busy_s / model.machine.flop_per_s,
+            (0.35 * work.matrix_s + work.memory_s).sum(axis=1) / busy_s * model.coefficients.kernel.memory_frac,
+            np.minimum(link_s / busy_s, 1.0),
+        )
+        self.clock = clock_frac(model.power, at_full_w, model.limit_w)
+
+    def _traffic(self) -> dict[str, Floats]:
+        """Adds exposed communication of a micro-batch by kind."""
+        forward, backward = self._traffic_of("forward"), self._traffic_of("backward")
+        return {kind: forward[kind] + backward[kind] for kind in forward}
+
+    def _traffic_of(self, direction: str) -> dict[str, Floats]:
+        if direction == "backward" and not self.model.trains:
+            return {kind: np.zeros_like(self.layers) for kind in ("tp", "cp", "ep", "dp", "pp")}
+        traffic = self.model.unique.traffic
+        kinds = {
+            kind: self._spread(getattr(traffic, f"{kind}_{direction}_s")) * self.layers for kind in ("tp", "cp", "ep")
+        }
+        if direction == "forward":
+            return {**kinds, "dp": self.gather_forward_s, "pp": self._send_s() * (1 - self.is_first)}
+        return {
+            **kinds,
+            "dp": self.gather_backward_s + self.reduce_backward_s,
+            "pp": self._send_s() * (1 - self.is_last),
+        }
+
+    def _send_s(self) -> Floats:
+        """Predicts the activations of a micro-batch on their way to the next stage."""
+        batch = self.model.batch
+        if self.pp == 1:
+            return np.zeros_like(self.layers)
+        split = self._column(batch.tp) if self.model.facts.splits_sequence else 1.0
+        size_bytes = self._column(batch.local_tokens) * batch.model.hidden_size * self.model.machine.item_bytes / split
+        distance = self._column(batch.tp * batch.cp * batch.dp)
+        # Interleaved stages of Megatron have work to do while they send.
+        exposed = 0.2 if batch.engine == "megatron" and self.vpp > 1 else 1.0
+        return exposed * self.model.links.send_s(size_bytes, distance) * np.ones_like(self.layers)
+
+    def _passes(self) -> None:
+        """Predicts every pass at that clock, and the pipeline of them."""
+        slowdown = self.model.coefficients.link.slowdown_frac
+        clock = self.clock[:, None, :]
+        self.compute_s, self.excess_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
+        durations: list[Floats] = []
+        self.comm: dict[str, Floats] = {}
+        for direction, work, over_s in (
+            ("forward", self.forward, self.over_forward_s),
+            ("backward", self.backward, self.over_backward_s),
+        ):
+            traffic = self._traffic_of(direction)
+            compute_s = work.matrix_s / clock + work.memory_s + slowdown * over_s
+            device_s = compute_s + sum(traffic.values())
+            excess_s = np.maximum(work.host_s - device_s, work.stall_s)
+            self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
+            for kind, seconds in traffic.items():
+                self.comm[kind] = self.comm[kind] + seconds if kind in self.comm else seconds
+            durations.append(device_s + excess_s)
+        self.passes_s = pipeline_s(durations[0], durations[1], self.m, trains=self.model.trains)
+        self.busy_s = (durations[0] + durations[1]).sum(axis=1) * self.m[:, None]
+
+    def parts(self) -> dict[str, Floats]:
+        """Adds the parts of a step on the average rank."""
+        m = self.m
+        per_step = {kind: _mean(seconds.sum(axis=1)) * m for kind, seconds in self.comm.items()}
+        compute_s = _mean(self.compute_s.sum(axis=1)) * m
+        busy_s = _mean(self.busy_s)
+        bubble_s = np.minimum(bubble_ratio(self.pp, self.vpp, m) * busy_s, np.maximum(self.passes_s - busy_s, 0.0))
+        slowed_s = self.over_once_s * self.model.coefficients.link.slowdown_frac
+        tail_s = self.once_s + self.update_s + slowed_s
+        uneven_s = np.maximum(self.passes_s - busy_s - bubble_s, 0.0) + tail_s.max(axis=1) - _mean(tail_s)
+        imbalance = self.model.unique.imbalance[self.model.unique.of[self.rows]]
+        uneven_s = uneven_s + (imbalance - 1) * self._expert_s()
+        if self.model.batch.cluster.world_size > 1:
+            uneven_s = uneven_s + self.model.coefficients.overhead.straggler_frac * compute_s
+        self.parts_s = {
+            "compute_s": compute_s + _mean(self.update_s + slowed_s),
+            "bubble_s": bubble_s,
+            "exposed_comm_tp_s": per_step["tp"],
+            "exposed_comm_pp_s": per_step["pp"],
+            "exposed_comm_cp_s": per_step["cp"],
+            "exposed_comm_dp_s": per_step["dp"] + _mean(self.once_s),
+            "exposed_comm_ep_s": per_step["ep"],
+            "straggler_s": uneven_s,
+            "other_s": _mean(self.excess_s.sum(axis=1)) * m,
+        }
+        return self.parts_s
+
+    def _expert_s(self) -> Floats:
+        """Estimates the time of experts in a step as the share of their parameters in a layer's products."""
+        model = self.model.batch.model
+        if not model.is_moe:
+            return np.zeros(len(self.rows))
+        experts = 3 * model.ffn_hidden_size * model.num_experts_per_token
+        share = experts / (experts + 2 * model.hidden_size + 2 * model.num_kv_heads * model.head_size)
+        matrix_s = (self.forward.matrix_s + self.backward.matrix_s) / self.clock[:, None, :]
+        expert_s: Floats = share * matrix_s.sum(axis=1).mean(axis=1) * self.m
+        return expert_s
+
+    def activity(self) -> dict[str, Floats]:
+        """Divides the step of every stage by what its devices do."""
+        step_s = sum(self.parts_s.values())[:, None]
+        m = self.m[:, None]
+        work = self.forward + self.backward
+        full_s = work.matrix_s.sum(axis=1) * m
+        matrix_s = full_s / self.clock
+        slowed_s = self.over_once_s * self.model.coefficients.link.slowdown_frac
+        memory_s = self.compute_s.sum(axis=1) * m - matrix_s + self.update_s + slowed_s
+        collective_s = sum(self.comm.values()).sum(axis=1) * m + self.once_s
+        over_s = (self.over_forward_s + self.over_backward_s).sum(axis=1) * m + self.over_once_s
+        used_s = matrix_s + memory_s + collective_s
+        # The slowest stage may be busier than the average rank's step by rounding only.
+        step_s = np.maximum(step_s, used_s)
+        flop = work.flop.sum(axis=1) * m
+        return {
+            "matrix_s": matrix_s,
+            "memory_s": memory_s,
+            "collective_s": collective_s,
+            "idle_s": step_s - used_s,
+            "overlapped_s": np.minimum(over_s, matrix_s + memory_s),
+            "matrix_frac": flop / np.maximum(full_s, 1e-12) / self.model.machine.flop_per_s,
+            "clock_frac": self.clock,
+        }
+
+
+def _mean(by_stage: Floats) -> Floats:
+    mean: Floats = by_stage.mean(axis=1)
+    return mean
+
+
+def _beside(communication_s: Floats, window_s: Floats, hides: Floats, first_s: Floats) -> tuple[Floats, Floats]:
+    """Divides communication into exposed and overlapped, where `hides` is 1; else all of it is exposed."""
+    exposed_s, overlapped_s = hidden(communication_s, window_s, first_s=first_s)
+    return np.where(hides > 0, exposed_s, communication_s), np.where(hides > 0, overlapped_s, 0.0)

@@ -1,0 +1,64 @@
+"""Communication between replicas: weights gathered and gradients reduced, by sharding, overlap and engine.
+
+| sharding | gathers | reduces | hidden behind |
+|---|---|---|---|
+| none | - | all-reduce once | overlap grad: the last backward pass; DeepSpeed: nothing |
+| zero1 | once | reduce-scatter once | grad: the last backward pass; grad_param: gathers beside the first forward pass |
+| zero2 | once | reduce-scatter each micro-batch | grad: each backward pass; grad_param as above |
+| zero3 | in each forward and backward pass | reduce-scatter each micro-batch | grad_param: gathers; grad: reduces |
+
+Below zero3 DeepSpeed gathers in the update and reduces after the backward pass, beside nothing, whatever is asked for
+(measured on H200: `benchmarks/data/dense_gpt_h200x4.parquet`). Gradients travel in fp32, weights in the batch's type.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wattune.cost.batch import Floats
+from wattune.cost.step_time.links import Group, Links
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Parameters on one rank in columns of any one shape, experts apart, and the ranks that share them."""
+
+    dense: Floats
+    experts: Floats
+    units: Floats
+    """Parts that are gathered and reduced together: layers, and both ends."""
+    dense_group: Group
+    expert_group: Group
+
+    def gather_s(self, links: Links, item_bytes: int) -> Floats:
+        """Predicts gathering all of them once."""
+        return self._collective_s(links, "all_gather", item_bytes)
+
+    def reduce_s(self, links: Links, *, scatter: npt.NDArray[np.bool_]) -> Floats:
+        """Predicts reducing all gradients once in fp32, to shards where `scatter` is true."""
+        return np.where(
+            scatter, self._collective_s(links, "reduce_scatter", 4), self._collective_s(links, "all_reduce", 4)
+        )
+
+    def _collective_s(self, links: Links, kind: str, item_bytes: int) -> Floats:
+        total: Floats = np.zeros_like(self.dense)
+        for group, count in ((self.dense_group, self.dense), (self.expert_group, self.experts)):
+            one_s = links.collective_s(kind, group, count * item_bytes / np.maximum(self.units, 1))
+            total = total + np.where(count > 0, one_s * np.maximum(self.units, 1), 0.0)
+        return total
+
+
+def hidden(communication_s: Floats, window_s: Floats, *, first_s: Floats) -> tuple[Floats, Floats]:
+    """Divides communication that may run beside compute.
+
+    Args:
+        communication_s: All of it.
+        window_s: Compute that it may run beside.
+        first_s: The part that nothing can hide: the first gathering, or the last reduction.
+
+    Returns:
+        Exposed and overlapped seconds.
+    """
+    exposed_s = np.minimum(np.maximum(communication_s - window_s, first_s), communication_s)
+    return exposed_s, communication_s - exposed_s

@@ -1,0 +1,102 @@
+"""Communication inside layers: tensor, context and expert parallel, for one layer and pass. And loads of experts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattune.catalog.models import ModelSpec
+from wattune.cost.batch import Floats
+from wattune.cost.step_time.facts import EngineFacts
+from wattune.cost.step_time.links import Links
+from wattune.cost.step_time.work import Machine, Shapes
+from wattune.trial import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraffic:
+    """Seconds of exposed communication of one layer, forward and backward; what is computed again is in backward."""
+
+    tp_forward_s: Floats
+    tp_backward_s: Floats
+    cp_forward_s: Floats
+    cp_backward_s: Floats
+    ep_forward_s: Floats
+    ep_backward_s: Floats
+
+    def at(self, rows: np.ndarray) -> "LayerTraffic":
+        """Takes rows."""
+        return LayerTraffic(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+def expert_imbalance(model: ModelSpec, workload: Workload, ep: Floats) -> Floats:
+    """Computes the load of the busiest expert parallel rank over the mean load.
+
+    Shares by Zipf's law, as `wattune.engines.model.routing` forces them: none above 1/k. The popular experts of layers
+    are drawn, so the busiest rank of a layer holds the most popular expert and average others. A router that chooses
+    by itself is taken as balanced within a tenth.
+    """
+    if not model.is_moe:
+        return np.ones_like(ep)
+    routing = workload.routing
+    if routing is None or routing.by == "learned":
+        return np.where(ep > 1, 1.1, 1.0)
+    if routing.by == "balanced" or routing.skew == 0:
+        return np.ones_like(ep)
+    shares = np.arange(1, model.num_experts + 1, dtype=float) ** -routing.skew
+    shares = np.minimum(shares / shares.sum(), 1 / model.num_experts_per_token)
+    held = model.num_experts / ep
+    busiest = shares[0] + (held - 1) * (1 - shares[0]) / max(model.num_experts - 1, 1)
+    return np.where(ep > 1, np.maximum(busiest * ep, 1.0), 1.0)
+
+
+def layer_traffic(
+    machine: Machine,
+    links: Links,
+    model: ModelSpec,
+    shapes: Shapes,
+    facts: EngineFacts,
+    attention_s: Floats,
+    overlaps_tp: Floats,
+) -> LayerTraffic:
+    """Predicts communication of one layer that no compute hides.
+
+    - Tensor parallel with a sequence split: two all-gathers and two reduce-scatters a pass (Korthikanti et al. 2022,
+      arXiv 2205.05198, section 4.2.2), else two all-reduces forward and one for each product that reads the input
+      backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Overlapped with products, a fifth stays exposed.
+    - Context parallel: keys and values travel a ring beside attention (Liu et al. 2023, arXiv 2310.01889); what is
+      longer than attention is exposed.
+    - Expert parallel: two all-to-alls a pass.
+    """
+    h, width, tokens = model.hidden_size, machine.item_bytes, shapes.tokens
+    ones = np.ones_like(tokens)
+    again = (shapes.recompute == 2).astype(float)
+    whole = tokens * h * width
+    across = links.group(shapes.tp, ones)
+    if facts.splits_sequence:
+        gather_s = links.collective_s("all_gather", across, whole)
+        pair_s = gather_s + links.collective_s("reduce_scatter", across, whole)
+        forward_s, backward_s = 2 * pair_s, 2 * pair_s
+        if facts.gathers_again:
+            backward_s = backward_s + gather_s  # half of both hide behind the product for gradients of inputs
+    else:
+        reduce_s = links.collective_s("all_reduce", across, whole)
+        readers = 3 + (2 if model.activation == "swiglu" else 1)
+        forward_s, backward_s = 2 * reduce_s, readers * reduce_s
+    exposed = np.where(overlaps_tp > 0, 0.2, 1.0)
+    tp_forward_s = forward_s * exposed
+    tp_backward_s = backward_s * exposed + again * tp_forward_s
+
+    kv_bytes = 2 * tokens * model.num_kv_heads * model.head_size * width / shapes.tp
+    hops_s = np.where(shapes.cp > 1, (shapes.cp - 1) * links.send_s(kv_bytes, shapes.tp), 0.0)
+    first_s = np.where(shapes.cp > 1, links.send_s(kv_bytes, shapes.tp), 0.0)
+    cp_forward_s = np.maximum(hops_s - attention_s, 0.0) + 0.2 * first_s
+    cp_backward_s = np.maximum(2 * hops_s - 2.5 * attention_s, 0.0) + 0.4 * first_s + again * cp_forward_s
+
+    if model.is_moe:
+        sent = tokens * model.num_experts_per_token * h * width * shapes.etp / shapes.tp
+        exchange = links.group(shapes.ep, shapes.etp)
+        two_s = 2 * links.collective_s("all_to_all", exchange, sent)
+        ep_forward_s, ep_backward_s = two_s, two_s * (1 + again)
+    else:
+        ep_forward_s = ep_backward_s = np.zeros_like(tokens)
+    return LayerTraffic(tp_forward_s, tp_backward_s, cp_forward_s, cp_backward_s, ep_forward_s, ep_backward_s)

@@ -1,0 +1,316 @@
+"""Work of a device in one pass of one micro-batch: a decoder layer, the embedding, and the head with its loss.
+
+Legend: T tokens of a micro-batch on one context parallel rank, h hidden size, f inner width, W bytes of a number.
+Bytes of memory-bound kernels count every read and write of a fused kernel's inputs and outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from wattune.catalog.hardware import DeviceSpec
+from wattune.catalog.models import ModelSpec
+from wattune.cost.batch import Floats
+from wattune.cost.coefficients import StepTimeCoefficients
+from wattune.cost.step_time.facts import EngineFacts
+from wattune.cost.step_time.matmul import matmul_s
+from wattune.errors import PlanError
+from wattune.plan.axes import ITEM_BYTES
+from wattune.trial import Workload
+
+EAGER_BYTES: Final = 1.6
+"""Bytes of element-wise kernels over those of fused ones, where a layer is not compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one pass at the highest clock, each an array of one shape."""
+
+    matrix_s: Floats
+    """In matrix products and attention."""
+    memory_s: Floats
+    """In kernels that memory bounds, and gaps between kernels."""
+    host_s: Floats
+    """Of the host to issue them; it runs beside the device."""
+    stall_s: Floats
+    """Of the host to issue kernels that follow a wait for the device; the device idles."""
+    flop: Floats
+    """Floating-point operations of the products."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    def __mul__(self, factor: Floats) -> "Work":
+        return Work(*(getattr(self, one.name) * factor for one in fields(self)))
+
+    def at(self, rows: np.ndarray) -> "Work":
+        """Takes rows."""
+        return Work(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the model in both directions."""
+
+    forward: Work
+    backward: Work
+
+    def at(self, rows: np.ndarray) -> "Part":
+        """Takes rows."""
+        return Part(self.forward.at(rows), self.backward.at(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Degrees that decide shapes, one row for each distinct combination."""
+
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    etp: Floats
+    tokens: Floats
+    """T."""
+    recompute: Floats
+    gathers: Floats
+    """1 where weights are gathered for each pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Rates of one device."""
+
+    flop_per_s: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+    coefficients: StepTimeCoefficients
+    item_bytes: int
+
+    @classmethod
+    def of(cls, device: DeviceSpec, dtype: str, coefficients: StepTimeCoefficients) -> "Machine":
+        """Reads the catalog.
+
+        Raises:
+            PlanError: It does not have the device's rates.
+        """
+        flop_per_s, link = device.peak_flop_per_s(dtype), device.link_bandwidth_bytes_per_s
+        memory = device.memory_bandwidth_bytes_per_s
+        if flop_per_s is None or memory is None or link is None:
+            raise PlanError(
+                f'the peaks of "{device.name}" are not in the catalog, so no step time can be predicted for it; '
+                "name a device with known peaks in `cluster`"
+            )
+        return cls(
+            flop_per_s=flop_per_s,
+            bytes_per_s=memory,
+            link_bytes_per_s=link,
+            coefficients=coefficients,
+            item_bytes=ITEM_BYTES[dtype],
+        )
+
+    def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: float) -> tuple[Floats, Floats]:
+        """Predicts matrix products that run one after another.
+
+        Returns:
+            Seconds and floating-point operations.
+        """
+        m, n, k = (np.stack(np.broadcast_arrays(*column)) for column in zip(*shapes, strict=True))
+        rate = self.flop_per_s * frac
+        wide = self.item_bytes / 2
+        seconds = matmul_s(m, n, k, flop_per_s=rate, bytes_per_s=self.bytes_per_s / wide).sum(axis=0)
+        return seconds, (2 * m * n * k).sum(axis=0)
+
+    def moving_s(self, size_bytes: Floats, kernels: float) -> Floats:
+        """Predicts kernels that memory bounds, and the gaps between them."""
+        c = self.coefficients
+        return size_bytes / (self.bytes_per_s * c.kernel.memory_frac) + kernels * c.overhead.launch_s
+
+
+Linear = tuple[Floats, Floats]
+"""Output and input width on one rank."""
+
+
+def _linears(model: ModelSpec, shapes: Shapes, facts: EngineFacts) -> tuple[list[Linear], list[Linear]]:
+    """Lists the linear layers of attention and of the dense feed-forward block."""
+    h, kv, f, tp = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size, shapes.tp
+    one = np.ones_like(tp)
+    gated = model.activation == "swiglu"
+    if facts.fuses_linears:
+        attention = [((h + 2 * kv) / tp, h * one)]
+        ffn = [((2 if gated else 1) * f / tp, h * one)]
+    else:
+        attention = [(h / tp, h * one), (kv / tp, h * one), (kv / tp, h * one)]
+        ffn = [(f / tp, h * one)] * (2 if gated else 1)
+    attention.append((h * one, h / tp))
+    ffn.append((h * one, f / tp))
+    return attention, ffn
+
+
+class _Layer:
+    """Builds the work of one layer from its pieces."""
+
+    def __init__(
+        self, machine: Machine, model: ModelSpec, workload: Workload, shapes: Shapes, facts: EngineFacts
+    ) -> None:
+        self.machine, self.model, self.workload, self.shapes, self.facts = machine, model, workload, shapes, facts
+        self.kernel = machine.coefficients.kernel
+        self.trained = workload.mode == "pretrain"
+        compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
+        self.passes = np.where(compiled, 1.0, EAGER_BYTES)
+
+    def linears(self, layers: list[Linear], rows: Floats) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """Predicts linear layers, forward and backward: gradients of inputs, and of weights where they are trained."""
+        frac = self.kernel.matmul_frac * self.kernel.linear_speedup
+        forward = [(rows, n, k) for n, k in layers]
+        backward = [(rows, k, n) for n, k in layers]
+        if self.trained:
+            backward += [(n, k, rows) for n, k in layers]
+        return self.machine.products(forward, frac), self.machine.products(backward, frac)
+
+    def attention(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """Predicts fused causal attention: 2 products forward, 5 backward (Dao 2023, arXiv 2307.08691, section 4.1)."""
+        seq_len, model = self.workload.seq_len, self.model
+        flop = 2.0 * self.shapes.tokens * seq_len * model.hidden_size / self.shapes.tp
+        # Short sequences and narrow heads leave units idle.
+        filled = seq_len / (seq_len + 600) * min(1.0, (model.head_size / 128) ** 0.5)
+        rate = self.machine.flop_per_s * filled * self.facts.attention_rate
+        forward_s = flop / (rate * self.kernel.attention_forward_frac)
+        backward_s = 2.5 * flop / (rate * self.kernel.attention_backward_frac)
+        return (forward_s, flop), (backward_s, 2.5 * flop)
+
+    def element_wise(self) -> tuple[Floats, Floats]:
+        """Counts bytes of norms, residuals, rotary positions and the activation, forward and backward."""
+        model, shapes = self.model, self.shapes
+        h, kv, f, tokens = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size, shapes.tokens
+        cut = tokens / shapes.tp if self.facts.splits_sequence else tokens
+        rotated = 2 * (h + kv) * tokens / shapes.tp if model.positions == "rope" else 0.0
+        forward = 2 * 4 * h * cut + rotated
+        backward = 2 * 6 * h * cut + rotated
+        if not model.is_moe:
+            reads = 3 if model.activation == "swiglu" else 2
+            forward = forward + reads * f * tokens / shapes.tp
+            backward = backward + (2 * reads) * f * tokens / shapes.tp
+        if self.workload.lora is not None:
+            inner, outer = self.adapters()
+            forward, backward = forward + inner + 3 * outer, backward + 2 * inner + 4 * outer
+        if model.bias:  # their gradients sum those of every linear layer's output over tokens
+            outputs = (h + 2 * kv) / shapes.tp + 2 * h + (0 if model.is_moe else f / shapes.tp)
+            backward = backward + tokens * outputs
+        # Four collectives of the sequence a pass.
+        placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
+        width = self.machine.item_bytes
+        return (forward * self.passes + placed) * width, (backward * self.passes + placed) * width
+
+    def adapters(self) -> tuple[Floats, Floats]:
+        """Counts inputs and outputs of low-rank adapters, whose products memory bounds."""
+        model, shapes, lora = self.model, self.shapes, self.workload.lora
+        assert lora is not None, "the caller asks where there are some"
+        h, kv, f = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
+        sizes = {"q": (h, h), "k": (h, kv), "v": (h, kv), "o": (h, h), "gate": (h, f), "up": (h, f), "down": (f, h)}
+        inner = sum(sizes[name][0] for name in lora.targets)
+        outer = sum(sizes[name][1] for name in lora.targets)
+        return inner * shapes.tokens / shapes.tp, outer * shapes.tokens / shapes.tp
+
+    def experts(self) -> tuple[Work, Work]:
+        """Predicts routing, permutation and grouped products of the experts held here, evenly loaded."""
+        model, shapes, machine = self.model, self.shapes, self.machine
+        h, width = model.hidden_size, machine.item_bytes
+        rows = shapes.tokens * model.num_experts_per_token * shapes.etp / shapes.tp
+        held = model.num_experts / shapes.ep
+        each, f = rows / held, model.ffn_hidden_size / shapes.etp
+        gated = model.activation == "swiglu"
+        wide = np.full_like(each, h)
+        ins = [(2 * f, wide)] if self.facts.fuses_linears and gated else [(f, wide)] * (2 if gated else 1)
+        forward = [(each, n, k) for n, k in [*ins, (wide, f)]]
+        backward = [(m, k, n) for m, n, k in forward]
+        if self.trained:
+            backward += [(n, k, m) for m, n, k in forward]
+        frac = self.kernel.grouped_frac * self.kernel.linear_speedup
+        forward_s, forward_flop = machine.products(forward, frac)
+        backward_s, backward_flop = machine.products(backward, frac)
+        # Tokens to rows by expert and back, weighted and summed; silu and product in between.
+        moved = width * rows * (9 * h + 5 * f)
+        nothing = np.zeros_like(rows)
+        return (
+            Work(forward_s * held, machine.moving_s(moved, 25), nothing, nothing, forward_flop * held),
+            Work(backward_s * held, machine.moving_s(2 * moved, 40), nothing, nothing, backward_flop * held),
+        )
+
+    def host_s(self) -> tuple[Floats, Floats]:
+        """Predicts the time of the host to issue one pass of a layer, and the part of it that follows a wait."""
+        facts, shapes = self.facts, self.shapes
+        one_s = self.machine.coefficients.overhead.host_op_s
+        one = facts.host_ops_expert if self.model.is_moe else facts.host_ops
+        operations = np.where(shapes.tp > 1, one * facts.host_split, one)
+        waits = np.full(shapes.ep.shape, facts.exchanges_always) | (shapes.ep > 1)
+        after: Floats = np.where(waits & self.model.is_moe, facts.host_ops_exchange, 0.0)
+        return (operations + facts.host_ops_gather * shapes.gathers + after) * one_s, after * one_s
+
+    def build(self) -> Part:
+        """Adds the pieces; what is computed again counts in the backward pass."""
+        machine, shapes = self.machine, self.shapes
+        attention, ffn = _linears(self.model, shapes, self.facts)
+        linears = attention if self.model.is_moe else attention + ffn
+        rows = shapes.tokens
+        (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
+        (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
+        forward_bytes, backward_bytes = self.element_wise()
+        host_s, stall_s = self.host_s()
+        forward = Work(
+            linear_s + mixed_s, machine.moving_s(forward_bytes, 12), host_s, stall_s, linear_flop + mixed_flop
+        )
+        backward = Work(
+            linear_back_s + mixed_back_s,
+            machine.moving_s(backward_bytes, 24),
+            host_s,
+            stall_s,
+            linear_back_flop + mixed_back_flop,
+        )
+        if self.model.is_moe:
+            expert_forward, expert_backward = self.experts()
+            forward, backward = forward + expert_forward, backward + expert_backward
+        selective = (shapes.recompute == 1).astype(float)
+        nothing = np.zeros_like(mixed_s)
+        again = Work(mixed_s, nothing, nothing, nothing, mixed_flop) * selective
+        return Part(forward, backward + again + forward * (shapes.recompute == 2).astype(float))
+
+
+def layer_work(machine: Machine, model: ModelSpec, workload: Workload, shapes: Shapes, facts: EngineFacts) -> Part:
+    """Predicts the work of one decoder layer."""
+    return _Layer(machine, model, workload, shapes, facts).build()
+
+
+def ends_work(
+    machine: Machine, vocab_size: Floats, h: int, workload: Workload, shapes: Shapes, facts: EngineFacts
+) -> tuple[Part, Part]:
+    """Predicts the work of the embedding, and of the head with its loss.
+
+    The loss reads and writes every logit: fused about 10 bytes forward and backward together, else three times that.
+    """
+    width = machine.item_bytes
+    split = shapes.tp if facts.splits_ends else np.ones_like(shapes.tp)
+    vocabulary = vocab_size / split
+    nothing = np.zeros_like(split)
+    rows = shapes.tokens if workload.mode != "prefill" else shapes.tokens / workload.seq_len
+    embedded = width * h * shapes.tokens
+    host_s = np.full_like(split, 20 * machine.coefficients.overhead.host_op_s)
+    first = Part(
+        Work(nothing, machine.moving_s(2 * embedded, 3), host_s, nothing, nothing),
+        Work(nothing, machine.moving_s(3 * embedded + width * h * vocabulary, 4), host_s, nothing, nothing),
+    )
+    frac = machine.coefficients.kernel.matmul_frac  # heads stay in the wider type where layers have a narrower one
+    ones = np.ones_like(split)
+    forward_s, forward_flop = machine.products([(rows, vocabulary, h * ones)], frac)
+    backward = [(rows, h * ones, vocabulary)]
+    if workload.mode == "pretrain":
+        backward.append((vocabulary, h * ones, rows))
+    backward_s, backward_flop = machine.products(backward, frac)
+    compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
+    passes = np.where(compiled, 1.0, 3.0)
+    logit_bytes = rows * vocabulary * 5 * passes
+    last = Part(
+        Work(forward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, forward_flop),
+        Work(backward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, backward_flop),
+    )
+    return first, last

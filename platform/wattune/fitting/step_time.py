@@ -1,0 +1,177 @@
+"""Fits the coefficients of step times to measured trials, with the error on configurations held out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from wattune.cost.batch import Floats, batches
+from wattune.cost.coefficients import Origin, PowerCoefficients, StepTimeCoefficients
+from wattune.cost.step_time import predict
+from wattune.errors import PlanError
+from wattune.trial import TrialSpec
+
+Trial = tuple[TrialSpec, Mapping[str, float | None]]
+"""A specification and its metrics, of which `step_time_s` and `device_power_limit_w` are read."""
+
+_ERROR: Final = 0.04
+"""Error of a log step time that counts as one unit, and beyond 1.5 units less than quadratically."""
+_HUBER: Final = 1.5
+_STEP: Final = 0.02
+_ROUNDS: Final = 6
+MOST_FOLDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A factor on coefficients, 1 at the published ones."""
+
+    name: str
+    scatter: float
+    """Standard deviation of its log before anything is measured: how far the fit may easily move."""
+    apply: Callable[[StepTimeCoefficients, float], StepTimeCoefficients]
+
+
+def _kernel(*names: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
+    def apply(one: StepTimeCoefficients, factor: float) -> StepTimeCoefficients:
+        return replace(one, kernel=replace(one.kernel, **{name: getattr(one.kernel, name) * factor for name in names}))
+
+    return apply
+
+
+def _link(name: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
+    return lambda one, factor: replace(one, link=replace(one.link, **{name: getattr(one.link, name) * factor}))
+
+
+def _overhead(name: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
+    return lambda one, factor: replace(
+        one, overhead=replace(one.overhead, **{name: getattr(one.overhead, name) * factor})
+    )
+
+
+_PARAMETERS: Final = (
+    _Parameter("matrix products", 0.15, _kernel("matmul_frac")),
+    _Parameter("grouped products", 0.15, _kernel("grouped_frac")),
+    _Parameter("attention", 0.3, _kernel("attention_forward_frac", "attention_backward_frac")),
+    _Parameter("memory-bound kernels", 0.2, _kernel("memory_frac")),
+    _Parameter("links", 0.2, _link("in_step_frac")),
+    _Parameter("slowdown under overlap", 0.5, _link("slowdown_frac")),
+    _Parameter("host", 1.0, _overhead("host_op_s")),
+    _Parameter("stragglers", 0.5, _overhead("straggler_frac")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeFit:
+    """Coefficients from measured trials, and how well they predict configurations that they have not seen."""
+
+    coefficients: StepTimeCoefficients
+    factors: Mapping[str, float]
+    """Fitted values over those before."""
+    held_out_frac: Floats
+    """Predicted over measured, less 1, of every trial when its configuration was held out."""
+    num_configurations: int
+
+
+def configuration(spec: TrialSpec) -> str:
+    """Returns a text that is equal for repeats of one trial, so that they are held out together."""
+    return spec.trial_id
+
+
+def fit(trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
+    """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
+
+    Args:
+        trials: Completed trials of one kind of device.
+        prior: Coefficients before, such as the published ones.
+        power: Power of the device, which sets the clock under each trial's limit.
+
+    Returns:
+        The fit to all of them, and the errors of as many fits as there are folds of whole configurations.
+
+    Raises:
+        PlanError: No trial has a step time.
+    """
+    usable = [one for one in trials if one[1].get("step_time_s")]
+    if not usable:
+        raise PlanError("no trial has a step time to fit coefficients to; give results of completed trials")
+    names = sorted({configuration(spec) for spec, _ in usable})
+    fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
+    folds = np.array([fold_of[configuration(spec)] for spec, _ in usable])
+    held_out = np.full(len(usable), np.nan)
+    if len(names) > 1:
+        for fold in range(folds.max() + 1):
+            seen = [one for one, number in zip(usable, folds, strict=True) if number != fold]
+            coefficients, _ = _fitted(seen, prior, power)
+            hidden = [one for one, number in zip(usable, folds, strict=True) if number == fold]
+            held_out[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
+    coefficients, factors = _fitted(usable, prior, power)
+    known = held_out[np.isfinite(held_out)]
+    error_frac = float(np.quantile(np.abs(known), 0.95)) if len(known) else prior.error_frac
+    return StepTimeFit(
+        coefficients=_measured(replace(coefficients, error_frac=error_frac), "measured here"),
+        factors=factors,
+        held_out_frac=held_out,
+        num_configurations=len(names),
+    )
+
+
+def predicted_s(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
+    """Predicts the step time of every trial under its own power limit."""
+    times_s = np.empty(len(trials))
+    limits = [_limit_w(one) for one in trials]
+    for limit_w in sorted(set(limits)):
+        rows = np.array([index for index, limit in enumerate(limits) if limit == limit_w])
+        for positions, batch in batches([trials[row][0] for row in rows]):
+            times_s[rows[positions]] = predict(batch, coefficients, power, limit_w=limit_w).step_time_s
+    return times_s
+
+
+def _limit_w(trial: Trial) -> float:
+    spec, metrics = trial
+    measured = metrics.get("device_power_limit_w")
+    return measured or spec.cluster.sensed_device.power_limit_w or float("inf")
+
+
+def _log_errors(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
+    measured_s = np.array([metrics["step_time_s"] for _, metrics in trials], float)
+    errors: Floats = np.log(predicted_s(trials, coefficients, power) / measured_s)
+    return errors
+
+
+def _fitted(
+    trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients
+) -> tuple[StepTimeCoefficients, dict[str, float]]:
+    """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
+    scatter = np.array([one.scatter for one in _PARAMETERS])
+    logs = np.zeros(len(_PARAMETERS))
+
+    def residuals(at: Floats) -> Floats:
+        return _log_errors(trials, _applied(prior, at), power) / _ERROR
+
+    for _ in range(_ROUNDS):
+        errors = residuals(logs)
+        slopes = np.stack([(residuals(logs + _STEP * unit) - errors) / _STEP for unit in np.eye(len(logs))], axis=1)
+        weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(errors), 1e-9))[:, None]
+        normal = slopes.T @ (weights * slopes) + np.diag(scatter**-2)
+        right = -slopes.T @ (weights[:, 0] * errors) - logs / scatter**2
+        logs = logs + np.clip(np.linalg.solve(normal, right), -0.4, 0.4)
+    factors = {one.name: float(np.exp(log)) for one, log in zip(_PARAMETERS, logs, strict=True)}
+    return _applied(prior, logs), factors
+
+
+def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:
+    applied = prior
+    for parameter, log in zip(_PARAMETERS, logs, strict=True):
+        applied = parameter.apply(applied, float(np.exp(log)))
+    return applied
+
+
+def _measured(one: StepTimeCoefficients, origin: Origin) -> StepTimeCoefficients:
+    return replace(
+        one,
+        kernel=replace(one.kernel, origin=origin),
+        link=replace(one.link, origin=origin),
+        overhead=replace(one.overhead, origin=origin),
+    )

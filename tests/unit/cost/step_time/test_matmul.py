@@ -1,0 +1,54 @@
+"""Matrix products: bounded by the roofline, and near what was measured on an H100."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattune.cost.step_time.matmul import REFERENCE_BYTES_PER_S, REFERENCE_FLOP_PER_S, matmul_s, ratio, weights
+
+H100 = {"flop_per_s": REFERENCE_FLOP_PER_S, "bytes_per_s": REFERENCE_BYTES_PER_S}
+SIZES = st.integers(1, 60_000).map(float)
+
+
+def seconds(m, n, k):
+    return float(matmul_s(np.array([m]), np.array([n]), np.array([k]), **H100)[0])
+
+
+@given(SIZES, SIZES, SIZES)
+def test_nothing_is_faster_than_the_roofline(m, n, k):
+    least_s = max(2 * m * n * k / H100["flop_per_s"], 2 * (m * k + k * n + m * n) / H100["bytes_per_s"])
+    assert seconds(m, n, k) >= least_s * (1 - 1e-9)
+    assert np.isfinite(seconds(m, n, k))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "measured_tflop_per_s"),
+    [  # AIConfigurator 095f58a, H100 SXM, bf16
+        (8192, 8192, 8192, 713),
+        (4096, 12288, 12288, 710),
+        (16384, 12288, 12288, 860),
+        (2048, 4096, 4096, 793),
+        (16384, 1024, 8192, 841),
+    ],
+)
+def test_products_of_training_take_what_was_measured(m, n, k, measured_tflop_per_s):
+    assert 2 * m * n * k / seconds(m, n, k) / 1e12 == pytest.approx(measured_tflop_per_s, rel=0.2)
+
+
+def test_a_faster_device_is_faster():
+    shape = np.array([4096.0]), np.array([4096.0]), np.array([4096.0])
+    assert matmul_s(*shape, flop_per_s=2 * H100["flop_per_s"], bytes_per_s=1e13)[0] < matmul_s(*shape, **H100)[0]
+
+
+def test_between_knots_the_ratio_is_between_theirs():
+    low, middle, high = (
+        float(ratio(np.array([m]), np.array([4096.0]), np.array([4096.0]))[0]) for m in (4096, 6000, 8192)
+    )
+    assert min(low, high) <= middle <= max(low, high)
+
+
+def test_weights_never_leave_the_grid():
+    below, above = weights(np.array([0.0, 1.0, 3.0]), np.array([-5.0, 0.5, 2.0, 9.0]))
+    assert below.tolist() == [0, 0, 1, 1]
+    assert above.tolist() == [0.0, 0.5, 0.5, 1.0]

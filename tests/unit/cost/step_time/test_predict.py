@@ -1,0 +1,209 @@
+"""Properties of predicted step times that hold whatever the coefficients."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.cost.batch import batches
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
+from wattune.cost.flops import model_flop_per_step
+from wattune.cost.step_time import predict
+from wattune.cost.step_time.predict import PARTS
+from wattune.cost.tables import StepTime
+from wattune.errors import PlanError
+from wattune.plan.axes import Plan
+from wattune.search.prune import prune
+from wattune.search.space import load_space
+from wattune.trial import Routing, TrialSpec, Workload
+
+SPACES = sorted((Path(__file__).parents[4] / "search_spaces").glob("*.yaml"))
+POWER = PowerCoefficients(
+    idle_w=80.0,
+    active_w=120.0,
+    matrix_w=900.0,
+    memory_w=250.0,
+    link_w=60.0,
+    exponent=2.2,
+    origin="published kernels",
+    error_frac=0.3,
+)
+PLANS = tuple(
+    Plan(tp=tp, etp=tp, pp=pp, micro_batch_size=mbs, sharding=sharding, recompute=recompute, overlap=overlap)
+    for tp, pp, mbs, sharding, recompute, overlap in (
+        (1, 1, 1, "zero3", "full", "grad_param"),
+        (1, 1, 2, "zero2", "selective", "grad"),
+        (2, 1, 1, "zero1", "none", "none"),
+        (8, 2, 4, "none", "full", "none"),
+        (4, 2, 1, "zero3", "none", "none"),
+        (2, 4, 2, "zero1", "selective", "grad_param"),
+    )
+)
+
+
+def of(
+    plans, *, engine="torch", name="llama3_70b", limit_w=700.0, global_batch_size=64, coefficients=PUBLISHED_STEP_TIME
+):
+    specs = [
+        TrialSpec(
+            model=model(name),
+            cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=8),
+            engine=engine,
+            workload=Workload(seq_len=4096, global_batch_size=global_batch_size),
+            plan=plan,
+        )
+        for plan in plans
+    ]
+    ((_, batch),) = batches(specs)
+    return predict(batch, coefficients, POWER, limit_w=limit_w)
+
+
+def assert_adds_up(found: StepTime) -> None:
+    parts = found.parts_s
+    assert set(parts) == set(PARTS)
+    assert all((seconds >= 0).all() for seconds in parts.values())
+    assert np.isfinite(found.step_time_s).all() and (found.step_time_s > 0).all()
+    activity = found.activity
+    spent = activity.matrix_s + activity.memory_s + activity.collective_s + activity.idle_s
+    exists = spent > 0
+    assert exists[:, 0].all()
+    assert (spent[exists] >= np.broadcast_to(found.step_time_s[:, None], spent.shape)[exists] * (1 - 1e-9)).all()
+    assert (activity.clock_frac[exists] > 0).all() and (activity.clock_frac <= 1).all()
+    assert (activity.matrix_frac <= 1.05).all()
+    assert (activity.overlapped_s <= activity.matrix_s + activity.memory_s + 1e-12).all()
+
+
+@pytest.mark.parametrize("engine", ["torch", "megatron", "deepspeed"])
+def test_parts_are_the_measured_ones_and_add_up(engine):
+    assert_adds_up(of(PLANS, engine=engine))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
+def test_every_kept_plan_of_every_shipped_space_has_a_time(space):
+    specs = [one.spec for one in prune(load_space(space)).kept]
+    seen = 0
+    for positions, batch in batches(specs):
+        assert_adds_up(predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0))
+        seen += len(positions)
+    assert seen == len(specs) > 0
+
+
+@given(st.permutations(range(len(PLANS))))
+@settings(max_examples=20, deadline=None)
+def test_a_candidate_has_its_time_wherever_it_stands(order):
+    straight, turned = of(PLANS), of([PLANS[index] for index in order])
+    assert np.array_equal(straight.step_time_s[list(order)], turned.step_time_s)
+
+
+@given(st.floats(120.0, 1500.0), st.floats(1.0, 2.0))
+@settings(max_examples=30, deadline=None)
+def test_a_lower_limit_never_makes_a_step_faster(limit_w, factor):
+    low, high, none = (of(PLANS, limit_w=limit) for limit in (limit_w, limit_w * factor, math.inf))
+    assert (low.step_time_s >= high.step_time_s * (1 - 1e-12)).all()
+    assert (high.step_time_s >= none.step_time_s * (1 - 1e-12)).all()
+
+
+def test_without_a_limit_the_clock_is_the_highest():
+    free, wide = of(PLANS, limit_w=math.inf), of(PLANS, limit_w=1e6)
+    assert np.array_equal(free.step_time_s, wide.step_time_s)
+    exists = free.activity.matrix_s > 0
+    assert (free.activity.clock_frac[exists] == 1).all()
+
+
+@given(st.integers(1, 5))
+@settings(deadline=None)
+def test_the_bubble_falls_with_micro_batches(doublings):
+    plan = Plan(tp=2, etp=2, pp=8, sharding="zero1")
+    few, many = (of([plan], global_batch_size=8 * 2**power) for power in (doublings, doublings + 1))
+    share = [found.parts_s["bubble_s"][0] / found.step_time_s[0] for found in (few, many)]
+    assert share[1] < share[0]
+
+
+def test_no_step_is_faster_than_its_model_flops_at_the_peak():
+    found = of(PLANS, limit_w=math.inf)
+    least_s = model_flop_per_step(model("llama3_70b"), seq_len=4096, global_batch_size=64) / (16 * 989.4e12)
+    assert (found.step_time_s > least_s).all()
+
+
+def test_recomputing_costs_time():
+    none, selective, full = of(
+        [
+            Plan(tp=8, etp=8, micro_batch_size=2, sharding="zero1", recompute=mode)
+            for mode in ("none", "selective", "full")
+        ]
+    ).step_time_s
+    assert none < selective < full
+    assert full < 1.45 * none
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_overlap_exposes_less(sharding):
+    times = of(
+        [Plan(sharding=sharding, micro_batch_size=2, overlap=overlap) for overlap in ("none", "grad", "grad_param")]
+    )
+    exposed = times.parts_s["exposed_comm_dp_s"]
+    assert exposed[0] > exposed[1] > exposed[2]
+
+
+def test_deepspeed_reduces_beside_nothing_below_zero3():
+    plans = [Plan(sharding="zero2", overlap=overlap) for overlap in ("none", "grad")]
+    serial, asked = of(plans, engine="deepspeed").step_time_s
+    assert serial == asked
+    assert np.diff(of(plans, engine="torch").step_time_s)[0] < 0
+
+
+def test_a_skewed_routing_waits_for_the_busiest_experts():
+    def times(routing):
+        spec = TrialSpec(
+            model=model("mixtral_8x7b"),
+            cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
+            engine="torch",
+            workload=Workload(seq_len=4096, global_batch_size=64, routing=routing),
+            plan=Plan(ep=8, sharding="zero1"),
+        )
+        ((_, batch),) = batches([spec])
+        return predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
+
+    even, skewed = times(Routing(by="balanced")), times(Routing(by="skew", skew=1.2))
+    assert skewed.parts_s["straggler_s"][0] > 2 * even.parts_s["straggler_s"][0]
+
+
+def test_a_padded_vocabulary_costs_time():
+    spec = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=64),
+        plan=Plan(),
+    )
+    ((_, batch),) = batches([spec])
+    plain, padded = (
+        predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0, padded_vocab_size=size)
+        for size in (None, np.array([256_512]))
+    )
+    assert padded.step_time_s[0] > plain.step_time_s[0]
+
+
+def test_the_least_trusted_part_is_the_origin():
+    mixed = replace(PUBLISHED_STEP_TIME, link=replace(PUBLISHED_STEP_TIME.link, origin="datasheet"))
+    assert mixed.origin == "datasheet"
+    assert PUBLISHED_STEP_TIME.origin == "published kernels"
+
+
+def test_unknown_peaks_are_refused():
+    spec = TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="cpu", devices_per_node=2),
+        engine="torch",
+        workload=Workload(seq_len=128, global_batch_size=2),
+        plan=Plan(dtype="fp32"),
+    )
+    ((_, batch),) = batches([spec])
+    with pytest.raises(PlanError, match='the peaks of "cpu" are not in the catalog'):
+        predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)

@@ -1,0 +1,82 @@
+"""Work of layers and ends: its floating-point operations are those of the model."""
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import device
+from wattune.catalog.models import model
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME
+from wattune.cost.flops import forward_flop_per_token
+from wattune.cost.step_time.facts import FACTS
+from wattune.cost.step_time.work import Machine, Shapes, ends_work, layer_work
+from wattune.trial import Lora, Workload
+
+MACHINE = Machine.of(device("h200_sxm"), "bf16", PUBLISHED_STEP_TIME)
+WORKLOAD = Workload(seq_len=4096, global_batch_size=8)
+
+
+def shapes(**degrees):
+    values = {"tp": 1, "cp": 1, "ep": 1, "etp": 1, "tokens": 4096, "recompute": 0, "gathers": 0} | degrees
+    return Shapes(**{name: np.array([float(value)]) for name, value in values.items()})
+
+
+def layer(name="llama3_70b", engine="torch", workload=WORKLOAD, **degrees):
+    return layer_work(MACHINE, model(name), workload, shapes(**degrees), FACTS[engine])
+
+
+@pytest.mark.parametrize("engine", FACTS)
+@pytest.mark.parametrize("name", ["llama3_70b", "gpt3_175b", "mixtral_8x7b"])
+def test_operations_are_those_of_the_model(name, engine):
+    found, spec = layer(name, engine), model(name)
+    last = ends_work(MACHINE, np.array([spec.vocab_size]), spec.hidden_size, WORKLOAD, shapes(), FACTS[engine])[1]
+    forward = float((found.forward.flop * spec.num_layers + last.forward.flop)[0])
+    assert forward == pytest.approx(4096 * forward_flop_per_token(spec, 4096), rel=0.002)
+    # Fused attention computes the scores again in its backward pass.
+    assert 2.0 <= float(found.backward.flop[0] / found.forward.flop[0]) < 2.1
+
+
+@pytest.mark.parametrize("engine", FACTS)
+def test_tensor_parallel_shares_the_operations(engine):
+    one, four = layer(engine=engine), layer(engine=engine, tp=4, etp=4)
+    assert four.forward.flop[0] == pytest.approx(one.forward.flop[0] / 4)
+    assert 0.22 < four.forward.matrix_s[0] / one.forward.matrix_s[0] < 0.4
+
+
+def test_full_recomputation_adds_a_forward_pass():
+    none, selective, full = (layer(recompute=mode).backward.flop[0] for mode in (0, 1, 2))
+    forward = layer().forward.flop[0]
+    assert full == pytest.approx(none + forward)
+    assert none < selective < full
+
+
+def test_experts_of_other_ranks_cost_nothing_here():
+    one, four = layer("mixtral_8x7b"), layer("mixtral_8x7b", ep=4)
+    assert four.forward.flop[0] == pytest.approx(one.forward.flop[0])  # as many tokens arrive as leave
+    assert four.forward.matrix_s[0] == pytest.approx(one.forward.matrix_s[0], rel=0.2)  # fewer and larger products
+
+
+def test_frozen_weights_have_no_gradient():
+    lora = Workload(mode="lora", seq_len=4096, global_batch_size=8, lora=Lora(rank=16))
+    assert layer(workload=lora).backward.flop[0] < 0.6 * layer().backward.flop[0]
+    assert layer(workload=lora).forward.memory_s[0] > layer().forward.memory_s[0]
+
+
+def test_a_layer_outside_a_graph_moves_more_bytes():
+    cut, whole = layer(engine="deepspeed", tp=2, etp=2), layer(engine="torch", tp=2, etp=2)
+    assert cut.forward.memory_s[0] > whole.forward.memory_s[0]
+
+
+def test_the_host_waits_before_it_issues_exchanged_tokens():
+    assert layer("mixtral_8x7b").forward.stall_s[0] == 0
+    assert layer("mixtral_8x7b", ep=2).forward.stall_s[0] > 0
+    assert layer("mixtral_8x7b", "megatron").forward.stall_s[0] > 0
+
+
+def test_a_prompt_needs_logits_of_its_last_token_only():
+    spec, prompt = model("llama3_8b"), Workload(mode="prefill", seq_len=4096, global_batch_size=8)
+    vocabulary = np.array([spec.vocab_size])
+    few, all_of_them = (
+        ends_work(MACHINE, vocabulary, spec.hidden_size, workload, shapes(), FACTS["torch"])[1].forward.flop[0]
+        for workload in (prompt, WORKLOAD)
+    )
+    assert few * 4096 == pytest.approx(all_of_them)

@@ -1,0 +1,89 @@
+"""A fit finds the coefficients that trials were made with, and says how well it predicts others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
+from wattune.errors import PlanError
+from wattune.fitting.step_time import fit, predicted_s
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+POWER = PowerCoefficients(
+    idle_w=80.0,
+    active_w=120.0,
+    matrix_w=900.0,
+    memory_w=250.0,
+    link_w=60.0,
+    exponent=2.2,
+    origin="published kernels",
+    error_frac=0.3,
+)
+PLANS = [
+    Plan(tp=tp, etp=tp, micro_batch_size=mbs, sharding=sharding, recompute=recompute)
+    for tp in (1, 2)
+    for mbs in (1, 2)
+    for sharding in ("zero1", "zero3")
+    for recompute in ("none", "full")
+]
+SPECS = [
+    TrialSpec(
+        model=replace(model("llama3_70b"), num_layers=4),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=8),
+        plan=plan,
+    )
+    for plan in PLANS
+]
+
+
+def trials(coefficients, scatter=0.0):
+    empty = [(spec, {"device_power_limit_w": 700.0}) for spec in SPECS]
+    times_s = predicted_s(empty, coefficients, POWER)
+    noise = np.random.default_rng(7).normal(0.0, scatter, len(times_s))
+    return [
+        (spec, {"step_time_s": float(time_s), "device_power_limit_w": 700.0})
+        for spec, time_s in zip(SPECS, times_s * np.exp(noise), strict=True)
+    ]
+
+
+def slower(factor):
+    kernel = PUBLISHED_STEP_TIME.kernel
+    return replace(PUBLISHED_STEP_TIME, kernel=replace(kernel, matmul_frac=kernel.matmul_frac * factor))
+
+
+def test_nothing_moves_where_the_prior_is_right():
+    found = fit(trials(PUBLISHED_STEP_TIME), PUBLISHED_STEP_TIME, POWER)
+    assert all(factor == pytest.approx(1.0, abs=1e-6) for factor in found.factors.values())
+    assert np.abs(found.held_out_frac).max() < 1e-6
+
+
+def test_slower_products_are_found_through_noise():
+    found = fit(trials(slower(0.8), scatter=0.02), PUBLISHED_STEP_TIME, POWER)
+    assert found.factors["matrix products"] == pytest.approx(0.8, abs=0.06)
+    assert np.median(np.abs(found.held_out_frac)) < 0.03
+    assert found.num_configurations == len(SPECS)
+
+
+def test_the_interval_is_that_of_configurations_held_out():
+    found = fit(trials(slower(0.8), scatter=0.02), PUBLISHED_STEP_TIME, POWER)
+    assert found.coefficients.origin == "measured here"
+    assert found.coefficients.error_frac == pytest.approx(np.quantile(np.abs(found.held_out_frac), 0.95))
+
+
+def test_one_wild_trial_does_not_carry_the_fit():
+    measured = trials(PUBLISHED_STEP_TIME)
+    spec, metrics = measured[0]
+    wild = [(spec, {**metrics, "step_time_s": 5 * metrics["step_time_s"]}), *measured[1:]]
+    found = fit(wild, PUBLISHED_STEP_TIME, POWER)
+    assert abs(found.factors["matrix products"] - 1) < 0.05
+
+
+def test_without_a_step_time_there_is_nothing_to_fit():
+    with pytest.raises(PlanError, match="no trial has a step time"):
+        fit([(SPECS[0], {"step_time_s": None})], PUBLISHED_STEP_TIME, POWER)
