@@ -91,7 +91,7 @@ def test_the_combination_that_is_written_as_it_runs_is_the_one_kept():
     )
     assert [kept.config for kept in candidates.kept] == [{"overlap": "none", "tp": 4, "sharding": "none"}]
     assert len(candidates.equivalent) == 5
-    by_config = {json.dumps(equivalent.config): equivalent.reason for equivalent in candidates.equivalent}
+    by_config = {json.dumps(dict(equivalent.config)): equivalent.reason for equivalent in candidates.equivalent}
     assert by_config['{"overlap": "none", "tp": 4, "sharding": "zero1"}'] == (
         "sharding=zero1 acts as none: no replicas to share it with at dp=1"
     )
