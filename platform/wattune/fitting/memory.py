@@ -14,6 +14,12 @@ from wattune.trial import TrialSpec
 FRACTIONS: Final = np.linspace(0.94, 1.06, 13)
 """Tried values of `EngineMemory.activations_frac`: the counts are of tensors in the code, so that they are nearly 1."""
 
+OFFSET_QUANTILES: Final = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Tried offsets, as quantiles of what the counts miss."""
+
+BELOW_WEIGHT: Final = 2.0
+"""Weight of a prediction below the measured peak: a plan that runs out of memory costs more than one not tried."""
+
 LEAST_CONFIGURATIONS: Final = 5
 """Configurations that an engine needs for a fit of its own."""
 
@@ -34,12 +40,15 @@ class MemoryFit:
 
 
 def fit_memory(
-    measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients, *, versions: Mapping[str, str] | None = None
+    measured: Sequence[tuple[TrialSpec, float]],
+    default: MemoryCoefficients,
+    *,
+    versions: Mapping[str, str] | None = None,
 ) -> MemoryFit:
     """Fits each engine's offset and share of activations to peaks of allocated bytes.
 
-    Both are fitted to the median relative error, which one wrong trial does not move. A configuration is a
-    specification: its repeats are left out together.
+    Both are fitted to the mean relative error, errors below the measured peak weighted by `BELOW_WEIGHT`. A
+    configuration is a specification: its repeats are left out together.
 
     Args:
         measured: Specifications with their peaks. Repeats may occur.
@@ -98,14 +107,14 @@ def _fit(counted: Floats, peaks_bytes: Floats, chosen: Bools) -> tuple[int, floa
         The place in `FRACTIONS`, and bytes.
     """
     best: tuple[float, int, float] | None = None
-    for place in range(len(counted)):
+    for place, frac in enumerate(FRACTIONS):
         missing = peaks_bytes[chosen] - counted[place, chosen]
-        offset_bytes = max(float(np.median(missing)), 0.0)
-        error = float(np.mean(np.abs(missing - offset_bytes) / peaks_bytes[chosen]))
-        # Of equal fits the one nearest to the counts.
-        worse_by = 1e-4 * abs(float(FRACTIONS[place]) - 1)
-        if best is None or error + worse_by < best[0]:
-            best = error + worse_by, place, offset_bytes
+        for offset_bytes in np.maximum(np.quantile(missing, OFFSET_QUANTILES), 0.0):
+            below = (missing - offset_bytes) / peaks_bytes[chosen]
+            error = float(np.mean(np.where(below > 0, BELOW_WEIGHT * below, -below)))
+            error += 1e-4 * abs(float(frac) - 1)  # of equal fits the one nearest to the counts
+            if best is None or error < best[0]:
+                best = error, place, float(offset_bytes)
     assert best is not None
     return best[1], best[2]
 

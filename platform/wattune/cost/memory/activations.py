@@ -39,11 +39,13 @@ class LayerBytes:
     late: Floats
     """Activations less those kept, with gradients of them, once all weights' gradients of the block are there."""
 
-
     def where(self, chosen: Bools, other: "LayerBytes") -> "LayerBytes":
         """Takes another layer's bytes where a candidate is not chosen."""
         return LayerBytes(
-            **{field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+            **{
+                field.name: np.where(chosen, getattr(self, field.name), getattr(other, field.name))
+                for field in fields(self)
+            }
         )
 
 
@@ -72,7 +74,7 @@ def compiled_layer(shapes: Shapes) -> LayerBytes:
         scores = np.zeros_like(row)
     one = item * t * model.ffn_hidden_size / tp
     if shapes.mode == "lora":
-        # Frozen products keep no inputs: the second norm's output, the inner product, attention's copy, the sum's addend.
+        # Frozen products keep no inputs: the second norm's output, the inner one, attention's copy, the addend.
         whole = whole - row - one - 2 * row / tp
     return _recomputed(
         shapes, whole=whole, selective=whole - attention, working=2 * row + one + scores, late=2 * row - one
@@ -83,8 +85,8 @@ def eager_layer(shapes: Shapes) -> LayerBytes:
     """Counts a dense layer that runs operator by operator, as DeepSpeed's where it puts hooks or collectives inside.
 
     Autograd keeps each operator's inputs (`wattune/engines/model/decoder.py`): input, norm's output, rotated queries
-    and keys, values, attention's output, the sum, the second norm's output, and of the gated block both projections, the
-    activation and the product. Recomputing attention keeps queries and keys before their rotation instead.
+    and keys, values, attention's output, the sum, the second norm's output, and of the gated block both projections,
+    the activation and the product. Recomputing attention keeps queries and keys before their rotation instead.
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
     h, kv = model.hidden_size, model.num_kv_heads * model.head_size
@@ -136,9 +138,9 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
     """Counts a layer of Megatron-Core's local specification with this engine's norms, attention and experts.
 
     Sequence parallelism keeps inputs of products cut and gathers them again. Kept are the input, both norms' outputs,
-    the fused queries, keys and values, a copy of the queries, rotated queries and keys, attention's output, the sum, and
-    of the feed-forward block the fused first product and the activation (`wattune/engines/megatron/layers.py`). Three
-    rows a token more in a layer with experts were measured on H200.
+    the fused queries, keys and values, a copy of the queries, rotated queries and keys, attention's output, the sum,
+    and of the feed-forward block the fused first product and the activation (`wattune/engines/megatron/layers.py`).
+    Three rows a token more in a layer with experts were measured on H200.
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
     h, kv = model.hidden_size, model.num_kv_heads * model.head_size
@@ -147,7 +149,9 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
     turned = row + narrow if model.positions == "rope" else np.zeros_like(row)
     copied = row if model.num_kv_heads != model.num_heads else np.zeros_like(row)
     statistics = 4 * t * model.num_heads / tp
-    attention = 7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    attention = (
+        7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
+    )
     gated = model.activation == "swiglu"
     if model.is_moe:
         rows = received_rows(shapes) / tp * shapes.etp

@@ -1,7 +1,7 @@
 """Moments at which a rank of the DeepSpeed engine may hold the most.
 
 Read from DeepSpeed 0.19.8, `runtime/{engine,bf16_optimizer}.py`, `runtime/fp16/unfused_optimizer.py` and
-`runtime/zero/{stage_1_and_2,stage3}.py`, run on tiny models under a memory profile, and from `wattune/engines/deepspeed`
+`runtime/zero/{stage_1_and_2,stage3}.py`, run on tiny models under a memory profile, and `wattune/engines/deepspeed`
 (`config.py` sets buckets and data types). Bytes a weight in bf16, n replicas:
 
 - `none`: 2 weights, 2 gradients, 12 fp32 states; the update copies gradients to fp32, 4 more (`FP16_UnfusedOptimizer`);
@@ -58,7 +58,9 @@ def moments(shapes: Shapes) -> list[Moment]:
     own = np.where(several | (s.sharding >= 2), item * unit, 0)
     backward = moment(parts, activations=kept + recomputed + layer.working, gradients=before + own)
     update = moment(
-        parts, gradients=low, buffers=np.where((s.sharding == 0) & ~in_pipeline, MASTER_BYTES * trained, 0) * (item == 2)
+        parts,
+        gradients=low,
+        buffers=np.where((s.sharding == 0) & ~in_pipeline, MASTER_BYTES * trained, 0) * (item == 2),
     )
     # A bucket is flattened and cast to fp32 before it is reduced, about half way through the backward pass.
     bucket = np.minimum(0.8 * BUCKET_NUMBERS, trained)
@@ -84,7 +86,9 @@ def _constant(s: Shapes) -> Moment:
     overlaps = s.is_one_of("overlap", s.overlap, "grad", "grad_param")
     reduces = s.trains & ((s.dp > 1) | (s.sharding > 0))
     gradients = np.where(
-        (s.sharding == 0) & ~(s.pp > 1), 0, np.where((s.sharding >= 2), MASTER_BYTES * s.sharded(s.trained), MASTER_BYTES * trained)
+        (s.sharding == 0) & ~(s.pp > 1),
+        0,
+        np.where((s.sharding >= 2), MASTER_BYTES * s.sharded(s.trained), MASTER_BYTES * trained),
     )
     return {
         "weights": np.where(shared_weights, item * s.sharded(s.held), item * everything)
@@ -92,7 +96,6 @@ def _constant(s: Shapes) -> Moment:
         "optimizer": ADAM_BYTES * s.sharded(s.trained),
         "gradients": gradients if s.trains else 0 * gradients,
         "gathered": np.where(shared_weights, item * live, 0),
-        "buffers": reduces * np.choose(
-            s.sharding, [0 * buckets, 0 * buckets, item * buckets * (1 + overlaps), MASTER_BYTES * buckets]
-        ),
+        "buffers": reduces
+        * np.choose(s.sharding, [0 * buckets, 0 * buckets, item * buckets * (1 + overlaps), MASTER_BYTES * buckets]),
     }

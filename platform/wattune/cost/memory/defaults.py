@@ -7,14 +7,12 @@ from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
 
 H200: Final = MemoryCoefficients(
     engines={
-        "torch": EngineMemory(
-            version="torch 2.11.0", offset_bytes=70e6, activations_frac=1.0, error_frac=0.03
-        ),
+        "torch": EngineMemory(version="torch 2.11.0", offset_bytes=105e6, activations_frac=1.0, error_frac=0.027),
         "megatron": EngineMemory(
-            version="megatron-core 0.19.2, torch 2.11.0", offset_bytes=50e6, activations_frac=1.0, error_frac=0.04
+            version="megatron-core 0.19.2, torch 2.11.0", offset_bytes=104e6, activations_frac=1.0, error_frac=0.035
         ),
         "deepspeed": EngineMemory(
-            version="deepspeed 0.19.8, torch 2.11.0", offset_bytes=70e6, activations_frac=1.0, error_frac=0.03
+            version="deepspeed 0.19.8, torch 2.11.0", offset_bytes=113e6, activations_frac=1.01, error_frac=0.024
         ),
     },
     reserved_frac=1.25,

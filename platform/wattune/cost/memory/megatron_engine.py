@@ -47,7 +47,9 @@ def moments(shapes: Shapes) -> list[Moment]:
         constant, activations=kept + recomputed + layer.working, gradients=item * block / 3, buffers=boundaries
     )
     embedding = moment(
-        constant, activations=kept - kept / np.maximum(s.in_flight, 1) + row,
-        gradients=item * s.trained.embedding * s.first, buffers=boundaries,
+        constant,
+        activations=kept - kept / np.maximum(s.in_flight, 1) + row,
+        gradients=item * s.trained.embedding * s.first,
+        buffers=boundaries,
     )
     return [head, backward, during, embedding]

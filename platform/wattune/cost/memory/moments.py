@@ -14,6 +14,5 @@ PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "g
 
 def moment(constant: Moment, **parts: Floats) -> Moment:
     """Adds bytes of a moment to those that are there throughout a step."""
-    return {name: constant.get(name, 0.0) + parts.get(name, 0.0) for name in constant.keys() | parts.keys()}
-
-
+    nothing = np.zeros(())
+    return {name: constant.get(name, nothing) + parts.get(name, nothing) for name in constant.keys() | parts.keys()}

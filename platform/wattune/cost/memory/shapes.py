@@ -167,7 +167,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
 def _imbalance(batch: Batch) -> Floats:
     """Computes the load of the fullest expert parallel rank over an even share, where routing is skewed.
 
-    Shares fall as r^-skew with an expert's rank r and none is above 1/k, as `wattune.engines.model.routing` forces them.
+    Shares fall as r^-skew with an expert's rank r, none above 1/k, as `wattune.engines.model.routing` forces them.
     The rank with the most popular expert holds others of average popularity, since layers permute experts.
     """
     model, routing, ep = batch.model, batch.workload.routing, _column(batch.ep)
@@ -188,8 +188,9 @@ def _stages(batch: Batch) -> tuple[Ints, Floats]:
     """Returns the stages to look at and the layers of each, [candidates, stages]."""
     most = int(batch.pp.max())
     rows = np.arange(batch.layers.shape[1])
-    is_even = bool((np.where(rows < batch.num_virtual[:, None], batch.layers, batch.layers[:, :1])
-                    == batch.layers[:, :1]).all())
+    is_even = bool(
+        (np.where(rows < batch.num_virtual[:, None], batch.layers, batch.layers[:, :1]) == batch.layers[:, :1]).all()
+    )
     last = batch.pp[:, None] - 1
     if is_even:  # a stage between holds no more than the second one, which has the most in flight of them
         places = [np.zeros_like(last), np.minimum(last, 1), last]
@@ -216,7 +217,8 @@ def _in_flight(batch: Batch, stage: Ints, rounds_of_pp: bool) -> Floats:
     plain = np.minimum(m, pp - stage)
     size = pp if rounds_of_pp else m // np.maximum(1, m // pp)
     chunks = np.minimum(m * vpp, 2 * (pp - stage - 1) + (vpp - 1) * size + 1)
-    return np.where(vpp > 1, chunks / vpp, plain).astype(np.float64)
+    held: Floats = np.where(vpp > 1, chunks / vpp, plain)
+    return held
 
 
 def _counts(batch: Batch, vocab: Floats, tp: Floats, splits_ends: bool) -> Counts:

@@ -2,8 +2,8 @@
 
 Read from torch 2.13 and held to trials with torch 2.11: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`
 (`unshard`, `post_backward`), `_fsdp_collectives.py` (`foreach_all_gather`, `foreach_reduce`),
-`torch/distributed/pipelining/stage.py`, and `wattune/engines/torch`. A unit is the embedding, the experts of a layer, the
-rest of a layer, or the head. ZeRO as in Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.
+`torch/distributed/pipelining/stage.py`, and `wattune/engines/torch`. A unit is the embedding, the experts of a layer,
+the rest of a layer, or the head. ZeRO as in Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.
 """
 
 from typing import Final
@@ -28,7 +28,9 @@ def moments(shapes: Shapes) -> list[Moment]:
         layer = compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
     rank = _Rank(shapes, layer)
     if not shapes.trains:
-        gathered = np.where(rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered)
+        gathered = np.where(
+            rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered
+        )
         return [moment(rank.constant, activations=layer.forward, gathered=gathered * (shapes.sharding > 0))]
     return [*rank.head(), *rank.layers(), rank.embedding(), *rank.after_all(), rank.update()]
 
@@ -91,7 +93,7 @@ class _Rank:
         return MASTER_BYTES * numbers * np.where(self.each_time | ~self.several, both, self._repacked(shards, replicas))
 
     def _repacked(self, shards: Floats, replicas: Floats) -> Floats:
-        """The same of gradients kept whole, whose own bytes are freed once packed; HSDP divides into one tensor more."""
+        """The same of gradients kept whole: their own bytes are freed once packed. HSDP divides into one more."""
         replicated: Floats = np.maximum(1, (1 + ((self.shapes.sharding == 0) & (replicas > 1))) / shards)
         return replicated
 

@@ -1,0 +1,84 @@
+"""Fitted corrections find what was put into measurements, and say how they do on what was left out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.cost.batch import batches
+from wattune.cost.coefficients import EngineMemory
+from wattune.cost.memory.defaults import H200
+from wattune.cost.memory.predict import predict
+from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+
+PLANS = [
+    Plan(micro_batch_size=size, sharding=sharding, recompute=recompute)
+    for size in (1, 2, 4)
+    for sharding in ("none", "zero1", "zero3")
+    for recompute in ("none", "full")
+]
+
+
+def specs(engine: str = "torch") -> list[TrialSpec]:
+    return [
+        TrialSpec(
+            model=replace(model("llama3_8b"), num_layers=4),
+            cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+            engine=engine,
+            workload=Workload(seq_len=4096, global_batch_size=16),
+            plan=plan,
+        )
+        for plan in PLANS
+    ]
+
+
+def peaks(of: list[TrialSpec], engine: EngineMemory) -> list[float]:
+    found = np.empty(len(of))
+    for positions, batch in batches(of):
+        found[positions] = predict(batch, replace(H200, engines={"torch": engine})).peak_bytes
+    return [float(peak) for peak in found]
+
+
+TRUE = EngineMemory(version="", offset_bytes=300e6, activations_frac=1.03, error_frac=0.0)
+
+
+def test_an_offset_and_a_share_of_activations_are_found_again() -> None:
+    fit = fit_memory(list(zip(specs(), peaks(specs(), TRUE), strict=True)), H200, versions={"torch": "torch 9"})
+    engine = fit.coefficients.engines["torch"]
+    assert engine.activations_frac == pytest.approx(1.03)
+    assert engine.offset_bytes == pytest.approx(300e6, rel=1e-6)
+    assert engine.version == "torch 9"
+    assert engine.error_frac == LEAST_ERROR_FRAC
+    assert np.abs(fit.held_out_frac).max() < 1e-6
+    assert fit.coefficients.origin == "measured here"
+
+
+def test_an_engine_with_few_configurations_keeps_its_default() -> None:
+    few = specs()[:4]
+    measured = [(spec, peak) for spec, peak in zip(few, peaks(few, TRUE), strict=True) for _ in range(3)]
+    fit = fit_memory(measured, H200)
+    assert fit.coefficients.engines == H200.engines
+    assert set(fit.unfitted) == {"torch", "megatron", "deepspeed"}
+    assert np.isnan(fit.held_out_frac).all()
+
+
+def test_repeats_of_a_configuration_are_left_out_together() -> None:
+    """A configuration that is off by 10 % in every repeat shows its error: no repeat of it was in the fit."""
+    measured = list(zip(specs(), peaks(specs(), TRUE), strict=True))
+    odd, peak = measured[0]
+    fit = fit_memory([*measured[1:], *((odd, 1.1 * peak) for _ in range(9))], H200)
+    assert fit.held_out_frac[-9:] == pytest.approx(1 / 1.1 - 1, abs=0.005)
+
+
+def test_errors_below_the_measured_peak_weigh_more() -> None:
+    """Of two halves that disagree by 4 % the fit stays near the larger one."""
+    measured = [
+        (spec, peak * (1.04 if index % 2 else 1.0))
+        for index, (spec, peak) in enumerate(zip(specs(), peaks(specs(), TRUE), strict=True))
+    ]
+    fit = fit_memory(measured, H200)
+    assert np.median(fit.held_out_frac) > 0
