@@ -393,7 +393,7 @@ class _Pipeline:
         matrix_s = full_s / self.clock
         slowed_s = self.over_once_s * self.model.coefficients.link.slowdown_frac
         memory_s = self.compute_s.sum(axis=1) * m - matrix_s + self.update_s + slowed_s
-        collective_s = sum(self.comm.values()).sum(axis=1) * m + self.once_s
+        collective_s = np.sum([one.sum(axis=1) for one in self.comm.values()], axis=0) * m + self.once_s
         over_s = (self.over_forward_s + self.over_backward_s).sum(axis=1) * m + self.over_once_s
         used_s = matrix_s + memory_s + collective_s
         # The slowest stage may be busier than the average rank's step by rounding only.
