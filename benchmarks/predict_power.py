@@ -28,6 +28,7 @@ from wattune.fitting.power import (
     fit_kernels,
     fit_power,
     has_activity,
+    kernel_w,
     measured_steps,
     with_intervals,
     with_solved_clock,
@@ -134,20 +135,12 @@ def kernels(path: Path, prior: PowerCoefficients) -> PowerCoefficients:
     )
     out = (7 * n + 13 * k) // 64 % 5 == 0  # whole (n, k) are held out
     peaks = (H200.peak_bf16_flop_per_s or 0.0, H200.memory_bandwidth_bytes_per_s or 0.0)
-    shape = (m, n, k, ms / 1e3)
-    found, _ = fit_kernels(*(each[~out] for each in shape), watts[~out], peaks=peaks, idle_w=prior.idle_w)
-    errors = np.abs(kernel_powers(found, shape, peaks, prior.idle_w)[out] / watts[out] - 1)
+    sets = [((m[one], n[one], k[one]), ms[one] / 1e3) for one in (~out, out)]
+    found = fit_kernels(*sets[0], watts[~out], peaks=peaks, idle_w=prior.idle_w)
+    errors = np.abs(kernel_w(found, *sets[1], peaks=peaks, idle_w=prior.idle_w) / watts[out] - 1)
     line = " ".join(f"{100 * each:.1f} %" for each in np.percentile(errors, [50, 90]))
     print(f"kernels: active, matrix, memory W, pause us, cap W = {np.round(found, 1)}; held out median, p90: {line}")
     return replace(prior, active_w=float(found[0]), matrix_w=float(found[1]), memory_w=float(found[2]))
-
-
-def kernel_powers(values: Array, shape: Sequence[Array], peaks: tuple[float, float], idle_w: float) -> Array:
-    """Applies coefficients of `fit_kernels`."""
-    m, n, k, time_s = shape
-    rate, bandwidth = 2 * m * n * k / time_s / peaks[0], np.minimum(2 * (m * n + m * k + n * k) / time_s / peaks[1], 1)
-    busy = time_s / (time_s + values[3] * 1e-6)
-    return np.asarray(np.minimum(idle_w + busy * (values[0] + values[1] * rate + values[2] * bandwidth), values[4]))
 
 
 def recording(name: str) -> Trace:

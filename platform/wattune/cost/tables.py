@@ -43,7 +43,8 @@ class Activity:
     matrix_frac: Floats
     """Achieved over peak matrix rate while in `matrix_s`, at the highest clock."""
     clock_frac: Floats
-    """Clock over the highest clock while computing: 1 where the power limit does not bind."""
+    """Clock over the highest clock, mean over the seconds of compute, the optimizer's included: 1 where the power limit
+    does not bind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,9 @@ MIN_CONFIGURATIONS: Final = 8
 """Fewer say nothing of the error on others."""
 
 
+Shape = tuple[Floats, Floats, Floats]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
     """Trials of one batch: what was measured of their steps, in the form of a prediction."""
@@ -235,36 +238,40 @@ def _shares(step: StepTime) -> Floats:
     return shares
 
 
-def fit_kernels(
-    m: Floats, n: Floats, k: Floats, time_s: Floats, power_w: Floats, *, peaks: tuple[float, float], idle_w: float
-) -> tuple[Floats, Floats]:
-    """Fits power of kernels that run again and again: P = min(cap, idle + busy * (active + matrix u + memory b)).
+def kernel_w(values: Floats, shape: Shape, time_s: Floats, *, peaks: tuple[float, float], idle_w: float) -> Floats:
+    """Computes power of kernels that repeat: min(cap, idle + busy * (active + matrix * u + memory * b)).
 
-    u and b are achieved over peak rate and bandwidth, busy = t / (t + pause). The table gives no clock, so that
-    kernels at the cap say only that they would draw more.
+    u and b are achieved over peak rate and bandwidth, busy = t / (t + pause).
 
     Args:
-        m: Rows of each product [m, k] x [k, n] of 2-byte numbers.
-        n: Columns.
-        k: Inner size.
+        values: Active, matrix and memory in watts, pause in microseconds, cap in watts.
+        shape: m, n and k of each product [m, k] x [k, n] of 2-byte numbers.
         time_s: Of one product.
-        power_w: Mean while it repeats.
         peaks: Matrix rate in FLOP/s and bandwidth in bytes/s.
         idle_w: Power without work.
-
-    Returns:
-        Coefficients (active, matrix, memory in watts, pause in microseconds, cap in watts) and the fitted powers.
     """
+    m, n, k = shape
+    active_w, matrix_w, memory_w, pause_us, cap_w = values
     rate = 2.0 * m * n * k / time_s / peaks[0]
     bandwidth = np.minimum(2.0 * (m * n + m * k + n * k) / time_s / peaks[1], 1.0)
+    busy = time_s / (time_s + pause_us * 1e-6)
+    return np.asarray(np.minimum(idle_w + busy * (active_w + matrix_w * rate + memory_w * bandwidth), cap_w))
 
-    def model(values: Floats) -> Floats:
-        busy = time_s / (time_s + values[3] * 1e-6)
-        return np.minimum(idle_w + busy * (values[0] + values[1] * rate + values[2] * bandwidth), values[4])
+
+def fit_kernels(shape: Shape, time_s: Floats, power_w: Floats, *, peaks: tuple[float, float], idle_w: float) -> Floats:
+    """Fits the values of `kernel_w`. The table gives no clock: kernels at the cap say only that they would draw more.
+
+    Args:
+        shape: As of `kernel_w`, like the rest.
+        time_s: Of one product.
+        power_w: Mean while it repeats.
+        peaks: Matrix rate and bandwidth.
+        idle_w: Power without work.
+    """
 
     def residuals(values: Floats) -> Floats:
-        return np.asarray(np.arcsinh((model(values) / power_w - 1.0) / 0.1))  # far outliers are sensor averages
+        found_w = kernel_w(values, shape, time_s, peaks=peaks, idle_w=idle_w)
+        return np.asarray(np.arcsinh((found_w / power_w - 1.0) / 0.1))  # far outliers are sensor averages
 
     low, high = np.array([0.0, 0.0, 0.0, 0.0, 400.0]), np.array([700.0, 2000.0, 2000.0, 100.0, 800.0])
-    found = least_squares(residuals, np.array([200.0, 500.0, 500.0, 10.0, 690.0]), low, high)
-    return found, model(found)
+    return least_squares(residuals, np.array([200.0, 500.0, 500.0, 10.0, 690.0]), low, high)

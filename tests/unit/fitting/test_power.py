@@ -19,6 +19,7 @@ from wattune.fitting.power import (
     fit_kernels,
     fit_power,
     has_activity,
+    kernel_w,
     measured_steps,
     with_intervals,
     with_solved_clock,
@@ -126,7 +127,8 @@ def test_kernels_give_back_the_power_of_rate_and_bandwidth() -> None:
     time_s = 2 * m * n * k / 6e14 + 2 * (m * n + m * k + n * k) / 4e12 + 4e-6
     rate, bandwidth = 2 * m * n * k / time_s / 1e15, 2 * (m * n + m * k + n * k) / time_s / 5e12
     true_w = np.minimum(100 + time_s / (time_s + 8e-6) * (90 + 700 * rate + 450 * bandwidth), 690)
-    found, fitted_w = fit_kernels(m, n, k, time_s, true_w, peaks=(1e15, 5e12), idle_w=100)
+    found = fit_kernels((m, n, k), time_s, true_w, peaks=(1e15, 5e12), idle_w=100)
+    fitted_w = kernel_w(found, (m, n, k), time_s, peaks=(1e15, 5e12), idle_w=100)
     assert found == pytest.approx([90, 700, 450, 8, 690], rel=0.02)
     assert fitted_w == pytest.approx(true_w, rel=0.01)
 

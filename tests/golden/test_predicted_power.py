@@ -1,0 +1,81 @@
+"""Predicted power and temperature against measurements left out of the fit (`benchmarks/predict_power.py`).
+
+The bars are those the project set itself: half of the trials within 5 % in mean power and node peak and 6 % in energy
+a token, temperatures within 2 K.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattune.cost.power import H200 as POWER
+from wattune.cost.temperature import H200 as THERMAL
+from wattune.fitting.power import FITTED, H200_PRIOR, fit_power
+from wattune.fitting.temperature import Trace, fit_temperature, run
+
+ROOT = Path(__file__).parents[2]
+BARS = {"device_power_mean_w": 0.05, "node_device_power_peak_1s_w": 0.05, "energy_per_token_j": 0.06}
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("predict_power", ROOT / "benchmarks" / "predict_power.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return script.trials()
+
+
+@pytest.fixture(scope="module")
+def held_out(rows):
+    return script.held_out(rows, [row["trial_id"] for row in rows], H200_PRIOR)
+
+
+def errors(held_out, rows, method, metric):
+    measured = np.array([row[metric] for row in rows])
+    return np.abs(held_out[method][:, script.METRICS.index(metric)] / measured - 1)
+
+
+@pytest.mark.parametrize("metric", BARS)
+def test_configurations_left_out_are_within_the_bars(held_out, rows, metric):
+    for method in ("measured clock", "solved clock"):
+        assert np.median(errors(held_out, rows, method, metric)) < BARS[metric]
+    best_baseline = min(np.median(errors(held_out, rows, name, metric)) for name in script.BASELINES)
+    assert np.median(errors(held_out, rows, "solved clock", metric)) < best_baseline
+
+
+def test_intervals_hold_nineteen_of_twenty(held_out, rows):
+    for metric, width in (("device_power_mean_w", POWER.error_frac), (script.METRICS[1], POWER.peak_error_frac)):
+        assert np.mean(errors(held_out, rows, "solved clock", metric) <= width) >= 0.93
+
+
+def test_shipped_coefficients_are_the_fit(rows):
+    found = fit_power(rows, H200_PRIOR, limit_w=700.0)
+    for name in FITTED:
+        assert getattr(POWER, name) == pytest.approx(getattr(found, name), rel=0.02, abs=0.5)
+
+
+def test_a_recording_left_out_is_within_two_kelvin():
+    seen = [script.recording(name) for name in ("dp4", "square_inphase")]
+    other = script.recording("tp2pp2")
+    error = run(fit_temperature(seen, THERMAL), other.power_w) - other.temp_c
+    assert np.nanpercentile(np.abs(error), 95) < 2
+
+
+def test_four_minutes_left_out_are_within_two_kelvin():
+    study = script.study_trace()
+    half = study.power_w.shape[1] // 2
+    fit = fit_temperature([Trace(power_w=study.power_w[:, :half], temp_c=study.temp_c[:, :half])], THERMAL)
+    error = (run(fit, study.power_w) - study.temp_c)[:, half:]
+    assert np.nanpercentile(np.abs(error), 95) < 2
+    assert abs(np.nanmean(error)) < 0.6
