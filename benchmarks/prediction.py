@@ -229,7 +229,8 @@ def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[dict[str,
     """Draws predicted against measured figures, one panel a metric, both axes alike."""
     panels = [panel(number, measured, predicted, metric) for number, metric in enumerate(SHOWN)]
     legend = "".join(
-        f'<circle cx="{30 + 110 * place}" cy="14" r="4" fill="{color}"/><text x="{40 + 110 * place}" y="18">{engine}</text>'
+        f'<circle cx="{30 + 110 * place}" cy="14" r="4" fill="{color}"/>'
+        f'<text x="{40 + 110 * place}" y="18">{engine}</text>'
         for place, (engine, color) in enumerate(COLORS.items())
     )
     size = f'width="{2 * SIDE + 40}" height="{2 * SIDE + 60}"'
@@ -251,8 +252,8 @@ def panel(number: int, measured: Sequence[Measured], predicted: Sequence[dict[st
         return side * (value - low) / (high - low)
 
     points = "".join(
-        f'<circle cx="{left + at(x):.1f}" cy="{top + side - at(y):.1f}" r="3" fill="{COLORS[measured[place][0].engine]}" '
-        'fill-opacity="0.7"/>'
+        f'<circle cx="{left + at(x):.1f}" cy="{top + side - at(y):.1f}" r="3" fill-opacity="0.7" '
+        f'fill="{COLORS[measured[place][0].engine]}"/>'
         for place, x, y in zip(chosen, actual, guess, strict=True)
     )
     return (

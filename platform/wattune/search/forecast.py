@@ -48,6 +48,26 @@ class Source:
         return f"{self.device.name}: {origins}{fit}"
 
 
+class Unfitting(Sequence[Rejected]):
+    """Candidates that cannot fit. Their reasons have figures of their own, so those of a million are not all kept."""
+
+    def __init__(self, kept: Sequence[Candidate], found: Estimates, places: Ints) -> None:
+        """Takes all candidates with their estimates, and the places of those that cannot fit."""
+        self._kept, self._found, self._places = kept, found, places
+
+    def __len__(self) -> int:
+        """Returns their number."""
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns one, or those of a slice."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = int(self._places[number])
+        candidate = self._kept[place]
+        return Rejected(config=candidate.config, rule=MEMORY_RULE, reason=_reason(candidate.spec, self._found, place))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Candidates that may fit, best expectation first, and those that cannot."""
@@ -58,8 +78,8 @@ class Forecast:
     """In the same order."""
     risks: Mapping[str, Floats]
     """Probability that each bound breaks, by its text, in the same order."""
-    rejected: tuple[Rejected, ...]
-    """Those that cannot fit, by the rule `memory`."""
+    rejected: Sequence[Rejected]
+    """Those that cannot fit, by the rule `memory`. Each reason is written when it is read."""
     objective: Objective
     """The objective of the order: the study's, or `FALLBACK`."""
     unestimated: tuple[str, ...]
@@ -141,10 +161,6 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
     found = estimate(specs, noting)
     room_bytes = _per_cluster(specs, lambda spec: (spec.cluster.sensed_device.memory_bytes or 0) * BOARD_BYTES_PER_BYTE)
     fits = found.columns["memory_peak_bytes"].low <= room_bytes
-    rejected = tuple(
-        Rejected(config=kept[place].config, rule=MEMORY_RULE, reason=_reason(specs[place], found, place))
-        for place in np.flatnonzero(~fits).tolist()
-    )
     ordered = objective if objective.metric in found.columns else FALLBACK
     risks, unestimated = _risks(specs, bounds, found)
     risks = {MEMORY_RISK: found.columns["memory_peak_bytes"].probability_above(room_bytes), **risks}
@@ -153,7 +169,7 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
         kept=tuple(kept[place] for place in order.tolist()),
         estimates=found.take(order),
         risks={bound: risk[order] for bound, risk in risks.items()},
-        rejected=rejected,
+        rejected=Unfitting(kept, found, np.flatnonzero(~fits)),
         objective=ordered,
         unestimated=(*((str(objective),) if ordered is not objective else ()), *unestimated),
         sources=tuple(used.values()),

@@ -7,7 +7,7 @@ from rich.console import Console
 from wattune.cost.estimate import LIMITS, Estimates
 from wattune.fitting.store import StoredFit
 from wattune.search.forecast import Forecast
-from wattune.terminal.tables import make_table, print_notes, print_rejections
+from wattune.terminal.tables import make_table, print_notes
 from wattune.units import format_quantity
 
 SHOWN: Final = {
@@ -49,7 +49,8 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         line(f"without an estimate: {', '.join(forecast.unestimated)}")
     print_notes(console, forecast.kept)
     if forecast.rejected:
-        print_rejections(console, [{"rule": one.rule, "reason": one.reason} for one in forecast.rejected])
+        first = forecast.rejected[0]
+        line(f"\n{len(forecast.rejected)} rejected by rule {first.rule}, for example: {first.reason}")
 
 
 def print_fit(console: Console, fit: StoredFit) -> None:
