@@ -11,6 +11,7 @@ from rich.console import Console
 
 from wattune import api
 from wattune.cli.shell import (
+    NOTHING_FEASIBLE,
     JsonOption,
     SpaceArgument,
     StorageOption,
@@ -78,13 +79,18 @@ def _print_estimates(
     if out_file is not None:
         write_table(out_file, found.table())
     if as_json:
-        print_json({**planned.candidates.to_json(), **found.to_json(top)})
-        return
-    print_forecast(out, found, **({} if top is None else {"top": top}))
-    if planned.rejected:
-        print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in planned.rejected])
-    if out_file is not None:
-        print_line(f"all {len(found.kept)} are in {out_file}")
+        by_rules, estimated = planned.candidates.to_json(), found.to_json(top)
+        rejected = [*by_rules["rejected"], *estimated["rejected"]]
+        print_json({**by_rules, **estimated, "rejected": rejected})
+    else:
+        print_forecast(out, found, **({} if top is None else {"top": top}))
+        if planned.rejected:
+            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in planned.rejected])
+        if out_file is not None:
+            print_line(f"all {len(found.kept)} are in {out_file}")
+    if not found.kept:
+        err.print("nothing fits; use more devices, or add tp, pp, sharding or recompute to the space", style="yellow")
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 @app.command(rich_help_panel=_PANEL)

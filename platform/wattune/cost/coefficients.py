@@ -79,7 +79,7 @@ class EngineMemory:
     version: str
     """Library and version of the trials."""
     offset_bytes: float
-    """What libraries hold beside the counted tensors: workspaces of matrix products, small tensors, rounding."""
+    """Bytes that libraries hold beside the counted tensors: workspaces of matrix products, small tensors, rounding."""
     activations_frac: float
     """Activations and logits over the counted ones."""
     error_frac: float

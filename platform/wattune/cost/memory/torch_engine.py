@@ -36,7 +36,7 @@ def moments(shapes: Shapes) -> list[Moment]:
 
 
 class _Rank:
-    """What a rank of every stage holds."""
+    """Bytes that a rank of every stage holds."""
 
     def __init__(self, shapes: Shapes, layer: LayerBytes) -> None:
         s = self.shapes = shapes
