@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 def trials() -> list[tuple[str, TrialSpec, float]]:
     """Every completed trial of benchmarks/data once, with its source."""
     found: dict[str, tuple[str, TrialSpec, float]] = {}
-    for path in sorted((HERE / "data").glob("*.parquet")):
+    for path in sorted((HERE / "data").glob("*_h200x4.parquet")):
         for row in pq.read_table(path, columns=["status", "spec", "memory_peak_bytes"]).to_pylist():
             if row["status"] == "completed" and row["memory_peak_bytes"]:
                 spec = TrialSpec.from_json(json.loads(row["spec"]))

@@ -50,7 +50,7 @@ MINUTES_3: Final = 180
 
 def trials() -> list[dict[str, Any]]:
     """Reads every completed trial of the device."""
-    rows = [row for path in sorted(DATA.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    rows = [row for path in sorted(DATA.glob("*_h200x4.parquet")) for row in pq.read_table(path).to_pylist()]
     return [row for row in rows if row["device"] == H200.name and has_activity(row)]
 
 

@@ -56,7 +56,7 @@ def peak(spec: TrialSpec) -> float:
 
 def measured_trials() -> Sequence[tuple[TrialSpec, float]]:
     found = {}
-    for path in sorted((ROOT / "benchmarks" / "data").glob("*.parquet")):
+    for path in sorted((ROOT / "benchmarks" / "data").glob("*_h200x4.parquet")):
         for row in pq.read_table(path, columns=["status", "spec", "memory_peak_bytes"]).to_pylist():
             if row["status"] == "completed" and row["memory_peak_bytes"]:
                 spec = TrialSpec.from_json(json.loads(row["spec"]))
