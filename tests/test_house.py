@@ -17,11 +17,11 @@ ROOMS = {
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
-    "api": "recordings results runs spaces studies",
+    "api": "estimates recordings results runs spaces studies",
     "calibration": "fit run",
     "catalog": "hardware models",
     "cli": "machine results shell study",
-    "cost": "batch clock coefficients flops power tables temperature",
+    "cost": "batch clock coefficients defaults estimate flops power tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
@@ -29,17 +29,17 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "least_squares memory power step_time temperature",
+    "fitting": "device least_squares memory power step_time store temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
-    "plan": "axes effective engines parallel placement rules schedule",
+    "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page race sections step_throughput traces trade_off write",
-    "search": "grammar problems prune space strategy",
+    "search": "forecast grammar problems prune space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",
     "simulation": "activity device_model sensors",
@@ -49,7 +49,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "progress ranking recording tables",
+    "terminal": "forecast progress ranking recording tables",
     "tracking": "reader run store tracker view",
     "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",
@@ -89,7 +89,7 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost cost.step_time fitting "
+    "units errors clock schema intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
     "analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"

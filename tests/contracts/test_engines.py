@@ -68,6 +68,10 @@ MIXTRAL = ModelSpec(
     num_experts=4,
     num_experts_per_token=2,
 )
+ODD = replace(LLAMA, name="odd", vocab_size=125)
+"""A vocabulary that tensor parallel degrees do not divide: one rank has the tokens, the others padding alone."""
+ODD_TIED = replace(GPT, name="odd-tied", vocab_size=131)
+"""Alike, with padding behind tokens on the second rank."""
 ROOMY = replace(MIXTRAL, name="mixtral", expert_capacity_factor=2.0)
 """Capacity for every token to choose every expert: nothing is dropped, so it trains as without capacity."""
 TIGHT = replace(MIXTRAL, name="mixtral", expert_capacity_factor=1.0)
@@ -118,7 +122,7 @@ def routed(each: Case, by: str, skew: float = 0.0) -> Case:
 DENSE_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 ATTENTION = ("q", "v", "o")
 
-REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED)]
+REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED, ODD, ODD_TIED)]
 REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[1], "q", "up"), lora(REFERENCES[2], *ATTENTION)]
 REFERENCES += [prefill(each) for each in REFERENCES[:3]]
 BALANCED, SKEWED, LEARNED = (("balanced",), ("skew", 1.2), ("learned",))
@@ -146,6 +150,10 @@ PARITY = {
     "gpt-tp2-bf16": case(GPT, 2, tp=2, micro_batch_size=2, dtype="bf16"),
     "biased-tp2": case(BIASED, 2, tp=2, micro_batch_size=4),
     "gated-tp2": case(GATED, 2, tp=2, micro_batch_size=4),
+    "odd-tp2": case(ODD, 2, tp=2, micro_batch_size=4),
+    "odd-tied-tp2-bf16": case(ODD_TIED, 2, tp=2, micro_batch_size=2, dtype="bf16"),
+    "odd-tied-tp2-pp2": case(ODD_TIED, 4, tp=2, pp=2, micro_batch_size=2),
+    "odd-tp2-dp2-zero3": case(ODD, 4, tp=2, micro_batch_size=2, sharding="zero3"),
     "pp2": case(LLAMA, 2, pp=2),
     "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
     "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),
@@ -222,6 +230,7 @@ COMPILED = {
         "prefill-accumulation",
         "prefill-gpt-tp2",
         "gpt-tp2-full",
+        "odd-tp2",
     )
 }
 PARITY |= COMPILED
@@ -244,6 +253,7 @@ DEEPSPEED = {
         "tp2",
         "gpt-tp2-full",
         "gpt-tp2-bf16",
+        "odd-tp2",
         "pp2",
         "gpt-pp2",
         "pp2-uneven",

@@ -48,6 +48,8 @@ IN_CI = {
     "gated": case(GATED, 1, micro_batch_size=4),
     "mixtral-capacity-bf16": case(ROOMY, 1, micro_batch_size=4, dtype="bf16"),
     "gpt-tp2": case(GPT, 2, tp=2, micro_batch_size=4),
+    "odd-tp2": case(contract.ODD, 2, tp=2, micro_batch_size=4),
+    "odd-tied-tp2-bf16": case(contract.ODD_TIED, 2, tp=2, micro_batch_size=2, dtype="bf16"),
     "dp2-zero1-overlap-grad_param": case(LLAMA, 2, micro_batch_size=2, **OVERLAPPED),
     "gpt-pp2": case(GPT, 2, pp=2, micro_batch_size=2),
     "pp2-uneven": case(LLAMA, 2, pp=2, micro_batch_size=2, layout=(3, 1)),

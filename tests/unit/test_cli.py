@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -273,3 +274,46 @@ def test_a_closed_terminal_interrupts_unless_nohup_keeps_it_away(terminal: signa
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+ON_GPUS = SPACE | {
+    "model": {"name": "llama3_70b"},
+    "cluster": {"device": "h200_sxm", "num_nodes": 2, "devices_per_node": 8},
+    "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 64},
+    "space": {"tp": [1, 8, 16], "pp": [1, 2], "sharding": ["none", "zero3"]},
+}
+
+
+def test_estimates_are_one_object_with_every_rejection_and_a_file_of_all(wattune: Command) -> None:
+    space = wattune.write(ON_GPUS)
+    code, out, _ = wattune("plan", space, "--estimate", "--json", "--top", 1, "--out", wattune.folder / "all.parquet")
+    found = json.loads(out)
+    assert code == 0 and len(found["kept"]) == 1 < found["num_kept"]
+    assert found["kept"][0]["estimate"]["step_time_s"]["value"] > 0
+    assert {one["rule"] for one in found["rejected"]} == {"world_size", "kv_heads", "memory"}
+    assert pq.read_table(wattune.folder / "all.parquet").num_rows == found["num_kept"]
+    code, out, _ = wattune("plan", space, "--estimate")
+    assert code == 0 and "estimated from h200_sxm" in out and "rejected by rule memory" in out
+
+
+def test_a_space_of_which_nothing_fits_ends_with_3(wattune: Command) -> None:
+    small = ON_GPUS | {"cluster": {"device": "h200_sxm", "num_nodes": 1, "devices_per_node": 1}, "space": {"tp": [1]}}
+    code, _, err = wattune("plan", wattune.write(small), "--estimate")
+    assert code == 3 and "nothing fits" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("plan", "--top", 3), "give --estimate too"), (("plan", "--estimate"), '"cpu" has no estimates')],
+)
+def test_estimates_that_cannot_be_made_are_one_clear_line(
+    wattune: Command, arguments: tuple[object, ...], words: str
+) -> None:
+    verb, *options = arguments
+    code, out, err = wattune(verb, wattune.write(SPACE), *options)
+    assert code == 2 and words in " ".join(err.split()) and out == ""
+
+
+def test_nothing_to_fit_to_is_said(wattune: Command) -> None:
+    code, _, err = wattune("fit", "nothing_here")
+    assert code == 2 and "nothing_here" in err

@@ -1,5 +1,6 @@
 """Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
 
+from wattune.api.estimates import estimate, fit
 from wattune.api.recordings import analyze, calibrate, record, send_recording
 from wattune.api.results import compare, figures, rank, report, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
@@ -17,7 +18,9 @@ __all__ = [
     "calibrate",
     "catalog",
     "compare",
+    "estimate",
     "figures",
+    "fit",
     "load_study",
     "plan",
     "preview",

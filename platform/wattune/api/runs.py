@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from wattune.api.estimates import lowest_figures
 from wattune.api.results import rank, report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
@@ -216,6 +217,7 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
             until=raced.until, max_share=raced.max_share, objective=spec.objective, constraints=spec.constraints
         ),
         budget=budget,
+        estimate=lowest_figures(planned, folder),
     )
 
 

@@ -72,7 +72,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=700.0,
             sm_clock_max_mhz=1980.0,
             temp_slowdown_c=89.0,
-            product_names=("NVIDIA H100 80GB HBM3",),  # NVML; other boards are "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
+            product_names=("NVIDIA H100 80GB HBM3",),  # NVML
             ray_accelerator_types=("H100",),  # ray 2.60 writes the same for PCIe and NVL boards
             source="NVIDIA H100 Tensor Core GPU datasheet (SXM5) and Hopper architecture white paper, table 2",
         ),
@@ -90,6 +90,49 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             product_names=("NVIDIA H200",),  # measured: NVML, driver 580.159.04; the NVL board is "NVIDIA H200 NVL"
             ray_accelerator_types=("H200",),
             source="NVIDIA H200 Tensor Core GPU datasheet (SXM); limits and thresholds read by NVML on one H200",
+        ),
+        DeviceSpec(
+            name="h100_pcie",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=756.5e12,  # half of the 1,513 TFLOP/s with sparsity
+            peak_fp32_flop_per_s=51.2e12,
+            memory_bytes=80 * 10**9,
+            memory_bandwidth_bytes_per_s=2.04e12,
+            link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
+            power_limit_w=350.0,
+            sm_clock_max_mhz=1755.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA H100 PCIe",),  # NVML; Ray labels it H100 like the SXM board, so the name decides
+            source="NVIDIA H100 PCIe GPU product brief PB-11133-001 and H100 datasheet (PCIe); not measured",
+        ),
+        DeviceSpec(
+            name="h100_nvl",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=835.5e12,  # half of the 1,671 TFLOP/s with sparsity
+            peak_fp32_flop_per_s=60.0e12,
+            memory_bytes=94 * 10**9,
+            memory_bandwidth_bytes_per_s=3.9e12,
+            link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
+            power_limit_w=400.0,
+            sm_clock_max_mhz=1785.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA H100 NVL",),  # NVML; Ray labels it H100 like the SXM board, so the name decides
+            source="NVIDIA H100 Tensor Core GPU datasheet (NVL) and H100 NVL product brief; not measured",
+        ),
+        DeviceSpec(
+            name="b200_sxm",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=2250e12,  # half of the sparse figure
+            peak_fp32_flop_per_s=75e12,
+            memory_bytes=180 * 10**9,
+            memory_bandwidth_bytes_per_s=7.7e12,
+            link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
+            power_limit_w=1000.0,
+            sm_clock_max_mhz=1965.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA B200",),
+            ray_accelerator_types=("B200",),
+            source="NVIDIA HGX B200 datasheet, figures of eight GPUs divided; not measured",
         ),
         DeviceSpec(
             name="mi250_gcd",
@@ -110,6 +153,21 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             ),
             ray_accelerator_types=("AMD-Instinct-MI250X-MI250",),  # ray 2.60, by PCI device 740C
             source="AMD Instinct MI250 accelerator datasheet, per-package figures halved for one GCD; not measured",
+        ),
+        DeviceSpec(
+            name="mi300x",
+            vendor="amd",
+            peak_bf16_flop_per_s=1307.4e12,
+            peak_fp32_flop_per_s=163.4e12,
+            memory_bytes=192 * 10**9,
+            memory_bandwidth_bytes_per_s=5.3e12,
+            link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction
+            power_limit_w=750.0,
+            sm_clock_max_mhz=2100.0,
+            temp_slowdown_c=None,
+            product_names=("AMD Instinct MI300X", "AMD Instinct MI300X OAM"),
+            ray_accelerator_types=("AMD-Instinct-MI300X-OAM",),  # ray 2.60
+            source="AMD Instinct MI300X accelerator datasheet; not measured",
         ),
         DeviceSpec(
             name="cpu",

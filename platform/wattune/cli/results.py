@@ -21,6 +21,7 @@ from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
+from wattune.terminal.forecast import print_fit
 from wattune.terminal.ranking import print_comparison, print_front, print_ranking
 from wattune.terminal.tables import print_metrics
 
@@ -110,6 +111,22 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(out, comparison)
+
+
+@app.command(rich_help_panel=_PANEL)
+def fit(
+    study: Annotated[list[str], typer.Argument(help="Names or folders of one or several studies.", show_default=False)],
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fits the predictions of `plan --estimate` to measured trials; later plans of the device use them."""
+    found = api.fit(study, storage=storage)
+    if as_json:
+        print_json({"fits": [{**one.model_dump(mode="json"), "path": str(path)} for path, one in found]})
+        return
+    for path, one in found:
+        print_fit(out, one)
+        print_line(f"kept in {path}; `wattune plan --estimate` with this storage uses it")
 
 
 @app.command(rich_help_panel=_PANEL)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from wattune import api
 from wattune.cli.shell import (
+    NOTHING_FEASIBLE,
     JsonOption,
     SpaceArgument,
     StorageOption,
@@ -25,6 +27,8 @@ from wattune.cli.shell import (
 from wattune.errors import TrackingError, WattuneError
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
+from wattune.storage.files import write_table
+from wattune.terminal.forecast import print_forecast
 from wattune.terminal.progress import StudyProgress
 from wattune.terminal.ranking import print_ranking
 from wattune.terminal.tables import print_candidates, print_rejections
@@ -37,16 +41,58 @@ _STOPPED: Final = "stopped before the end; the same command continues"
 
 
 @app.command(rich_help_panel=_PANEL)
-def plan(space: SpaceArgument, as_json: JsonOption = False) -> None:
+def plan(
+    space: SpaceArgument,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Predict memory, step time, power and temperature; needs no GPU."),
+    ] = False,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="With --estimate: the most promising plans only.", show_default=False)
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", help="With --estimate: write every plan to this Parquet file too.", show_default=False),
+    ] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Lists what a search space would try, what a rule rejects, and which combinations are equivalent."""
     planned = api.plan(space)
     candidates = planned.candidates
+    if estimate:
+        candidates.require_kept()
+        _print_estimates(planned, top, out_file, storage, as_json=as_json)
+        return
+    if top is not None or out_file is not None:
+        raise typer.BadParameter("--top and --out are of estimates; give --estimate too")
     if as_json:
         print_json(candidates.to_json() | {"warnings": list(planned.warnings)})
     else:
         print_candidates(out, candidates)
         _print_warnings(out, planned)
     candidates.require_kept()
+
+
+def _print_estimates(
+    planned: api.StudyPlan, top: int | None, out_file: Path | None, storage: str | None, *, as_json: bool
+) -> None:
+    found = api.estimate(planned, storage=storage)
+    if out_file is not None:
+        write_table(out_file, found.table())
+    if as_json:
+        by_rules, estimated = planned.candidates.to_json(), found.to_json(top)
+        rejected = [*by_rules["rejected"], *estimated["rejected"]]
+        print_json({**by_rules, **estimated, "rejected": rejected})
+    else:
+        print_forecast(out, found, **({} if top is None else {"top": top}))
+        if planned.rejected:
+            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in planned.rejected])
+        if out_file is not None:
+            print_line(f"all {len(found.kept)} are in {out_file}")
+    if not found.kept:
+        err.print("nothing fits; use more devices, or add tp, pp, sharding or recompute to the space", style="yellow")
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 @app.command(rich_help_panel=_PANEL)

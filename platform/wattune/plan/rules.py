@@ -202,15 +202,6 @@ def expert_rows(c: Configuration) -> str | None:
     return None
 
 
-def vocabulary(c: Configuration) -> str | None:
-    """Embedding and output projection are split over the vocabulary."""
-    if not CAPABILITIES[c.engine].splits_ends:
-        return None
-    tp, size = c.plan.tp, c.model.vocab_size
-    reason = _indivisible(c, "tp", tp, "vocab_size", size)
-    return reason and f"{reason}, or pad it: model.vocab_size: {-(-size // tp) * tp}"
-
-
 def positions(c: Configuration) -> str | None:
     """A model with learned positions has one for every token of a sequence."""
     if c.model.positions != "learned" or c.workload.seq_len <= c.model.max_positions:
@@ -369,7 +360,6 @@ RULES: Final[tuple[Rule, ...]] = (
     expert_layer,
     feed_forward,
     expert_rows,
-    vocabulary,
     positions,
     sequence,
     interleaving,

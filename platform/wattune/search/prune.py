@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,36 @@ from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
 from wattune.plan.effective import effective
 from wattune.plan.rules import violations
+from wattune.plan.vocabulary import padding_of
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
 Config = Mapping[str, Any]
 """One combination as the file writes it: axis values. Model, cluster and engine too where the study has several."""
+
+
+class _Combination(Mapping[str, Any]):
+    """A configuration that shares its names with all others: there may be a million of them."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+        self._names, self._values = names, values
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[self._names.index(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +57,15 @@ class Candidate:
     def trial_id(self) -> str:
         """The trial's id."""
         return self.spec.trial_id
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Ways in which an engine runs it otherwise than written."""
+        model, rows = self.spec.model, padding_of(self.spec)
+        if not rows:
+            return ()
+        size = model.vocab_size
+        return (f"tp={self.spec.plan.tp} pads the vocabulary of {model.name} from {size:,} to {size + rows:,} tokens",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +123,10 @@ class Candidates:
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Returns plain data for `wattune plan --json`."""
         return {
-            "kept": [{"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label} for k in self.kept],
+            "kept": [
+                {"trial_id": k.trial_id, "config": dict(k.config), "plan": k.spec.label, "notes": list(k.notes)}
+                for k in self.kept
+            ],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
             "equivalent": [{"config": dict(f.config), "into": f.into, "reason": f.reason} for f in self.equivalent],
         }
@@ -97,9 +135,18 @@ class Candidates:
         """Returns flat rows for `StudyFolder.write_candidates`. A column that does not apply is an empty text."""
         empty = {"status": "", "trial_id": "", "rule": "", "reason": "", "config": ""}
         return [
-            *({**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(k.config)} for k in self.kept),
             *(
-                {**empty, "status": "rejected", "rule": r.rule, "reason": r.reason, "config": json.dumps(r.config)}
+                {**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(dict(k.config))}
+                for k in self.kept
+            ),
+            *(
+                {
+                    **empty,
+                    "status": "rejected",
+                    "rule": r.rule,
+                    "reason": r.reason,
+                    "config": json.dumps(dict(r.config)),
+                }
                 for r in self.rejected
             ),
             *(
@@ -108,7 +155,7 @@ class Candidates:
                     "status": "equivalent",
                     "trial_id": f.into,
                     "reason": f.reason,
-                    "config": json.dumps(f.config),
+                    "config": json.dumps(dict(f.config)),
                 }
                 for f in self.equivalent
             ),
@@ -130,7 +177,8 @@ def prune(study: StudySpec) -> Candidates:
         spec = replace(written, plan=plan) if equivalences else written
         violation = next(violations(spec), None)
         if violation:
-            rejected.append(Rejected(config=config, rule=violation.rule, reason=violation.reason))
+            reason = sys.intern(violation.reason)  # few differ among very many
+            rejected.append(Rejected(config=config, rule=violation.rule, reason=reason))
         elif spec not in kept:
             kept[spec] = Candidate(spec=spec, config=config), equivalences
         elif equivalences:
@@ -167,11 +215,14 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             **({"engine": engine} if len(study.engines) > 1 else {}),
         }
         neutral = {"dtype": device(cluster.device).dtypes[0]}
+        names, outside = (*where, *study.axes), tuple(where.values())
+        plain = [[plain_value(value) for value in values] for values in study.axes.values()]
+        written = itertools.product(*plain)
         for values in itertools.product(*study.axes.values()):
             chosen = dict(zip(study.axes, values, strict=True))
             plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
             spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan)
-            yield spec, where | {axis: plain_value(value) for axis, value in chosen.items()}
+            yield spec, _Combination(names, (*outside, *next(written)))
 
 
 def _labels(names: Sequence[str], specs: Sequence[Any]) -> list[str]:

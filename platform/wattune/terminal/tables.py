@@ -14,7 +14,7 @@ from wattune.catalog.models import MODELS
 from wattune.doctor import Finding
 from wattune.intervals import Interval
 from wattune.schema import METRICS
-from wattune.search.prune import Candidates
+from wattune.search.prune import Candidate, Candidates
 from wattune.units import format_quantity
 
 SIMULATED_NOTE: Final = (
@@ -48,6 +48,7 @@ def print_candidates(console: Console, candidates: Candidates, *, most: int = 20
     console.print(kept)
     if len(candidates.kept) > most:
         console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
+    print_notes(console, candidates.kept)
     if candidates.rejected:
         print_rejections(console, [{"rule": one.rule, "reason": one.reason} for one in candidates.rejected])
     if candidates.equivalent:
@@ -58,6 +59,12 @@ def print_candidates(console: Console, candidates: Candidates, *, most: int = 20
         for reason, count in reasons.most_common(most):
             equivalent.add_row(str(count), reason)
         console.print(equivalent)
+
+
+def print_notes(console: Console, kept: Iterable[Candidate]) -> None:
+    """Prints each note of kept candidates once, with the number of those it is about."""
+    for note, count in Counter(note for one in kept for note in one.notes).items():
+        console.print(f"{note} (trials: {count})", highlight=False)
 
 
 def print_rejections(console: Console, rejected: Sequence[Mapping[str, Any]]) -> None:

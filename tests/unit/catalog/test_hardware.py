@@ -76,8 +76,8 @@ def test_sensors_are_those_of_the_simulated_device():
     [
         ("NVIDIA H100 80GB HBM3", "h100_sxm"),
         ("NVIDIA-H100-80GB-HBM3", "h100_sxm"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H100 PCIe", "h100_pcie"),
+        ("NVIDIA H100 NVL", "h100_nvl"),
         ("NVIDIA H100", None),
         ("NVIDIA GH200 480GB", None),
         ("NVIDIA H200", "h200_sxm"),
@@ -100,7 +100,10 @@ def test_every_accelerator_has_names_and_shares_none():
     assert [device_of_product(name).name for name in names] == [
         spec.name for spec in DEVICES.values() for _ in spec.product_names
     ]
-    assert all(spec.product_names and spec.ray_accelerator_types for spec in DEVICES.values() if spec.vendor != "cpu")
+    accelerators = [spec for spec in DEVICES.values() if spec.vendor != "cpu"]
+    assert all(spec.product_names for spec in accelerators)
+    # Ray labels boards of other form factors as it labels the SXM one: only their product tells them apart.
+    assert [spec.name for spec in accelerators if not spec.ray_accelerator_types] == ["h100_pcie", "h100_nvl"]
     assert device_of_product("cpu") is None and device_of_accelerator("") is None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import ClusterSpec, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import cluster as cluster_module
 from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect, has_left
@@ -103,8 +103,12 @@ def test_a_board_of_another_form_factor_is_no_sxm_board(product: str, label: dic
     with pytest.raises(EngineError) as error:
         found.resources_per_rank(ClusterSpec(device="h100_sxm", devices_per_node=8))
     text = str(error.value)
-    assert f"its driver says {product}" in text, "what was found"
     assert "8 device(s) h100_sxm each (NVIDIA H100 80GB HBM3)" in text, "what is allowed"
+    in_catalog = device_of_product(product)
+    if in_catalog is not None and not label:
+        assert f"8 GPU ({in_catalog.name})" in text, "what was found"
+        return
+    assert f"its driver says {product}" in text, "what was found"
     assert ("correct or remove the label" if label else "is added in wattune/catalog/hardware.py") in text, "what to do"
 
 
@@ -184,7 +188,7 @@ def test_nodes_whose_product_is_not_known_are_asked_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     monkeypatch.setattr(cluster_module, "ask_products", answer)
     first = alive_nodes()
-    assert {one.name: one.device for one in first} == {"a": None, "b": "h100_sxm", "c": "cpu"}
+    assert {one.name: one.device for one in first} == {"a": "h100_pcie", "b": "h100_sxm", "c": "cpu"}
     assert alive_nodes(first) == first and asked == [["1"], []]
 
 

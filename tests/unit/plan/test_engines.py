@@ -12,6 +12,7 @@ from wattune.plan.axes import AXES, Plan
 from wattune.plan.effective import effective
 from wattune.plan.engines import CAPABILITIES, capabilities
 from wattune.plan.rules import violations
+from wattune.plan.vocabulary import padding_of
 from wattune.trial import Lora, TrialSpec, Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
@@ -146,7 +147,10 @@ def test_deepspeed_splits_neither_vocabulary_nor_sequence():
     odd = replace(DENSE, vocab_size=50257)
     written = replace(spec(odd, engine="deepspeed", tp=2), workload=Workload(seq_len=4095, global_batch_size=64))
     assert list(violations(written)) == []
-    assert [v.rule for v in violations(replace(written, engine="torch"))] == ["vocabulary", "sequence"]
+    assert padding_of(written) == 0
+    other = replace(written, engine="torch")
+    assert [v.rule for v in violations(other)] == ["sequence"]
+    assert padding_of(other) == 50432 - 50257
 
 
 @pytest.mark.parametrize(

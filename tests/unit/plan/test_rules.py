@@ -69,7 +69,6 @@ BROKEN = {
         "ffn_hidden_size/etp=1004/1=1004 of mixtral_8x7b is not a multiple of 8",
         "smaller etp",
     ),
-    "vocabulary": (spec(LEARNED, tp=2), "tp=2 does not divide vocab_size=50257", "model.vocab_size: 50258"),
     "positions": (spec(LEARNED, seq_len=4096), "seq_len=4096 exceeds the max_positions=2048", "at most 2048"),
     "sequence": (spec(tp=2, seq_len=1025), "cp*tp=1*2=2 does not divide seq_len=1025", "multiple of 2"),
     "interleaving": (spec(vpp=2), "vpp=2 interleaves pipeline stages and pp=1 has none", "vpp=1"),

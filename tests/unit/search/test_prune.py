@@ -91,7 +91,7 @@ def test_the_combination_that_is_written_as_it_runs_is_the_one_kept():
     )
     assert [kept.config for kept in candidates.kept] == [{"overlap": "none", "tp": 4, "sharding": "none"}]
     assert len(candidates.equivalent) == 5
-    by_config = {json.dumps(equivalent.config): equivalent.reason for equivalent in candidates.equivalent}
+    by_config = {json.dumps(dict(equivalent.config)): equivalent.reason for equivalent in candidates.equivalent}
     assert by_config['{"overlap": "none", "tp": 4, "sharding": "zero1"}'] == (
         "sharding=zero1 acts as none: no replicas to share it with at dp=1"
     )
@@ -180,3 +180,12 @@ def test_a_hundred_thousand_combinations_take_seconds():
     assert spec.num_combinations > 90_000
     assert least_cpu_s(lambda: prune(spec)) < 3
     assert len(prune(spec).kept) > 100
+
+
+def test_a_padded_vocabulary_is_said_and_changes_nothing_else():
+    odd = {"name": "llama3_8b", "num_layers": 4, "vocab_size": 50257}
+    candidates = prune(study({"tp": [1, 2]}, model=odd))
+    notes = {kept.spec.plan.tp: kept.notes for kept in candidates.kept}
+    assert notes == {1: (), 2: ("tp=2 pads the vocabulary of llama3_8b from 50,257 to 50,432 tokens",)}
+    assert [kept.spec.model.vocab_size for kept in candidates.kept] == [50257, 50257]
+    assert [kept["notes"] for kept in candidates.to_json()["kept"]] == [list(kept.notes) for kept in candidates.kept]

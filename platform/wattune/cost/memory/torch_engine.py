@@ -36,7 +36,7 @@ def moments(shapes: Shapes) -> list[Moment]:
 
 
 class _Rank:
-    """Shapes and sizes of a rank of every stage."""
+    """Bytes that a rank of every stage holds."""
 
     def __init__(self, shapes: Shapes, layer: LayerBytes) -> None:
         s = self.shapes = shapes

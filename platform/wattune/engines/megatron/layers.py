@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 with warnings.catch_warnings():  # that there is neither Apex nor TransformerEngine: what this file is about
     warnings.simplefilter("ignore")
+    from megatron.core import parallel_state
     from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt import gpt_layer_specs as specs
@@ -34,6 +35,7 @@ from wattune.engines.megatron.lora import adapt
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Rotation
 from wattune.errors import EngineError
+from wattune.plan.vocabulary import padded_vocab_size, padding_of
 from wattune.trial import TrialSpec
 
 _POSITIONS = {"rope": "none", "learned": "learned_absolute"}
@@ -195,7 +197,7 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
     built = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm),
-        vocab_size=model.vocab_size,
+        vocab_size=padded_vocab_size(model, spec.engine, spec.plan.tp),
         max_sequence_length=model.max_positions or spec.workload.seq_len,
         pre_process=first,
         post_process=last,
@@ -213,9 +215,29 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
             module.weight.tensor_model_parallel = True
     if spec.workload.lora is not None:
         adapt(built, model, spec.workload.lora, config)
+    if last and padding_of(spec):
+        _mask_padding(built.output_layer, model.vocab_size)
     if last and spec.workload.mode == "prefill":
         _judge_last_token(built.output_layer)
     return cast(nn.Module, built)
+
+
+def _mask_padding(head: nn.Module, vocab_size: int) -> None:
+    """Gives padding the lowest logit, so that it has no part in the loss; Megatron's own training would count it.
+
+    The probability behind it is 0, and so is its gradient: autograd need not know. A finite number, since a fused loss
+    takes the largest logit of a rank away from all, and a rank may hold nothing but padding.
+    """
+    rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def mask(_head: nn.Module, _inputs: Any, outputs: tuple[Tensor, Any]) -> None:
+        logits = outputs[0]
+        held = max(vocab_size - rank * logits.shape[-1], 0)
+        if held < logits.shape[-1]:
+            with torch.no_grad():
+                logits[..., held:] = torch.finfo(logits.dtype).min
+
+    head.register_forward_hook(mask)
 
 
 def _judge_last_token(head: nn.Module) -> None:

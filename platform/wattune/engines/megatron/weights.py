@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
-from wattune.engines.model.weights import draw
+from wattune.engines.model.weights import draw, pad_rows
+from wattune.plan.vocabulary import padded_vocab_size
 from wattune.trial import Lora
 
 
@@ -140,7 +141,8 @@ def _outside(name: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tenso
         return whole(f"head.norm.{kind}", hidden)
     owner = {"embedding.word_embeddings.weight": "embedding.tokens", "output_layer.weight": "head.output"}[name]
     tokens = whole(f"{'embedding.tokens' if model.tied_embeddings else owner}.weight", model.vocab_size, hidden)
-    return tokens.chunk(holder.tp)[holder.tp_rank]
+    rows = padded_vocab_size(model, "megatron", holder.tp)
+    return pad_rows(tokens, rows).chunk(holder.tp)[holder.tp_rank]
 
 
 def _wide(model: ModelSpec) -> tuple[str, ...]:

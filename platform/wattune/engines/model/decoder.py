@@ -185,6 +185,8 @@ class Head(nn.Module):
         """Set where only the last position of a sequence is asked for, as after a prompt."""
         self.first_token = 0
         """First token of the piece of the vocabulary whose logits this rank computes."""
+        self.vocab_size = model.vocab_size
+        """Tokens there are. Logits behind the last one are padding and count in no loss."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, sequence, vocabulary], or with targets [batch, sequence] the sum of their losses, fp32."""
@@ -199,11 +201,11 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""
-        return summed_loss(self.logits(x), targets, self.first_token)
+        return summed_loss(self.logits(x), targets, self.first_token, self.vocab_size)
 
     def last_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the token after each sequence, summed over sequences."""
-        return summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1], self.first_token)
+        return summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1], self.first_token, self.vocab_size)
 
 
 class Decoder(nn.Module):
@@ -248,7 +250,7 @@ class Decoder(nn.Module):
                 part.compiler = compiler
 
 
-def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0) -> Tensor:
+def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0, vocab_size: int | None = None) -> Tensor:
     """Computes the cross-entropy in fp32, summed over all tokens, alike on every tensor parallel rank.
 
     Shoeybi et al. 2019 (arXiv 1909.08053), section 3: ranks exchange three numbers a token, and no logits.
@@ -257,10 +259,15 @@ def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0) -> Tensor
         logits: Of all tokens, [..., vocabulary]; a DTensor where tensor parallel cuts them by the vocabulary.
         targets: int64 [...].
         first_token: The token of this rank's first logit.
+        vocab_size: Tokens there are; a DTensor's logits behind the last one are padding. None where nothing is padded.
     """
     if not isinstance(logits, DTensor):
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
     mesh, mine = logits.device_mesh, logits.to_local().flatten(0, -2).float()
+    if vocab_size is not None and first_token + mine.shape[-1] > vocab_size:
+        # The lowest number, not -inf: of a rank with nothing but padding the largest logit is taken away from itself.
+        tokens = first_token + torch.arange(mine.shape[-1], device=mine.device)
+        mine = torch.where(tokens < vocab_size, mine, torch.finfo(mine.dtype).min)
     places = targets.flatten() - first_token
     held = (places >= 0) & (places < mine.shape[-1])
     largest = _over_ranks(mine.detach().amax(-1), mesh, "max")

@@ -1,5 +1,7 @@
 """Initial weights: a pure function of seed and full parameter name, so that every plan starts from the same model."""
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -30,11 +32,28 @@ def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
             if isinstance(module, Experts):
                 _initialise_experts(module, short_name, parameter, full_name, seed)
             elif isinstance(parameter, DTensor):
-                whole = draw(full_name, parameter.shape, seed, parameter.device)
+                whole = _draw_padded(full_name, parameter.shape, model, seed, parameter.device)
                 cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.copy_(cut)
             else:
                 parameter.copy_(draw(full_name, parameter.shape, seed, parameter.device))
+
+
+OF_TOKENS: Final = ("embedding.tokens.weight", "head.output.weight")
+"""Weights with a row for each token of the vocabulary, and behind them the rows of its padding."""
+
+
+def _draw_padded(full_name: str, shape: torch.Size, model: ModelSpec, seed: int, device: torch.device) -> Tensor:
+    """A whole weight as it is without padding, followed by zeros: padding changes no value and gets no gradient."""
+    if full_name not in OF_TOKENS:
+        return draw(full_name, shape, seed, device)
+    return pad_rows(draw(full_name, torch.Size([model.vocab_size, *shape[1:]]), seed, device), shape[0])
+
+
+def pad_rows(whole: Tensor, num_rows: int) -> Tensor:
+    """Appends rows of zeros to a matrix until it has so many."""
+    missing = num_rows - whole.shape[0]
+    return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])]) if missing else whole
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from wattune.engines.model.weights import initialise, round_values
 from wattune.engines.torch.blocking_comm import SerialAllGather, SerialReduceScatter
 from wattune.engines.torch.mesh import Meshes
 from wattune.plan.axes import Plan
+from wattune.plan.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 
 # Units do return views (the local part of a DTensor), but nothing here changes an activation in place.
@@ -58,6 +59,7 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
     """
     model, plan = spec.model, spec.plan
     if plan.tp > 1:
+        _pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
         _tensor_parallel(decoder, meshes.dense("tp"))
     freeze(decoder, spec.workload.mode)
     is_tied = model.tied_embeddings and decoder.embedding is not None and decoder.head is not None
@@ -83,6 +85,18 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
 def fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
     """Every unit of sharding in a module, outermost first."""
     return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
+
+
+def _pad_vocabulary(decoder: Decoder, num_rows: int) -> None:
+    """Gives embedding and head that many rows, on the meta device. What is behind the vocabulary is padding."""
+    if decoder.embedding is not None:
+        tokens = decoder.embedding.tokens
+        if num_rows != tokens.num_embeddings:
+            decoder.embedding.tokens = nn.Embedding(num_rows, tokens.embedding_dim, device="meta")
+    if decoder.head is not None:
+        output = decoder.head.output
+        if num_rows != output.out_features:
+            decoder.head.output = nn.Linear(output.in_features, num_rows, bias=False, device="meta")
 
 
 def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:

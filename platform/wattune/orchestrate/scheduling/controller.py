@@ -312,7 +312,9 @@ class StudyController:
         for limit, bound in self._run.limits.items():
             metric = LIMIT_METRICS[limit]
             if estimate.get(metric, -math.inf) > bound:
-                reason = f"{metric} is estimated at {estimate[metric]:.6g}, the hard limit {limit} is {bound:.6g}"
+                reason = (
+                    f"{metric} is estimated at {estimate[metric]:.6g} or more, the hard limit {limit} is {bound:.6g}"
+                )
                 self._opened.release(running.nodes)
                 self._conclude(running, self._write(running, TrialStatus.REJECTED, reason))
                 return True

@@ -57,7 +57,8 @@ class StudyRun:
     retry: frozenset[TrialStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
-    """Predicts metrics of a trial. A trial that is estimated above a hard limit is rejected instead of run."""
+    """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
+    rejected instead of run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

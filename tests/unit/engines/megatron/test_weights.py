@@ -157,6 +157,14 @@ def test_tied_ends_are_one_weight():
     assert list(whole.given) == ["embedding.tokens.weight"] and torch.equal(first, last)
 
 
+def test_a_vocabulary_that_the_degree_does_not_divide_ends_in_rows_of_zeros():
+    whole, odd = Numbered(), replace(TIED, vocab_size=131)
+    pieces = [weight("", "embedding.word_embeddings.weight", odd, Holder(tp=2, tp_rank=r), whole) for r in range(2)]
+    assert [len(piece) for piece in pieces] == [128, 128]
+    together = torch.cat(pieces)
+    assert torch.equal(together[:131], whole.given["embedding.tokens.weight"]) and not together[131:].any()
+
+
 def test_transformer_engine_keeps_norms_in_its_linear_layers_and_experts_apart():
     whole = Numbered()
     fused = {

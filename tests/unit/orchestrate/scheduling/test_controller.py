@@ -479,7 +479,7 @@ def test_a_trial_estimated_above_a_hard_limit_never_starts(world, specs, caplog)
     rejected = world.result(specs[1])
     assert rejected.status is TrialStatus.REJECTED
     assert rejected.reason == (
-        "node_device_power_peak_1s_w is estimated at 2000, the hard limit node_device_power_w is 1500"
+        "node_device_power_peak_1s_w is estimated at 2000 or more, the hard limit node_device_power_w is 1500"
     )
     assert "cannot be estimated" in caplog.text
     assert world.result(specs[2]).tags["no_estimate"] == "RuntimeError: no idea"

@@ -1,0 +1,341 @@
+"""Estimates of candidates: memory, step time, power and temperature joined, each with a 95 % interval.
+
+Every figure has the name of the metric it predicts. An estimate and a result never share a table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import erf, sqrt
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wattune.catalog.hardware import DeviceSpec
+from wattune.cost import power, temperature
+from wattune.cost.batch import Batch, Floats, Ints, batches
+from wattune.cost.coefficients import (
+    ORIGINS,
+    MemoryCoefficients,
+    Origin,
+    PowerCoefficients,
+    StepTimeCoefficients,
+    ThermalCoefficients,
+)
+from wattune.cost.flops import workload_flop_per_token
+from wattune.cost.memory.predict import predict as predict_memory
+from wattune.cost.step_time.predict import predict as predict_step_time
+from wattune.cost.tables import Memory, Power, StepTime, Temperature
+from wattune.errors import PlanError
+from wattune.plan.vocabulary import padded_vocab_size
+from wattune.schema import METRICS
+from wattune.trial import TrialSpec
+
+Reals = npt.NDArray[np.float32]
+
+ROWS: Final = 32_768
+"""Candidates predicted at once, so that memory stays bounded."""
+
+_Z_95: Final = 1.959964
+"""Standard deviations from the middle of a normal distribution to the end of its 95 % interval."""
+
+LIMITS: Final = (
+    "matrix units",
+    "memory bandwidth",
+    "power limit",
+    "pipeline bubble",
+    "communication tp",
+    "communication ep",
+    "communication cp",
+    "communication dp",
+    "communication pp",
+    "host",
+    "slowest rank",
+)
+"""Largest uses of a step's time, by which it is said to be limited."""
+
+_OF_PARTS: Final = {
+    "pipeline bubble": "bubble_s",
+    **{f"communication {kind}": f"exposed_comm_{kind}_s" for kind in ("tp", "ep", "cp", "dp", "pp")},
+    "host": "other_s",
+    "slowest rank": "straggler_s",
+}
+
+SLOWED_FRAC: Final = 0.97
+"""Clock below which computing counts as limited by power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """All that predictions of one kind of device need beside the catalog."""
+
+    memory: MemoryCoefficients
+    step_time: StepTimeCoefficients
+    power: PowerCoefficients
+    thermal: ThermalCoefficients
+    fit: str = ""
+    """Name of the stored fit that replaced defaults; empty where none did."""
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Origin of the coefficients behind each kind of figure."""
+        return {
+            "memory": self.memory.origin,
+            "step time": self.step_time.origin,
+            "power": self.power.origin,
+            "temperature": self.thermal.origin,
+        }
+
+    @property
+    def origin(self) -> Origin:
+        """The least trusted of them."""
+        return max(self.origins.values(), key=ORIGINS.index)
+
+
+Find = Callable[[DeviceSpec], Coefficients]
+"""Finds the coefficients of a device, or raises `PlanError` where it cannot be predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A predicted metric of every candidate with its 95 % interval."""
+
+    value: Floats
+    low: Reals
+    high: Reals
+
+    def probability_above(self, bound: Floats | float) -> Floats:
+        """Computes the probability that a measurement is above a bound, with normally distributed errors."""
+        spread = np.maximum((self.high - self.low) / (2 * _Z_95), 1e-9 * np.abs(self.value) + 1e-300)
+        probability: Floats = 0.5 * (1.0 + _erf((self.value - bound) / (sqrt(2.0) * spread)))
+        return probability
+
+
+_erf = np.vectorize(erf, otypes=[np.float64])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Predictions of candidates, in their order."""
+
+    columns: Mapping[str, Column]
+    """Columns by the names of `wattune.schema.METRICS`."""
+    memory_parts_bytes: Mapping[str, Reals]
+    """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`."""
+    stage: npt.NDArray[np.int16]
+    """Pipeline stage of that rank."""
+    limited_by: npt.NDArray[np.int8]
+    """Index in `LIMITS`."""
+    origin: npt.NDArray[np.int8]
+    """Index in `ORIGINS` of the least trusted coefficient."""
+
+    def __len__(self) -> int:
+        """Returns the number of candidates."""
+        return len(self.stage)
+
+    def one(self, position: int) -> dict[str, dict[str, float]]:
+        """Returns the figures of one candidate, by metric: `value`, `low`, `high`."""
+        return {
+            name: {"value": float(c.value[position]), "low": float(c.low[position]), "high": float(c.high[position])}
+            for name, c in self.columns.items()
+        }
+
+    def take(self, positions: Ints) -> "Estimates":
+        """Returns the candidates at these positions, in that order."""
+        return Estimates(
+            columns={
+                name: Column(value=c.value[positions], low=c.low[positions], high=c.high[positions])
+                for name, c in self.columns.items()
+            },
+            memory_parts_bytes={name: part[positions] for name, part in self.memory_parts_bytes.items()},
+            stage=self.stage[positions],
+            limited_by=self.limited_by[positions],
+            origin=self.origin[positions],
+        )
+
+    def table(self) -> pa.Table:
+        """Returns all columns as Arrow: `estimate.<metric>`, `.low` and `.high`, parts of memory, limit and origin."""
+        columns: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            columns |= {
+                f"estimate.{name}": column.value,
+                f"estimate.{name}.low": column.low,
+                f"estimate.{name}.high": column.high,
+            }
+        columns |= {f"estimate.memory.{name}_bytes": part for name, part in self.memory_parts_bytes.items()}
+        for name, places, texts in (("limited_by", self.limited_by, LIMITS), ("origin", self.origin, ORIGINS)):
+            columns[f"estimate.{name}"] = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(texts))
+        return pa.table(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Predictions of one batch, part by part, before they are joined."""
+
+    memory: Memory
+    step: StepTime
+    power: Power
+    temperature: Temperature
+
+
+def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
+    """Predicts every candidate.
+
+    Args:
+        specs: Effective specifications that no rule rejects.
+        find: Gives the coefficients of a device.
+
+    Returns:
+        Predictions in the order of the specifications. They do not depend on it.
+
+    Raises:
+        PlanError: A device cannot be predicted: the catalog lacks its peaks.
+    """
+    total = len(specs)
+    columns = {name: _empty_column(total) for name in ESTIMATED}
+    parts: dict[str, Reals] = {}
+    stage, limited_by, origin = np.zeros(total, np.int16), np.zeros(total, np.int8), np.zeros(total, np.int8)
+    for positions, batch in _pieces(specs):
+        coefficients = find(batch.device)
+        found = predict(batch, coefficients)
+        for name, (value, low, high) in _figures(batch, found).items():
+            column = columns[name]
+            column.value[positions], column.low[positions], column.high[positions] = value, low, high
+        for name, size_bytes in found.memory.parts_bytes.items():
+            parts.setdefault(name, np.zeros(total, np.float32))[positions] = size_bytes
+        stage[positions] = found.memory.stage
+        limited_by[positions] = _limited_by(batch, found.step)
+        origin[positions] = ORIGINS.index(coefficients.origin)
+    return Estimates(columns=columns, memory_parts_bytes=parts, stage=stage, limited_by=limited_by, origin=origin)
+
+
+def predict(batch: Batch, coefficients: Coefficients) -> Parts:
+    """Predicts one batch, part by part.
+
+    Raises:
+        PlanError: The catalog lacks a peak or the power limit of its device.
+    """
+    limit_w = batch.device.power_limit_w
+    if limit_w is None:
+        raise PlanError(unpredictable(batch.device))
+    vocabulary = _vocabulary(batch)
+    step = predict_step_time(
+        batch, coefficients.step_time, coefficients.power, limit_w=limit_w, padded_vocab_size=vocabulary
+    )
+    drawn = power.predict(batch, step, coefficients.power, limit_w=limit_w)
+    return Parts(
+        memory=predict_memory(batch, coefficients.memory, padded_vocab_size=vocabulary),
+        step=step,
+        power=drawn,
+        temperature=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),
+    )
+
+
+def _vocabulary(batch: Batch) -> Ints:
+    """Returns the rows of embedding and head of each candidate, padding included."""
+    degrees, of = np.unique(batch.tp, return_inverse=True)
+    rows = [padded_vocab_size(batch.model, batch.engine, tp) for tp in degrees.tolist()]
+    return np.array(rows, np.int64)[of]
+
+
+def unpredictable(device: DeviceSpec) -> str:
+    """Says why a device has no estimates."""
+    return (
+        f'"{device.name}" has no estimates: its peaks and power limit are not in the catalog; '
+        "use an accelerator of `wattune catalog`, or set simulate_sensors_of to one"
+    )
+
+
+def _pieces(specs: Sequence[TrialSpec]) -> Iterator[tuple[Ints, Batch]]:
+    """Yields batches of bounded size, with the positions of their candidates."""
+    for start in range(0, len(specs), ROWS):
+        for positions, batch in batches(specs[start : start + ROWS]):
+            yield positions + start, batch
+
+
+ESTIMATED: Final = (
+    "memory_peak_bytes",
+    "memory_headroom_frac",
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "mfu_frac",
+    "energy_per_token_j",
+    "device_power_mean_w",
+    "device_power_peak_1s_w",
+    "node_device_power_mean_w",
+    "node_device_power_peak_1s_w",
+    "device_temp_max_c",
+)
+"""Metrics that are predicted."""
+
+assert set(ESTIMATED) <= METRICS.keys(), "estimates have the names of metrics"
+
+_Figure = tuple[Floats, Floats, Floats]
+
+
+def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
+    """Joins the parts of one batch to figures: value, low and high end."""
+    world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
+    size = _relative(found.memory.peak_bytes, found.memory.error_frac)
+    step = _relative(found.step.step_time_s, found.step.error_frac)
+    speed = _inverse(step, float(tokens))
+    each = _relative(found.power.device_power_mean_w, found.power.error_frac)
+    # Errors of time and power are independent, so those of energy add in squares.
+    energy_error = np.hypot(found.step.error_frac, found.power.error_frac)
+    warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
+    figures = {
+        "memory_peak_bytes": size,
+        "step_time_s": step,
+        "tokens_per_s": speed,
+        "tokens_per_s_per_device": _inverse(step, tokens / world),
+        "energy_per_token_j": _relative(found.power.energy_per_token_j, energy_error),
+        "device_power_mean_w": each,
+        "device_power_peak_1s_w": _relative(found.power.device_power_peak_1s_w, found.power.peak_error_frac),
+        "node_device_power_mean_w": _relative(found.power.node_device_power_mean_w, found.power.error_frac),
+        "node_device_power_peak_1s_w": _relative(found.power.node_device_power_peak_1s_w, found.power.peak_error_frac),
+        "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
+    }
+    peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
+    if peak is None or room is None:
+        raise PlanError(unpredictable(batch.device))
+    flop = tokens * workload_flop_per_token(batch.model, batch.workload)
+    figures["mfu_frac"] = _inverse(step, flop / (world * peak))
+    figures["memory_headroom_frac"] = 1 - size[0] / room, 1 - size[2] / room, 1 - size[1] / room
+    return figures
+
+
+def _relative(value: Floats, error_frac: Floats) -> _Figure:
+    return value, value * np.maximum(1.0 - error_frac, 0.0), value * (1.0 + error_frac)
+
+
+def _inverse(figure: _Figure, over: float) -> _Figure:
+    value, low, high = figure
+    return over / value, over / high, over / np.maximum(low, 1e-3 * value)
+
+
+def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:
+    """Finds what most of a step's time goes to; computing is limited by matrix units, memory or the power limit."""
+    activity = step.activity
+    matrix_s, memory_s = activity.matrix_s.sum(1), activity.memory_s.sum(1)
+    of_matrix = matrix_s / np.maximum(matrix_s + memory_s, 1e-12)
+    slowest = np.where(activity.matrix_s > 0, activity.clock_frac, 1.0).min(1)
+    compute_s = step.parts_s["compute_s"]
+    matrix_part_s = compute_s * of_matrix
+    is_slowed = slowest < SLOWED_FRAC
+    seconds = {
+        "matrix units": np.where(is_slowed, 0.0, matrix_part_s),
+        "power limit": np.where(is_slowed, matrix_part_s, 0.0),
+        "memory bandwidth": compute_s - matrix_part_s,
+    }
+    zero = np.zeros(len(batch))
+    seconds |= {limit: step.parts_s.get(part, zero) for limit, part in _OF_PARTS.items()}
+    largest: npt.NDArray[np.int8] = np.argmax(np.stack([seconds[limit] for limit in LIMITS]), axis=0).astype(np.int8)
+    return largest
+
+
+def _empty_column(size: int) -> Column:
+    return Column(
+        value=np.full(size, np.nan), low=np.full(size, np.nan, np.float32), high=np.full(size, np.nan, np.float32)
+    )

@@ -1,0 +1,123 @@
+"""The fit of one kind of device to the trials of studies: memory, step time and power, each with its held-out error."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from wattune.cost.batch import Floats
+from wattune.cost.estimate import Coefficients
+from wattune.errors import PlanError
+from wattune.fitting.memory import fit_memory
+from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
+from wattune.fitting.step_time import fit as fit_step_time
+from wattune.fitting.store import HoldOut, StoredFit, missing_data
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+Measured = tuple[TrialSpec, TrialResult]
+
+
+def fit_device(
+    device: str,
+    measured: Sequence[Measured],
+    default: Coefficients,
+    *,
+    studies: Sequence[str],
+    device_uuids: Sequence[str] = (),
+) -> StoredFit:
+    """Fits the coefficients of a device.
+
+    Args:
+        device: Catalog name.
+        measured: Trials on it. Those that did not complete say nothing, those with simulated sensors are left out.
+        default: Coefficients without a fit: where to start.
+        studies: Names of the studies.
+        device_uuids: Devices of the trials.
+
+    Raises:
+        PlanError: No trial can be fitted to.
+    """
+    usable = [(spec, result) for spec, result in measured if _is_usable(spec, result)]
+    if not usable:
+        raise PlanError(
+            f"none of {len(measured)} trials on {device} completed with measured sensors; "
+            "run a study on GPUs, or name another one"
+        )
+    hold_out: dict[str, HoldOut] = {}
+    power = default.power
+    rows = [row for row in map(_row, usable) if has_activity(row)]
+    if rows:
+        limit_w = float(np.median([row["device_power_limit_w"] or default_limit_w(usable) for row in rows]))
+        power = with_intervals(rows, default.power, limit_w=limit_w)
+        configurations = len({row["trial_id"] for row in rows})
+        if configurations >= MIN_CONFIGURATIONS:
+            for metric, frac in (
+                ("device_power_mean_w", power.error_frac),
+                ("node_device_power_peak_1s_w", power.peak_error_frac),
+            ):
+                hold_out[metric] = HoldOut(median_frac=None, p95_frac=frac, num_configurations=configurations)
+    step = fit_step_time([(spec, result.metrics) for spec, result in usable], default.step_time, power)
+    _note(hold_out, "step_time_s", step.held_out_frac, usable)
+    peaks = [
+        (spec, result.metrics["memory_peak_bytes"]) for spec, result in usable if "memory_peak_bytes" in result.metrics
+    ]
+    memory = None
+    if peaks:
+        found = fit_memory(peaks, default.memory)
+        memory = found.coefficients
+        _note(hold_out, "memory_peak_bytes", found.held_out_frac, usable)
+    return StoredFit(
+        device=device,
+        device_uuids=tuple(sorted(set(device_uuids))),
+        fitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        studies=tuple(studies),
+        num_trials=len(usable),
+        num_configurations=len({spec.trial_id for spec, _ in usable}),
+        memory=memory,
+        step_time=step.coefficients,
+        power=power if rows else None,
+        hold_out=hold_out,
+        sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(map(_seconds, usable))),
+    )
+
+
+def default_limit_w(usable: Sequence[Measured]) -> float:
+    """Returns the catalog's power limit of the trials' device; infinity where it has none."""
+    return usable[0][0].cluster.sensed_device.power_limit_w or float("inf")
+
+
+def _is_usable(spec: TrialSpec, result: TrialResult) -> bool:
+    simulated = spec.cluster.simulate_sensors_of is not None
+    return result.status is TrialStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
+
+
+def _row(one: Measured) -> dict[str, Any]:
+    spec, result = one
+    facts = {"trial_id": result.trial_id, "status": str(result.status), "spec": json.dumps(spec.to_json())}
+    return facts | {name: result.metrics.get(name) for name in METRICS}
+
+
+def _note(hold_out: dict[str, HoldOut], metric: str, errors: Floats, usable: Sequence[Measured]) -> None:
+    """Keeps the held-out errors of a metric, where anything was held out."""
+    known = np.abs(errors[np.isfinite(errors)])
+    if known.size:
+        hold_out[metric] = HoldOut(
+            median_frac=float(np.median(known)),
+            p95_frac=float(np.quantile(known, 0.95)),
+            num_configurations=len({spec.trial_id for spec, _ in usable}),
+        )
+
+
+def _axes(spec: TrialSpec) -> dict[str, int | str]:
+    plan = spec.plan
+    degrees = {name: getattr(plan, name) for name in ("tp", "pp", "ep", "vpp")}
+    names = {name: getattr(plan, name) for name in ("sharding", "recompute", "overlap")}
+    return {**degrees, **names, "engine": spec.engine}
+
+
+def _seconds(one: Measured) -> float:
+    result = one[1]
+    return (result.end_wall_ns - result.start_wall_ns) / 1e9

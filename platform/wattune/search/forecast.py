@@ -1,0 +1,227 @@
+"""Kept candidates with their estimates: which cannot fit, which bound each is expected to break, and their order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.catalog.hardware import DeviceSpec
+from wattune.cost.batch import Floats, Ints
+from wattune.cost.coefficients import ORIGINS
+from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
+from wattune.objective import Constraint, Objective
+from wattune.search.prune import Candidate, Candidates, Rejected
+from wattune.trial import TrialSpec
+from wattune.units import BYTES_PER_GIB
+
+MEMORY_RULE: Final = "memory"
+"""Rule of candidates whose estimated memory is above their device's, even at the low end of the interval."""
+
+MEMORY_RISK: Final = "memory of the device"
+"""Name of that bound among the bounds that a candidate may break."""
+
+BOARD_BYTES_PER_BYTE: Final = BYTES_PER_GIB / 1e9
+"""Memory that a driver finds over that of the catalog, at most: a datasheet's GB may be 2^30 bytes. NVML finds 143,771
+MiB on an H200 of 141 GB. Nothing is rejected that could fit."""
+
+FALLBACK: Final = Objective(metric="tokens_per_s", maximize=True)
+"""Order where the objective has no estimate."""
+
+_LIKELY: Final = 0.5
+"""Probability above which a bound is expected to break."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The coefficients that estimates of one device come from."""
+
+    device: DeviceSpec
+    coefficients: Coefficients
+
+    @property
+    def text(self) -> str:
+        """A line for people: device, and the origin of each kind of figure."""
+        origins = ", ".join(f"{kind} {origin}" for kind, origin in self.coefficients.origins.items())
+        fit = f" (fit {self.coefficients.fit})" if self.coefficients.fit else ""
+        return f"{self.device.name}: {origins}{fit}"
+
+
+class Unfitting(Sequence[Rejected]):
+    """Candidates that cannot fit. Their reasons have figures of their own, so those of a million are not all kept."""
+
+    def __init__(self, kept: Sequence[Candidate], found: Estimates, places: Ints) -> None:
+        """Takes all candidates with their estimates, and the places of those that cannot fit."""
+        self._kept, self._found, self._places = kept, found, places
+
+    def __len__(self) -> int:
+        """Returns their number."""
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns one, or those of a slice."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = int(self._places[number])
+        candidate = self._kept[place]
+        return Rejected(config=candidate.config, rule=MEMORY_RULE, reason=_reason(candidate.spec, self._found, place))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Candidates that may fit, best expectation first, and those that cannot."""
+
+    kept: tuple[Candidate, ...]
+    """First those that are expected to keep every bound, then the others; each by the objective's estimate."""
+    estimates: Estimates
+    """In the same order."""
+    risks: Mapping[str, Floats]
+    """Probability that each bound breaks, by its text, in the same order."""
+    rejected: Sequence[Rejected]
+    """Those that cannot fit, by the rule `memory`. Each reason is written when it is read."""
+    objective: Objective
+    """The objective of the order: the study's, or `FALLBACK`."""
+    unestimated: tuple[str, ...]
+    """The study's objective and bounds that no estimate speaks of."""
+    sources: tuple[Source, ...]
+
+    def breaks(self, position: int) -> dict[str, float]:
+        """Returns the bounds that a candidate is expected to break, each with the probability, likeliest first."""
+        found = {bound: float(risk[position]) for bound, risk in self.risks.items() if risk[position] > _LIKELY}
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """Returns plain data for `wattune plan --estimate --json`, of the first `top` candidates."""
+        return {
+            "num_kept": len(self.kept),
+            "kept": [self._one(position) for position in range(len(self.kept))[:top]],
+            "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
+            "sorted_by": str(self.objective),
+            "unestimated": list(self.unestimated),
+            "sources": [
+                {"device": one.device.name, "fit": one.coefficients.fit, **one.coefficients.origins}
+                for one in self.sources
+            ],
+        }
+
+    def _one(self, position: int) -> dict[str, Any]:
+        candidate, found = self.kept[position], self.estimates
+        return {
+            "trial_id": candidate.trial_id,
+            "config": dict(candidate.config),
+            "plan": candidate.spec.label,
+            "notes": list(candidate.notes),
+            "estimate": found.one(position),
+            "limited_by": LIMITS[found.limited_by[position]],
+            "origin": ORIGINS[found.origin[position]],
+            "breaks": {bound: float(risk[position]) for bound, risk in self.risks.items()},
+        }
+
+    def table(self) -> pa.Table:
+        """Returns every kept candidate as Arrow: trial, plan, all columns of the estimates, and the risks."""
+        names = pa.table(
+            {
+                "trial_id": [one.trial_id for one in self.kept],
+                "model": [one.spec.model.name for one in self.kept],
+                "cluster": [one.spec.cluster.label for one in self.kept],
+                "engine": [one.spec.engine for one in self.kept],
+                "plan": [one.spec.label for one in self.kept],
+            }
+        )
+        figures = self.estimates.table()
+        for name in figures.column_names:
+            names = names.append_column(name, figures[name])
+        for bound, risk in self.risks.items():
+            names = names.append_column(f"estimate.breaks.{bound}", pa.array(risk))
+        return names
+
+
+def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Constraint], find: Find) -> Forecast:
+    """Estimates every kept candidate, rejects those that cannot fit and orders the rest.
+
+    Args:
+        candidates: The sorted space.
+        objective: The study's.
+        bounds: Its constraints and hard limits.
+        find: Gives the coefficients of a device.
+
+    Raises:
+        PlanError: A device cannot be predicted.
+    """
+    used: dict[str, Source] = {}
+
+    def noting(device: DeviceSpec) -> Coefficients:
+        if device.name not in used:
+            used[device.name] = Source(device=device, coefficients=find(device))
+        return used[device.name].coefficients
+
+    kept = candidates.kept
+    specs = [one.spec for one in kept]
+    found = estimate(specs, noting)
+    room_bytes = _per_cluster(specs, lambda spec: (spec.cluster.sensed_device.memory_bytes or 0) * BOARD_BYTES_PER_BYTE)
+    fits = found.columns["memory_peak_bytes"].low <= room_bytes
+    ordered = objective if objective.metric in found.columns else FALLBACK
+    risks, unestimated = _risks(specs, bounds, found)
+    risks = {MEMORY_RISK: found.columns["memory_peak_bytes"].probability_above(room_bytes), **risks}
+    order = _order(found, risks, ordered, np.flatnonzero(fits))
+    return Forecast(
+        kept=tuple(kept[place] for place in order.tolist()),
+        estimates=found.take(order),
+        risks={bound: risk[order] for bound, risk in risks.items()},
+        rejected=Unfitting(kept, found, np.flatnonzero(~fits)),
+        objective=ordered,
+        unestimated=(*((str(objective),) if ordered is not objective else ()), *unestimated),
+        sources=tuple(used.values()),
+    )
+
+
+def _order(found: Estimates, risks: Mapping[str, Floats], objective: Objective, fits: Ints) -> Ints:
+    """Sorts the candidates that fit: expected to keep all bounds first, then by the objective; ties as they were."""
+    value = found.columns[objective.metric].value[fits]
+    breaks = np.max([risk[fits] for risk in risks.values()], axis=0, initial=0.0) > _LIKELY
+    return fits[np.lexsort((-value if objective.maximize else value, breaks))]
+
+
+def _risks(
+    specs: Sequence[TrialSpec], bounds: Sequence[Constraint], found: Estimates
+) -> tuple[dict[str, Floats], list[str]]:
+    """Computes the probability that each bound breaks, and lists those that no estimate speaks of."""
+    risks: dict[str, Floats] = {}
+    unestimated = []
+    for bound in bounds:
+        column = found.columns.get(bound.metric)
+        if column is None or bound.limit_metric not in (None, "device_power_limit_w"):
+            unestimated.append(str(bound))
+            continue
+        held: Floats | float = bound.factor
+        if bound.limit_metric is not None:
+            held = bound.factor * _per_cluster(specs, lambda spec: spec.cluster.sensed_device.power_limit_w or np.nan)
+        above = column.probability_above(held)
+        risks[str(bound)] = above if bound.operator.startswith("<") else 1.0 - above
+    return risks, unestimated
+
+
+def _per_cluster(specs: Sequence[TrialSpec], figure: Any) -> Floats:
+    """Computes a figure of each candidate's cluster, once for every cluster."""
+    known: dict[int, float] = {}
+    values = np.empty(len(specs))
+    for place, spec in enumerate(specs):
+        key = id(spec.cluster)
+        if key not in known:
+            known[key] = figure(spec)
+        values[place] = known[key]
+    return values
+
+
+def _reason(spec: TrialSpec, found: Estimates, place: int) -> str:
+    """Says how many bytes are needed at least, and for what."""
+    peak = found.columns["memory_peak_bytes"]
+    parts = sorted(((float(part[place]), name) for name, part in found.memory_parts_bytes.items()), reverse=True)
+    listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for size, name in parts if size >= 0.05e9)
+    room = spec.cluster.sensed_device
+    return (
+        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, at least {peak.low[place] / 1e9:.1f} GB, "
+        f"and {room.name} has {(room.memory_bytes or 0) / 1e9:.0f} GB: {listed}; use a larger tp or pp, a smaller "
+        "micro_batch_size, sharding, or recompute"
+    )

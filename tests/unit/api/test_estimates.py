@@ -1,0 +1,80 @@
+"""Estimates of a space use the storage's fit unasked and say so; limits take the low ends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wattune import api
+from wattune.api.estimates import lowest_figures
+from wattune.catalog.hardware import DEVICES
+from wattune.cost.defaults import default_coefficients
+from wattune.errors import PlanError
+from wattune.fitting.store import StoredFit, write_fit
+
+SPACES = Path(__file__).parents[3] / "search_spaces"
+SPACE = SPACES / "moe_ep_h200x4.yaml"
+
+
+def stored(tmp_path: Path) -> None:
+    default = default_coefficients(DEVICES["h200_sxm"])
+    write_fit(
+        tmp_path,
+        StoredFit(
+            device="h200_sxm",
+            device_uuids=(),
+            fitted_at="2026-11-22T12:00:00+00:00",
+            studies=("a",),
+            num_trials=12,
+            num_configurations=10,
+            memory=None,
+            step_time=replace(default.step_time, error_frac=0.01),
+            power=None,
+            hold_out={},
+            sharpen=(),
+        ),
+    )
+
+
+def test_a_stored_fit_is_used_unasked_and_said(tmp_path) -> None:
+    before = api.estimate(SPACE, storage=str(tmp_path))
+    stored(tmp_path)
+    after = api.estimate(SPACE, storage=str(tmp_path))
+    assert before.sources[0].coefficients.fit == "" and "fit" not in before.sources[0].text
+    assert "(fit 2026-11-22, 12 trials)" in after.sources[0].text
+    step = after.estimates.columns["step_time_s"]
+    assert float((step.high - step.low)[0] / step.value[0]) == pytest.approx(0.02, rel=1e-3)
+
+
+def test_hard_limits_are_bounds_of_the_forecast(tmp_path) -> None:
+    planned = api.plan(SPACE)
+    limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 100.0}))
+    found = api.estimate(limited, storage=str(tmp_path))
+    assert (found.risks["node_device_power_peak_1s_w <= 100"] > 0.99).all()
+
+
+def test_limits_are_held_to_the_low_end_of_an_estimate(tmp_path) -> None:
+    planned = api.plan(SPACE)
+    free = replace(planned, spec=replace(planned.spec, limits={}))
+    assert lowest_figures(free, tmp_path) is None, "nothing is limited"
+    limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 100.0}))
+    lowest = lowest_figures(limited, tmp_path)
+    one = planned.kept[0].spec
+    figure = api.estimate(planned, storage=str(tmp_path))
+    place = [each.spec for each in figure.kept].index(one)
+    expected = figure.estimates.one(place)["node_device_power_peak_1s_w"]
+    assert (
+        lowest(one)["node_device_power_peak_1s_w"] == pytest.approx(expected["low"])
+        and expected["low"] < expected["value"]
+    )
+
+
+def test_a_simulated_trial_has_no_estimate_to_be_refused_by(tmp_path) -> None:
+    planned = api.plan(SPACES / "cpu_smoke.yaml")
+    limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 1.0}))
+    assert lowest_figures(limited, tmp_path)(planned.kept[0].spec) == {}
+
+
+def test_a_study_that_is_not_there_cannot_be_fitted(tmp_path) -> None:
+    with pytest.raises(PlanError):
+        api.fit(["nothing"], storage=str(tmp_path))

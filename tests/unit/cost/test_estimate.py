@@ -1,0 +1,129 @@
+"""Estimates: finite for all that is kept, the same in any order, each inside its interval, never without a source."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import MODELS
+from wattune.cost.batch import batches
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import ESTIMATED, LIMITS, Column, estimate, predict
+from wattune.errors import PlanError
+from wattune.plan.axes import Plan
+from wattune.search.prune import prune
+from wattune.search.space import load_space
+from wattune.trial import TrialSpec, Workload
+
+SPACES = sorted((Path(__file__).parents[3] / "search_spaces").glob("*.yaml"))
+
+
+def spec(device="h200_sxm", model="llama3_8b", engine="torch", nodes=1, **plan):
+    return TrialSpec(
+        model=MODELS[model],
+        cluster=ClusterSpec(device=device, num_nodes=nodes, devices_per_node=8),
+        engine=engine,
+        workload=Workload(seq_len=2048, global_batch_size=64),
+        plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
+    )
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_every_kept_plan_of_every_shipped_space_has_finite_estimates(path):
+    specs = prune(load_space(path)).specs
+    found = estimate(specs, default_coefficients)
+    assert len(found) == len(specs) > 0
+    for name in ESTIMATED:
+        column = found.columns[name]
+        assert np.isfinite(column.value).all() and np.isfinite(column.low).all() and np.isfinite(column.high).all(), (
+            name
+        )
+        # Ends are kept in single precision.
+        assert (column.low <= column.value + 1e-6 * abs(column.value)).all(), name
+        assert (column.high >= column.value - 1e-6 * abs(column.value)).all(), name
+    positive = [name for name in ESTIMATED if name != "memory_headroom_frac"]
+    assert all((found.columns[name].value > 0).all() for name in positive)
+
+
+def test_the_order_of_candidates_changes_nothing():
+    specs = prune(load_space(next(path for path in SPACES if path.stem == "moe_ep_h200x4"))).specs
+    order = list(range(len(specs)))
+    random.Random(3).shuffle(order)
+    straight, shuffled = (
+        estimate(specs, default_coefficients),
+        estimate([specs[i] for i in order], default_coefficients),
+    )
+    for name in ESTIMATED:
+        np.testing.assert_allclose(shuffled.columns[name].value, straight.columns[name].value[order], rtol=1e-12)
+    assert (shuffled.limited_by == straight.limited_by[order]).all() and (shuffled.stage == straight.stage[order]).all()
+
+
+def test_figures_agree_with_each_other():
+    found = estimate([spec(tp=2), spec(pp=2, micro_batch_size=2)], default_coefficients)
+    value = {name: column.value for name, column in found.columns.items()}
+    np.testing.assert_allclose(value["tokens_per_s"] * value["step_time_s"], 2048 * 64)
+    np.testing.assert_allclose(value["tokens_per_s_per_device"] * 8, value["tokens_per_s"])
+    np.testing.assert_allclose(
+        value["energy_per_token_j"] * value["tokens_per_s"], 8 * value["device_power_mean_w"], rtol=1e-6
+    )
+    np.testing.assert_allclose(sum(found.memory_parts_bytes.values()), value["memory_peak_bytes"], rtol=1e-5)
+    assert {LIMITS[place] for place in found.limited_by} <= set(LIMITS)
+
+
+def test_less_trusted_sources_have_wider_intervals():
+    def width(device):
+        (column,) = (estimate([spec(device)], default_coefficients).columns["step_time_s"],)
+        return float((column.high - column.low)[0] / column.value[0])
+
+    assert default_coefficients(spec("b200_sxm").cluster.sensed_device).origin == "datasheet"
+    assert width("b200_sxm") > width("h100_sxm")
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "h100_pcie", "h100_nvl", "b200_sxm", "mi250_gcd", "mi300x"])
+def test_devices_nobody_here_has_are_estimated(device):
+    found = estimate([spec(device, nodes=2, tp=8)], default_coefficients)
+    assert all(np.isfinite(found.columns[name].value).all() for name in ESTIMATED)
+
+
+def test_a_device_without_peaks_is_refused_with_a_remedy():
+    with pytest.raises(PlanError, match=r'"cpu" has no estimates.*simulate_sensors_of'):
+        estimate([spec("cpu")], default_coefficients)
+
+
+def test_more_power_room_is_never_slower():
+    one = spec("h200_sxm", model="llama3_8b", micro_batch_size=4)
+    ((_, batch),) = batches([one])
+    coefficients = default_coefficients(batch.device)
+    capped = predict(batch, coefficients).step
+    assert capped.activity.clock_frac.max() <= 1.0
+    assert capped.step_time_s[0] > 0
+
+
+def test_a_padded_vocabulary_costs_memory():
+    def peak(vocab_size):
+        from dataclasses import replace
+
+        odd = replace(spec(tp=2), model=replace(MODELS["llama3_8b"], vocab_size=vocab_size))
+        return estimate([odd], default_coefficients).columns["memory_peak_bytes"].value[0]
+
+    assert peak(128256 - 255) == peak(128256) > peak(128256 - 512)
+
+
+def test_one_candidate_as_plain_data_and_all_as_arrow():
+    found = estimate([spec(), spec(tp=2)], default_coefficients)
+    one = found.one(1)
+    assert one.keys() == set(ESTIMATED) and one["step_time_s"].keys() == {"value", "low", "high"}
+    table = found.table()
+    assert table.num_rows == 2 and all(name.startswith("estimate.") for name in table.column_names)
+    assert table["estimate.step_time_s"][1].as_py() == one["step_time_s"]["value"]
+    turned = found.take(np.array([1, 0]))
+    assert turned.one(0) == one and turned.one(1) == found.one(0)
+
+
+def test_the_probability_to_be_above_a_bound_follows_the_interval():
+    column = Column(value=np.array([100.0]), low=np.array([90.0], np.float32), high=np.array([110.0], np.float32))
+    assert column.probability_above(100.0)[0] == pytest.approx(0.5)
+    assert column.probability_above(110.0)[0] == pytest.approx(0.025, abs=1e-4)
+    assert column.probability_above(90.0)[0] == pytest.approx(0.975, abs=1e-4)

@@ -1,0 +1,50 @@
+"""The fit of a device: fitted to the measured trials in the repository, and refused without any."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from wattune.catalog.hardware import DEVICES
+from wattune.cost.defaults import default_coefficients
+from wattune.errors import PlanError
+from wattune.fitting.device import fit_device
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+DATA = Path(__file__).parents[3] / "benchmarks" / "data"
+DEFAULT = default_coefficients(DEVICES["h200_sxm"])
+
+
+def trials(name):
+    found = []
+    for row in pq.read_table(DATA / f"{name}.parquet").to_pylist():
+        metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
+        result = TrialResult(
+            trial_id=row["trial_id"],
+            repeat=row["repeat"],
+            status=TrialStatus(row["status"]),
+            metrics=metrics,
+            start_wall_ns=row["start_wall_ns"],
+            end_wall_ns=row["end_wall_ns"],
+        )
+        found.append((TrialSpec.from_json(json.loads(row["spec"])), result))
+    return found
+
+
+def test_trials_of_a_device_give_measured_coefficients_with_held_out_errors():
+    measured = trials("moe_ep_h200x4")
+    fit = fit_device("h200_sxm", measured, DEFAULT, studies=["moe"], device_uuids=["b", "a", "b"])
+    assert fit.num_trials == 21 and fit.num_trials > fit.num_configurations, "one crashed, the reference was repeated"
+    assert fit.device_uuids == ("a", "b")
+    assert fit.step_time.origin == fit.power.origin == fit.memory.origin == "measured here"
+    assert 0 < fit.hold_out["step_time_s"].median_frac < 0.5
+    assert 0 < fit.hold_out["memory_peak_bytes"].median_frac < 0.2
+    assert any("engine" in wish for wish in fit.sharpen), "all trials are of one engine"
+
+
+def test_nothing_measured_is_refused():
+    crashed = [(spec, result) for spec, result in trials("moe_ep_h200x4") if result.status is not TrialStatus.COMPLETED]
+    with pytest.raises(PlanError, match="none of 1 trials on h200_sxm completed"):
+        fit_device("h200_sxm", crashed, DEFAULT, studies=["moe"])

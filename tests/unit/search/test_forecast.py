@@ -1,0 +1,87 @@
+"""Forecasts: what cannot fit is rejected with its bytes, the rest is ordered, and risks are said."""
+
+import numpy as np
+import pytest
+
+from wattune.cost.defaults import default_coefficients
+from wattune.objective import parse_constraint, parse_objective
+from wattune.search.forecast import FALLBACK, MEMORY_RISK, forecast
+from wattune.search.prune import prune
+from wattune.search.space import parse_space
+
+
+def candidates(**changes):
+    return prune(
+        parse_space(
+            {
+                "study": "x",
+                "model": {"name": "llama3_70b"},
+                "cluster": {"device": "h200_sxm", "num_nodes": 2, "devices_per_node": 8},
+                "engine": "torch",
+                "workload": {"seq_len": 4096, "global_batch_size": 64},
+                "space": {"tp": [1, 2, 8], "pp": [1, 2], "sharding": ["none", "zero3"]},
+                "objective": "maximize tokens_per_s",
+                **changes,
+            }
+        )
+    )
+
+
+def foretell(objective="maximize tokens_per_s", bounds=(), **changes):
+    return forecast(
+        candidates(**changes),
+        parse_objective(objective),
+        [parse_constraint(one) for one in bounds],
+        default_coefficients,
+    )
+
+
+def test_what_cannot_fit_is_rejected_with_its_bytes_by_part():
+    all_kept = candidates().kept
+    found = foretell()
+    assert found.rejected and found.kept and len(found.kept) + len(found.rejected) == len(all_kept)
+    for one in found.rejected:
+        assert one.rule == "memory" and "h200_sxm has 141 GB" in one.reason and "weights" in one.reason
+    whole = [one for one in found.rejected if one.config["tp"] == one.config["pp"] == 1]
+    assert {one.config["sharding"] for one in whole} >= {"none"}, "70 billion fp32 weights fit no device"
+
+
+@pytest.mark.parametrize("objective", ["maximize tokens_per_s", "minimize energy_per_token_j"])
+def test_the_best_expectation_comes_first(objective):
+    found = foretell(objective)
+    values = found.estimates.columns[found.objective.metric].value
+    broken = np.array([bool(found.breaks(place)) for place in range(len(found.kept))])
+    assert (np.diff(broken.astype(int)) >= 0).all(), "those that are expected to break a bound come last"
+    for part in (values[~broken], values[broken]):
+        steps = np.diff(part)
+        assert (steps <= 0).all() if found.objective.maximize else (steps >= 0).all()
+
+
+def test_bounds_are_given_with_their_probability():
+    bounds = [
+        "node_device_power_peak_1s_w <= 1",
+        "tokens_per_s >= 1",
+        "device_power_peak_1s_w <= 2 * device_power_limit_w",
+    ]
+    found = foretell(bounds=bounds)
+    assert list(found.risks) == [MEMORY_RISK, *(str(parse_constraint(one)) for one in bounds)]
+    impossible, certain, twice = (found.risks[str(parse_constraint(one))] for one in bounds)
+    assert (impossible > 0.99).all() and (certain < 0.01).all() and (twice < 0.01).all()
+    assert next(iter(found.breaks(0))) == "node_device_power_peak_1s_w <= 1"
+
+
+def test_what_no_estimate_speaks_of_is_said():
+    found = foretell("minimize throttle_frac", bounds=["throttle_thermal_frac <= 0.01"])
+    assert found.objective == FALLBACK
+    assert found.unestimated == ("minimize throttle_frac", "throttle_thermal_frac <= 0.01")
+
+
+def test_plain_data_keeps_estimates_apart():
+    found = foretell(bounds=["device_temp_max_c <= 80"])
+    data = found.to_json(top=2)
+    assert data["num_kept"] == len(found.kept) and len(data["kept"]) == 2
+    one = data["kept"][0]
+    assert "metrics" not in one and one["estimate"]["tokens_per_s"]["low"] < one["estimate"]["tokens_per_s"]["high"]
+    assert data["sources"][0]["device"] == "h200_sxm" and data["sorted_by"] == "maximize tokens_per_s"
+    table = found.table()
+    assert table.num_rows == len(found.kept) and table["trial_id"][0].as_py() == one["trial_id"]

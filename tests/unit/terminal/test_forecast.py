@@ -1,0 +1,61 @@
+"""Estimates in a terminal of 80 columns."""
+
+import io
+
+from rich.console import Console
+
+from wattune.cost.defaults import default_coefficients
+from wattune.fitting.store import HoldOut, StoredFit
+from wattune.objective import parse_constraint
+from wattune.search.forecast import forecast
+from wattune.search.prune import prune
+from wattune.search.space import parse_space
+from wattune.terminal.forecast import print_fit, print_forecast
+
+SPACE = {
+    "study": "x",
+    "model": {"name": "gpt3_175b"},
+    "cluster": {"device": "h200_sxm", "num_nodes": 4, "devices_per_node": 8},
+    "engine": "megatron",
+    "workload": {"seq_len": 2048, "global_batch_size": 128},
+    "space": {"tp": [1, 4, 8], "pp": [4], "sharding": ["zero1"]},
+    "objective": "maximize tokens_per_s",
+}
+
+
+def test_every_figure_has_its_interval_and_rows_fit_eighty_columns() -> None:
+    space = parse_space(SPACE)
+    bounds = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
+    found = forecast(prune(space), space.objective, bounds, default_coefficients)
+    console = Console(file=io.StringIO(), width=80, markup=False)
+    print_forecast(console, found, top=1)
+    lines = console.file.getvalue().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith(found.kept[0].trial_id))
+    figures = lines[place + 1]
+    assert len(figures) <= 80 and figures.count("±") == 4 and "GiB" in figures and "°C" in figures
+    assert "limited by" in lines[place + 2] and "node_device_power_peak_1s_w <= 1000 (" in lines[place + 2]
+    text = "\n".join(lines)
+    assert "estimated from h200_sxm: memory" in text
+    assert "pads the vocabulary of gpt3_175b from 50,257" in text
+    assert found.rejected and "memory" in text and "weights" in text
+
+
+def test_a_fit_says_its_error_and_what_would_sharpen_it() -> None:
+    fit = StoredFit(
+        device="h200_sxm",
+        device_uuids=(),
+        fitted_at="2026-11-22T12:00:00+00:00",
+        studies=("a",),
+        num_trials=12,
+        num_configurations=10,
+        memory=None,
+        step_time=None,
+        power=None,
+        hold_out={"step_time_s": HoldOut(median_frac=0.031, p95_frac=0.12, num_configurations=10)},
+        sharpen=("trials with pp above 1: sends",),
+    )
+    console = Console(file=io.StringIO(), width=80, markup=False)
+    print_fit(console, fit)
+    text = console.file.getvalue()
+    assert "12 trials of 10 configurations" in text and "3.1%" in text and "12.0%" in text
+    assert "would sharpen it: trials with pp above 1" in text
