@@ -2,14 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
+from wattune.cost.batch import Floats
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Coefficients, Find
+from wattune.cost.estimate import Coefficients, Column, Find
+from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
 from wattune.errors import PlanError
 from wattune.fitting.device import Measured, fit_device
@@ -17,9 +23,16 @@ from wattune.fitting.store import FITS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.search.forecast import Forecast, forecast
+from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import require_writable, storage_path
-from wattune.storage.study import TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
+
+GUIDED: Final = "model_guided"
+"""The strategy that uses estimates and earlier results."""
+
+MOST_EARLIER: Final = 500
+"""Most results of earlier studies that a search starts from: fitting costs time with the cube of their number."""
 
 
 def estimate(space: Space, *, storage: str | None = None) -> Forecast:
@@ -118,3 +131,69 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
         return {name: figure["low"] for name, figure in found.one(0).items()}
 
     return lowest
+
+
+def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:
+    """Makes a study's strategy with all that is known before its first trial.
+
+    `model_guided` gets estimates of all candidates, and the results that earlier studies in the storage have of the
+    same devices. Others get nothing. Trials on processors have no estimates: what they take is not in the catalog.
+
+    Args:
+        planned: The study.
+        storage: The local folder of studies and fits.
+    """
+    specs = planned.candidates.specs
+    if planned.spec.search.strategy != GUIDED:
+        return planned.strategy()
+    find, seen = coefficients_in(storage), _earlier(planned, storage)
+    estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
+    if estimated is None:
+        return planned.strategy(warm=[Observation(spec=spec, result=result) for spec, result in seen])
+    own = Estimates(
+        values={name: c.value[: len(specs)] for name, c in estimated.columns.items()},
+        log_std={name: _log_std(c)[: len(specs)] for name, c in estimated.columns.items()},
+    )
+    warm = [
+        Observation(
+            spec=spec,
+            result=result,
+            estimate={name: float(c.value[len(specs) + place]) for name, c in estimated.columns.items()},
+        )
+        for place, (spec, result) in enumerate(seen)
+    ]
+    return planned.strategy(estimates=own, warm=warm)
+
+
+def _predicted(specs: Sequence[TrialSpec], find: Find) -> Predictions | None:
+    """Predicts metrics of specifications; None where one of them runs on a device without estimates."""
+    if any(spec.cluster.simulate_sensors_of is not None for spec in specs):
+        return None
+    try:
+        return estimate_specs(specs, find)
+    except PlanError:
+        return None
+
+
+def _log_std(column: Column) -> Floats:
+    """Computes the standard deviation of log(measured / predicted) from a 95 % interval."""
+    low = np.maximum(column.low, 1e-3 * np.abs(column.value) + 1e-300)
+    spread: Floats = np.log(np.maximum(column.high, low) / low) / (2 * 1.96)
+    return spread
+
+
+def _earlier(planned: StudyPlan, storage: Path) -> list[Measured]:
+    """Reads the results that other studies in a folder have of a study's devices, newest first, at most `MOST_EARLIER`.
+
+    A study that cannot be read is left out: it is another one's.
+    """
+    devices = {cluster.device for cluster in planned.spec.clusters}
+    found: list[Measured] = []
+    paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != planned.name]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(PlanError):
+            results = StudyFolder(path).finished().results
+            found += [(spec, result) for spec, result in results if spec.cluster.device in devices and result.metrics]
+        if len(found) >= MOST_EARLIER:
+            break
+    return found[:MOST_EARLIER]

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from wattune.api.estimates import lowest_figures
+from wattune.api.estimates import informed_strategy, lowest_figures
 from wattune.api.results import rank, report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
@@ -69,6 +69,8 @@ class StudyOutcome:
     """The nodes that are needed and that the cluster lacks, in words."""
     stopped: tuple[str, ...]
     """Other reasons that trials which are left were not started, in words."""
+    search_ended: str = ""
+    """The reason the strategy proposed nothing more although candidates are left; empty where it did not stop."""
 
     @property
     def finished(self) -> bool:
@@ -117,7 +119,8 @@ def run_study(
     uri = tracking_uri or default_uri(place.folder)
     with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
         study.write_candidates(planned.candidates.rows())
-        controller = StudyController(study, planned.strategy(), run, _passing_on(delivery, listener))
+        strategy = informed_strategy(planned, place.folder)
+        controller = StudyController(study, strategy, run, _passing_on(delivery, listener))
         needed = controller.begin().load_s.keys()
         if needed and budget.allows(0.0):  # a study that is done needs no cluster
             try:
@@ -141,6 +144,7 @@ def run_study(
         num_left=0 if ending == "finished" else controller.num_left,
         missing=tuple(controller.missing),
         stopped=tuple(controller.stopped),
+        search_ended=strategy.stopped_because or "",
     )
 
 
@@ -170,7 +174,8 @@ def preview(
         study.require_space(planned.spec.document)
     finished = study.finished()
     unreadable = tuple(finished.unreadable)
-    queue = TrialQueue(planned.strategy(), run, finished.results, unreadable=[one.name for one in unreadable])
+    strategy = informed_strategy(planned, place.folder)
+    queue = TrialQueue(strategy, run, finished.results, unreadable=[one.name for one in unreadable])
     return replace(queue.preview(), unreadable=unreadable)
 
 

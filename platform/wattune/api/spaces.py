@@ -1,7 +1,7 @@
 """A search space, checked and sorted into what can run and what cannot."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
-from wattune.search.strategies.protocol import Problem, Strategy
+from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
 from wattune.trial import TrialSpec
 
@@ -88,8 +88,13 @@ class StudyPlan:
         )
         return (text,)
 
-    def strategy(self) -> Strategy:
-        """The strategy that proposes trials, new each time."""
+    def strategy(self, estimates: Estimates | None = None, warm: Sequence[Observation] = ()) -> Strategy:
+        """The strategy that proposes trials, new each time.
+
+        Args:
+            estimates: Predicted metrics of the kept candidates, in their order, for strategies that use them.
+            warm: Results of earlier studies, likewise.
+        """
         spec, specs = self.spec, self.candidates.specs
         name, seed = spec.search.strategy, spec.search.seed
         if is_searcher(name):
@@ -97,7 +102,15 @@ class StudyPlan:
 
             problem = Problem(specs=specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
             return RaySearcher(name, problem)
-        return make_strategy(name, specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
+        return make_strategy(
+            name,
+            specs,
+            seed=seed,
+            objective=spec.objective,
+            constraints=spec.constraints,
+            estimates=estimates,
+            warm=warm,
+        )
 
 
 def _window_s(metric: str) -> float:

@@ -210,6 +210,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     if as_json:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
         ended |= {"missing": list(outcome.missing), "stopped": list(outcome.stopped), "mlflow": ui}
+        ended["search_ended"] = outcome.search_ended
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
         print_ranking(out, ranking)
@@ -233,7 +234,9 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
 
 
 def _say_why(outcome: api.StudyOutcome) -> None:
-    """Prints why a study ended before its end, if it did."""
+    """Prints why a study ended before its end, or its search before all was tried, if it did."""
+    if outcome.search_ended:
+        err.print(f"search ended: {outcome.search_ended}", highlight=False, soft_wrap=True)
     if outcome.ending == "budget":
         err.print(f"the budget is used; {outcome.num_left} trial(s) are left, the same command goes on with them")
     elif outcome.ending == "nodes":

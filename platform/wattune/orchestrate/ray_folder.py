@@ -33,6 +33,10 @@ _LONGEST: Final = 38
 """Longest path of the folder: a socket's path has at most 107 bytes on Linux, and Ray's own part of it 69."""
 
 
+_own: Final[list[Path]] = []
+"""Folders of clusters that this process has started and not ended."""
+
+
 @contextmanager
 def ray_folder() -> Iterator[Path]:
     """Makes the folder, and removes it at the end, with what killed processes of this user left before.
@@ -48,18 +52,30 @@ def ray_folder() -> Iterator[Path]:
     remove_left(base)
     folder = base / f"{_PREFIX}{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
+    (folder / _TEMPORARY).mkdir(mode=0o700)
     lock = FileLock.take(folder / _LOCK)
     assert lock is not None, "nobody else knows the folder"
     lock.write_holder(os.getpid())
+    _own.append(folder)
     try:
         yield folder
     except Exception:
         (folder / _FAILED).touch()
         raise
     finally:
+        _own.remove(folder)
         lock.release()
         if not (folder / _FAILED).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def scratch_place() -> Path | None:
+    """Returns the folder for this process's own temporary files of a study: that of the cluster it has started.
+
+    Returns:
+        None where it has started none; then they are where the machine has its temporary files.
+    """
+    return _own[-1] / _TEMPORARY if _own else None
 
 
 @contextmanager
@@ -73,7 +89,6 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
         folder: As `ray_folder` made it.
     """
     tempfile.gettempdir()  # this process has looked up its own by now, and keeps it
-    (folder / _TEMPORARY).mkdir(mode=0o700)
     settings = {"TMPDIR": str(folder / _TEMPORARY)}
     if _KERNELS_VARIABLE not in os.environ:
         settings[_KERNELS_VARIABLE] = str(temporary_folder(_KERNELS))

@@ -26,6 +26,7 @@ from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
@@ -65,7 +66,7 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
     _quiet_ray()
     with (
         Lanes() as lanes,
-        tempfile.TemporaryDirectory(prefix="wattune-tune-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
         alive = _Alive(cluster, lanes)
         controller.open(cluster, alive, alive.has_left)

@@ -4,13 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from wattune import api
-from wattune.api.estimates import lowest_figures
+from wattune.api.estimates import informed_strategy, lowest_figures
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.errors import PlanError
 from wattune.fitting.store import StoredFit, write_fit
+from wattune.search.forecast import Forecast
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialResult, TrialStatus
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 SPACE = SPACES / "moe_ep_h200x4.yaml"
@@ -78,3 +82,49 @@ def test_a_simulated_trial_has_no_estimate_to_be_refused_by(tmp_path) -> None:
 def test_a_study_that_is_not_there_cannot_be_fitted(tmp_path) -> None:
     with pytest.raises(PlanError):
         api.fit(["nothing"], storage=str(tmp_path))
+
+
+def guided(tmp_path: Path, **changes: object) -> api.StudyPlan:
+    document = yaml.safe_load(SPACE.read_text())
+    document["search"] = {"strategy": "model_guided", "num_trials": 20}
+    return api.plan({**document, **changes})
+
+
+def best_of(found: Forecast, num: int) -> set[str]:
+    speed = found.estimates.columns["tokens_per_s"].value
+    order = sorted(range(len(speed)), key=lambda place: -speed[place])
+    return {found.kept[place].trial_id for place in order[:num]}
+
+
+def test_a_guided_search_begins_with_what_is_estimated_to_be_good(tmp_path: Path) -> None:
+    planned = guided(tmp_path, constraints=[])
+    first = informed_strategy(planned, tmp_path).ask(1)[0]
+    assert first.trial_id in best_of(api.estimate(planned, storage=str(tmp_path)), len(planned.kept) // 10)
+
+
+def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path: Path) -> None:
+    planned = guided(tmp_path, constraints=[])
+    first = informed_strategy(planned, tmp_path).ask(1)[0]
+    other = StudyFolder.create(tmp_path, "earlier", {"study": "earlier"})
+    # The same plans, elsewhere measured: all that resemble the first are ten times slower than estimated.
+    for spec in [kept.spec for kept in planned.kept if kept.spec.plan.ep == first.plan.ep][:40]:
+        folder = other.trial(spec.trial_id, 0)
+        folder.write_spec(spec)
+        folder.write_result(
+            TrialResult(
+                trial_id=spec.trial_id,
+                repeat=0,
+                status=TrialStatus.COMPLETED,
+                quality="indicative",
+                metrics={"tokens_per_s": 1000.0},
+            )
+        )
+    assert informed_strategy(planned, tmp_path).ask(1)[0].plan.ep != first.plan.ep
+
+
+def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path) -> None:
+    listed = api.plan(SPACE)
+    assert informed_strategy(listed, tmp_path).ask(3) == listed.strategy().ask(3)
+    cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 4, "simulate_sensors_of": "h200_sxm"}
+    planned = guided(tmp_path, cluster=cluster)
+    assert informed_strategy(planned, tmp_path).ask(3) == planned.strategy().ask(3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wattune.orchestrate.ray_folder import KEPT_S, ray_folder, remove_left, temporary_files_in
+from wattune.orchestrate.ray_folder import KEPT_S, ray_folder, remove_left, scratch_place, temporary_files_in
 from wattune.private_folder import NotPrivateError
 
 
@@ -86,3 +86,10 @@ def test_a_users_own_cache_of_kernels_is_kept(base: Path, monkeypatch: pytest.Mo
     with ray_folder() as folder, temporary_files_in(folder):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+
+
+def test_temporary_files_of_the_driver_are_there_too(base: Path) -> None:
+    assert scratch_place() is None
+    with ray_folder() as folder:
+        assert scratch_place() == folder / "tmp" and (folder / "tmp").is_dir()
+    assert scratch_place() is None

@@ -18,6 +18,7 @@ from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, Assignment
+from wattune.orchestrate.ray_folder import scratch_place
 
 _LOOK_S: Final = 1.0
 """Seconds between two checks of a trial's limit by its driver."""
@@ -37,7 +38,7 @@ class Lanes:
             num_cpus=0, max_restarts=-1, max_concurrency=MOST_CALLS, scheduling_strategy=here
         )
         # The actor may be ended before it has cleaned up.
-        self._scratch = tempfile.mkdtemp(prefix="wattune-train-")
+        self._scratch = tempfile.mkdtemp(prefix="wattune-train-", dir=scratch_place())
         self._keeper: ActorHandle = options.remote(self._scratch)
 
     def __enter__(self) -> Self:

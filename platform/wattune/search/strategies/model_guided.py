@@ -27,7 +27,7 @@ NUM_DRAWN: Final = 3
 NUM_BEFORE_STOP: Final = 6
 """Least results before the search may stop. It also needs one for each column of features that varies."""
 
-PATIENCE: Final = 5
+PATIENCE: Final = 12
 """Proposals in a row whose expected gain is below the noise until the search stops."""
 
 _SHORTLIST: Final = 2000
