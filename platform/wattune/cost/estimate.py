@@ -4,7 +4,7 @@ Every figure has the name of the metric it predicts. An estimate and a result ne
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, sqrt
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from wattune.cost import power, temperature
 from wattune.cost.batch import Batch, Floats, Ints, batches
 from wattune.cost.coefficients import (
     ORIGINS,
+    PUBLISHED_STEP_TIME,
     MemoryCoefficients,
     Origin,
     PowerCoefficients,
@@ -86,6 +87,18 @@ class Coefficients:
             "power": self.power.origin,
             "temperature": self.thermal.origin,
         }
+
+    def on(self, num_nodes: int) -> "Coefficients":
+        """Returns them for so many nodes: what was measured in one node says nothing of the network between several.
+
+        A stored fit stands, as it may come from several nodes.
+        """
+        step = self.step_time
+        if num_nodes == 1 or self.fit or step.origin != "measured here":
+            return self
+        link = replace(step.link, origin=PUBLISHED_STEP_TIME.origin)
+        error_frac = max(step.error_frac, PUBLISHED_STEP_TIME.error_frac)
+        return replace(self, step_time=replace(step, link=link, error_frac=error_frac))
 
     @property
     def origin(self) -> Origin:
@@ -197,7 +210,7 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     parts: dict[str, Reals] = {}
     stage, limited_by, origin = np.zeros(total, np.int16), np.zeros(total, np.int8), np.zeros(total, np.int8)
     for positions, batch in _pieces(specs):
-        coefficients = find(batch.device)
+        coefficients = find(batch.device).on(batch.cluster.num_nodes)
         found = predict(batch, coefficients)
         for name, (value, low, high) in _figures(batch, found).items():
             column = columns[name]

@@ -1,0 +1,45 @@
+"""The shipped step time of H200 is the fit to the measured trials, and predicts configurations that were held out."""
+
+import importlib.util
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattune.catalog.hardware import DEVICES
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME
+from wattune.cost.defaults import MEASURED_STEP_TIME
+from wattune.cost.power import power_coefficients
+from wattune.fitting.step_time import fit
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location("predict_step_time", ROOT / "benchmarks" / "predict_step_time.py")
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    trials = [(spec, metrics) for _, spec, metrics in script.trials()]
+    power = power_coefficients(DEVICES["h200_sxm"])
+    assert power is not None
+    return fit(trials, PUBLISHED_STEP_TIME, power)
+
+
+@pytest.mark.parametrize("kind", ["kernel", "link", "overhead"])
+def test_the_shipped_coefficients_are_the_fit(found, kind: str) -> None:
+    shipped, fitted = asdict(getattr(MEASURED_STEP_TIME, kind)), asdict(getattr(found.coefficients, kind))
+    assert shipped.pop("origin") == fitted.pop("origin") == "measured here"
+    assert shipped == pytest.approx(fitted, rel=0.03)
+
+
+def test_held_out_configurations_are_within_the_bars_and_the_interval(found) -> None:
+    errors = np.abs(found.held_out_frac)
+    assert np.median(errors) < 0.06 and np.quantile(errors, 0.9) < 0.12
+    assert np.mean(errors <= MEASURED_STEP_TIME.error_frac) >= 0.93
