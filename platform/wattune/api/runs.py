@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from datetime import datetime, time, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -86,6 +87,8 @@ def run_study(
     tracking_uri: str | None = None,
     max_hours: float | None = None,
     max_trials: int | None = None,
+    max_gpu_hours: float | None = None,
+    deadline: str | datetime | None = None,
     retry: Collection[str] = (),
     listener: Listener | None = None,
 ) -> StudyOutcome:
@@ -101,6 +104,9 @@ def run_study(
         max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later. 0 starts none
             and only ranks what is there.
         max_trials: Trials this call starts at most, repeats and references counted.
+        max_gpu_hours: Hours of one device that the trials of this call may take together, failed ones too.
+        deadline: The next time of day such as `07:00`, or a date with time: no trial starts that is expected to end
+            later. With `max_hours` the earlier counts.
         retry: Statuses of failed trials that run again (`RETRIABLE`); what they left stays in `attempts/`.
         listener: Called with what is going to happen, and with every trial that starts or ends.
 
@@ -112,7 +118,7 @@ def run_study(
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, place = _runnable(space), find_storage(storage)
-    budget = _budget(max_hours, max_trials)
+    budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
     run = replace(_study_run(planned, place.folder, budget), retry=_statuses(retry))
     remote = RemoteStorage(place.url) if place.url else None
     study = StudyFolder.create(place.folder, planned.name, planned.spec.document)
@@ -154,6 +160,8 @@ def preview(
     storage: str | None = None,
     max_hours: float | None = None,
     max_trials: int | None = None,
+    max_gpu_hours: float | None = None,
+    deadline: str | datetime | None = None,
     retry: Collection[str] = (),
 ) -> Preview:
     """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
@@ -167,7 +175,10 @@ def preview(
         PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
     """
     planned, place = _runnable(space), find_storage(storage)
-    run = replace(_study_run(planned, place.folder, _budget(max_hours, max_trials)), retry=_statuses(retry))
+    run = replace(
+        _study_run(planned, place.folder, _budget(max_hours, max_trials, max_gpu_hours, deadline)),
+        retry=_statuses(retry),
+    )
     study = StudyFolder(place.folder / planned.name)
     require_writable(study.path)
     if (study.path / "study.yaml").exists():
@@ -185,12 +196,42 @@ def _runnable(space: Space) -> StudyPlan:
     return planned
 
 
-def _budget(max_hours: float | None, max_trials: int | None) -> Budget:
+def _budget(
+    max_hours: float | None, max_trials: int | None, max_gpu_hours: float | None, deadline: str | datetime | None
+) -> Budget:
     if max_trials is not None and max_trials < 1:
         raise PlanError(f"--max-trials: got {max_trials}, allowed: 1 or more; --dry-run says what would run")
     if max_hours is not None and not max_hours >= 0:
         raise PlanError(f"--max-hours: got {max_hours}, allowed: 0 or more")
-    return Budget(max_hours=max_hours, max_trials=max_trials)
+    if max_gpu_hours is not None and not max_gpu_hours >= 0:
+        raise PlanError(f"--gpu-hours: got {max_gpu_hours}, allowed: 0 or more")
+    if deadline is not None:
+        until_h = _hours_until(deadline, datetime.now().astimezone())
+        max_hours = until_h if max_hours is None else min(max_hours, until_h)
+    return Budget(max_hours=max_hours, max_trials=max_trials, max_device_hours=max_gpu_hours)
+
+
+def _hours_until(deadline: str | datetime, now: datetime) -> float:
+    """Returns the hours from now to a deadline: the next time of that clock reading, or a date with time.
+
+    Raises:
+        PlanError: It is neither, or it has passed.
+    """
+    try:
+        at = time.fromisoformat(deadline) if isinstance(deadline, str) and len(deadline) < len("2026-01-01") else None
+        when = datetime.fromisoformat(deadline) if isinstance(deadline, str) and at is None else deadline
+    except ValueError:
+        raise PlanError(
+            f'--deadline: got "{deadline}", allowed: a time of day such as 07:00, or 2026-12-31T07:00'
+        ) from None
+    if at is not None:
+        when = datetime.combine(now.date(), at, tzinfo=at.tzinfo or now.tzinfo)
+        when += timedelta(days=when <= now)
+    assert isinstance(when, datetime), "a text became one of the two"
+    hours = ((when if when.tzinfo else when.replace(tzinfo=now.tzinfo)) - now).total_seconds() / 3600
+    if hours <= 0:
+        raise PlanError(f"--deadline: got {when:%Y-%m-%d %H:%M}, which has passed; give a later one")
+    return hours
 
 
 def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:

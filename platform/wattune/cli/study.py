@@ -115,6 +115,22 @@ def run(
     max_trials: Annotated[
         int | None, typer.Option(help="Trials this call starts at most, repeats counted.", show_default=False)
     ] = None,
+    gpu_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Device-hours that the trials of this call may take together; none starts that would take more.",
+            show_default=False,
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time of day such as 07:00, or a date with time; no trial starts that is expected to end later.",
+            show_default=False,
+        ),
+    ] = None,
     retry: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,6 +153,7 @@ def run(
         _print_warnings(err if as_json else out, planned)
         if dry_run:
             bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
+            bounds |= {"max_gpu_hours": gpu_hours, "deadline": deadline}
             view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
             (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
@@ -150,6 +167,8 @@ def run(
                 tracking_uri=tracking_uri,
                 max_hours=max_hours,
                 max_trials=max_trials,
+                max_gpu_hours=gpu_hours,
+                deadline=deadline,
                 retry=retry or (),
                 listener=view,
             )

@@ -335,9 +335,9 @@ class StudyProgress:
         bounds = []
         if preview.num_now < preview.num_left:
             now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
-            bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials)")
+            bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials or --gpu-hours)")
         if preview.most_s < math.inf:
-            bounds.append(f"at most {_duration(preview.most_s)} on the clock (--max-hours)")
+            bounds.append(f"at most {_duration(preview.most_s)} on the clock (--max-hours or --deadline)")
         if bounds:
             lines.append(Text(f"this call: {'; '.join(bounds)}"))
         if preview.num_done:
@@ -348,7 +348,7 @@ class StudyProgress:
     def _duration_of(self, placement: Placement) -> str:
         """Describes the expected duration of this call."""
         if placement.cut_short:
-            return f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)} (--max-hours)"
+            return f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)} (--max-hours or --deadline)"
         how = "at least" if self._preview is not None and not self._preview.measured else "about"
         return f"{how} {_duration(placement.wall_s)}"
 

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from without_plotly import hide_plotly
 import wattune
 import wattune.api
 from wattune.api import preview
-from wattune.api.runs import environment_tags, git_commit
+from wattune.api.runs import _hours_until, environment_tags, git_commit
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
+from wattune.errors import PlanError
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 
@@ -154,3 +156,34 @@ def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> Non
     asked = {names: preview(planned, storage=str(tmp_path), retry=names) for names in ((), ("crashed",))}
     assert asked[()].num_again == 0 and asked[()].done == {TrialStatus.CRASHED: 1, TrialStatus.OUT_OF_MEMORY: 1}
     assert asked["crashed",].num_again == 1 and asked["crashed",].done == {TrialStatus.OUT_OF_MEMORY: 1}
+
+
+NOW = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "hours"),
+    [
+        ("07:00", 8.5),
+        ("23:00", 0.5),
+        ("22:30", 24.0),
+        ("2026-11-23T22:30", 24.0),
+        ("2026-11-22T23:30+00:00", 1.0),
+        (NOW + timedelta(hours=2), 2.0),
+    ],
+)
+def test_a_deadline_is_the_next_time_of_that_reading(deadline: str | datetime, hours: float) -> None:
+    assert _hours_until(deadline, NOW) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "said"),
+    [
+        ("tomorrow", 'got "tomorrow", allowed: a time of day such as 07:00'),
+        ("25:00", "allowed: a time of day"),
+        ("2026-11-22T22:00", "2026-11-22 22:00, which has passed"),
+    ],
+)
+def test_a_deadline_that_cannot_be_kept_is_said(deadline: str, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        _hours_until(deadline, NOW)

@@ -177,13 +177,13 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
     [
         (
             {"num_now": 1, "load_now_s": {CLUSTER: 450.0}},
-            "at most 1 of them, at least 0.25 device-hours (--max-trials)",
+            "at most 1 of them, at least 0.25 device-hours (--max-trials or --gpu-hours)",
         ),
-        ({"num_now": 0, "load_now_s": {}}, "none of them (--max-trials)"),
-        ({"most_s": 7200.0}, "at most 2:00 h on the clock (--max-hours)"),
+        ({"num_now": 0, "load_now_s": {}}, "none of them (--max-trials or --gpu-hours)"),
+        ({"most_s": 7200.0}, "at most 2:00 h on the clock (--max-hours or --deadline)"),
         (
             {"num_now": 2, "load_now_s": {CLUSTER: 900.0}, "measured": True, "most_s": 90.0},
-            "at most 2 of them, about 0.5 device-hours (--max-trials); at most 1:30 min on the clock (--max-hours)",
+            "at most 2 of them, about 0.5 device-hours (--max-trials or --gpu-hours); at most 1:30 min on the clock (--max-hours or --deadline)",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_time_left_and_trials_to_come_are_those_of_this_call() -> None:
     seen.add(ended(1, 100), 30)
     assert seen.left_s(30) == 20, "two more would take 60 s"
     lines = plain(preview(40, most_s=50.0), placement(wall_s=45, cut_short=True))
-    assert lines[-1] == "1 at once on n0; at most 45 s and 0.0333 device-hours (--max-hours)"
+    assert lines[-1] == "1 at once on n0; at most 45 s and 0.0333 device-hours (--max-hours or --deadline)"
 
 
 def test_what_waits_for_nodes_is_said_at_once() -> None:

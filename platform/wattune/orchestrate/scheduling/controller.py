@@ -216,6 +216,8 @@ class StudyController:
             folder = self._folder(running.queued)
             result = self._ended_as(running, folder, error=error)
             self._opened.release(running.nodes)
+            if self._run.budget is not None:
+                self._run.budget.settle(tune_id)
             again = is_tried_again(result, folder.attempts()) or result.status is TrialStatus.INTERRUPTED
             if again:
                 self._queue.again(replace(running.queued, avoid=failed_nodes(result)))
@@ -276,7 +278,7 @@ class StudyController:
 
     def _affords(self, queued: QueuedTrial) -> bool:
         budget = self._run.budget
-        if budget is None or budget.allows(self._queue.expected_s(queued)):
+        if budget is None or budget.allows(self._queue.expected_s(queued), queued.spec.cluster.world_size):
             return True
         self._ending = "budget"
         return False
@@ -340,7 +342,8 @@ class StudyController:
             folder.set_aside()
         folder.write_spec(running.queued.spec)  # from now on the folder shows that it runs
         if self._run.budget is not None:
-            self._run.budget.spend()
+            queued = running.queued
+            self._run.budget.spend(tune_id, queued.spec.cluster.world_size, self._queue.expected_s(queued))
         self._report("started", running, None, progress(running) if progress is not None else None)
 
     def _conclude(self, running: RunningTrial, result: TrialResult, *, again: bool = False) -> None:

@@ -1,5 +1,6 @@
 """The trials that a study still has to run: repeats, reference trials, the race, and long runs. No Ray here."""
 
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -376,7 +377,8 @@ class TrialQueue:
         num_race = self._num_race(len(costs) - num_references)
         costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
-        num_now = int(min(len(costs), budget.num_left))
+        device_s = itertools.accumulate(cluster.world_size * took_s for cluster, took_s in costs)
+        num_now = int(min(sum(one <= budget.left_device_s for one in device_s), budget.num_left))
         return Preview(
             num_left=len(costs),
             num_now=num_now,

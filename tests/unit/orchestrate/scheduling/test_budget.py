@@ -51,3 +51,22 @@ def test_a_budget_says_what_is_left_of_it_and_never_less_than_nothing() -> None:
     now_s[0] += 5000
     assert (budget.num_left, budget.left_s) == (2, 0)
     assert Budget().num_left == Budget().left_s == math.inf
+
+
+def test_a_budget_of_device_hours_counts_what_runs_and_what_ran() -> None:
+    now_s = [0.0]
+    budget = Budget(max_device_hours=1, clock_s=lambda: now_s[0])
+    assert budget.allows(900, num_devices=4) and not budget.allows(901, num_devices=4)
+    budget.spend("a", num_devices=4, expected_s=600)
+    assert budget.left_device_s == 1200  # what it is expected to take is not there for others
+    assert budget.allows(300, num_devices=4) and not budget.allows(301, num_devices=4)
+    now_s[0] = 700  # it takes longer
+    assert budget.left_device_s == 800
+    budget.settle("a")
+    now_s[0] = 5000
+    assert budget.left_device_s == 800
+    budget.spend("b", num_devices=4, expected_s=150)
+    now_s[0] += 100  # and one that is quicker gives the rest back
+    budget.settle("b")
+    assert budget.left_device_s == 400
+    assert Budget().left_device_s == math.inf
