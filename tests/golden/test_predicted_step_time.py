@@ -1,11 +1,11 @@
 """The shipped step time of H200 is the fit to the measured trials, and predicts configurations that were held out."""
 
-import importlib.util
-import sys
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from wattune.catalog.hardware import DEVICES
@@ -13,22 +13,19 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.defaults import MEASURED_STEP_TIME
 from wattune.cost.power import power_coefficients
 from wattune.fitting.step_time import fit
+from wattune.trial import TrialSpec
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def found():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location("predict_step_time", ROOT / "benchmarks" / "predict_step_time.py")
-        script = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(script)
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    trials = [(spec, metrics) for _, spec, metrics in script.trials()]
+    trials = []
+    for path in sorted((ROOT / "benchmarks" / "data").glob("*_h200x4.parquet")):
+        rows = [row for row in pq.read_table(path).to_pylist() if row["status"] == "completed" and row["step_time_s"]]
+        trials += [(TrialSpec.from_json(json.loads(row["spec"])), row) for row in rows]
     power = power_coefficients(DEVICES["h200_sxm"])
-    assert power is not None
+    assert power is not None and len(trials) >= 45
     return fit(trials, PUBLISHED_STEP_TIME, power)
 
 

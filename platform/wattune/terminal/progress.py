@@ -348,7 +348,8 @@ class StudyProgress:
     def _duration_of(self, placement: Placement) -> str:
         """Describes the expected duration of this call."""
         if placement.cut_short:
-            return f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)} (--max-hours or --deadline)"
+            most = f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)}"
+            return f"{most} (--max-hours or --deadline)"
         how = "at least" if self._preview is not None and not self._preview.measured else "about"
         return f"{how} {_duration(placement.wall_s)}"
 

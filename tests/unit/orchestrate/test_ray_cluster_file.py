@@ -21,6 +21,7 @@ CONFIG = yaml.safe_load(FILE.read_text())
 H200 = "#!/bin/sh\nfor i in 0 1 2 3; do echo 'NVIDIA H200'; done\n"
 H100 = "#!/bin/sh\nfor i in 0 1; do echo 'NVIDIA H100 80GB HBM3'; done\n"
 H100_PCIE = "#!/bin/sh\necho 'NVIDIA H100 PCIe'\n"
+A800 = "#!/bin/sh\necho 'NVIDIA A800 80GB PCIe'\n"
 H100_NVL = "#!/bin/sh\necho 'NVIDIA H100 NVL'\n"
 LONG_NAME = f"#!/bin/sh\necho 'NVIDIA {'X' * 55} PCIe'\n"
 MIXED = "#!/bin/sh\necho 'NVIDIA H200'; echo 'NVIDIA H100 80GB HBM3'\n"
@@ -136,8 +137,8 @@ def test_nothing_stops_rays_of_others() -> None:
     [
         ({"nvidia_smi": H200}, "nvidia", 4, "h200_sxm", "cuda"),
         ({"nvidia_smi": H100}, "nvidia", 2, "h100_sxm", "cuda"),
-        ({"nvidia_smi": H100_PCIE}, "nvidia", 1, None, "cuda"),
-        ({"nvidia_smi": H100_NVL}, "nvidia", 1, None, "cuda"),
+        ({"nvidia_smi": H100_PCIE}, "nvidia", 1, "h100_pcie", "cuda"),
+        ({"nvidia_smi": H100_NVL}, "nvidia", 1, "h100_nvl", "cuda"),
         ({"nvidia_smi": LONG_NAME}, "nvidia", 1, None, "cuda"),
         ({"rocm_smi": MI250}, "amd", 8, "mi250_gcd", "rocm"),
         ({}, "none", 0, "cpu", "cpu"),
@@ -214,9 +215,9 @@ def test_a_process_that_got_the_number_of_an_old_ray_is_left_alone(node) -> None
 
 
 def test_a_board_in_no_catalog_says_its_product_and_a_mixed_node_is_refused(node) -> None:
-    done = node(node.setup, nvidia_smi=H100_PCIE, host="elsewhere")
-    assert done.returncode == 0 and "labels=wattune.io/product=NVIDIA-H100-PCIe " in done.stdout
-    assert "its driver says NVIDIA-H100-PCIe" in str(described(done.stdout))
+    done = node(node.setup, nvidia_smi=A800, host="elsewhere")
+    assert done.returncode == 0 and "labels=wattune.io/product=NVIDIA-A800-80GB-PCIe " in done.stdout
+    assert "its driver says NVIDIA-A800-80GB-PCIe" in str(described(done.stdout))
     done = node("~/.wattune/ray_node.sh describe", nvidia_smi=MIXED)
     assert done.returncode == 1 and "several models: NVIDIA H100 80GB HBM3, NVIDIA H200" in done.stderr
 

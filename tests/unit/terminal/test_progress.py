@@ -183,7 +183,10 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
         ({"most_s": 7200.0}, "at most 2:00 h on the clock (--max-hours or --deadline)"),
         (
             {"num_now": 2, "load_now_s": {CLUSTER: 900.0}, "measured": True, "most_s": 90.0},
-            "at most 2 of them, about 0.5 device-hours (--max-trials or --gpu-hours); at most 1:30 min on the clock (--max-hours or --deadline)",
+            (
+                "at most 2 of them, about 0.5 device-hours (--max-trials or --gpu-hours); "
+                "at most 1:30 min on the clock (--max-hours or --deadline)"
+            ),
         ),
     ],
 )
