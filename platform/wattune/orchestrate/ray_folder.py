@@ -59,7 +59,7 @@ def ray_folder() -> Iterator[Path]:
     _own.append(folder)
     try:
         yield folder
-    except Exception:
+    except Exception:  # raised on: Ray's logs may say why, so they stay
         (folder / _FAILED).touch()
         raise
     finally:

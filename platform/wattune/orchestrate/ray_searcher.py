@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 import math
 
 from ray import tune
@@ -11,6 +12,8 @@ from wattune.errors import SpaceError
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
 from wattune.search.strategies.snapping import Axes
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+_log = logging.getLogger(__name__)
 
 
 class RaySearcher:
@@ -67,8 +70,8 @@ class RaySearcher:
         elif value is not None:
             try:  # a result of an earlier call of the study
                 self._searcher.add_evaluated_point(self._axes.params[row], value)
-            except (NotImplementedError, AttributeError):
-                pass  # many searchers cannot take it in; the candidate is left out all the same
+            except NotImplementedError:  # many searchers cannot take it in; the candidate is left out all the same
+                _log.info("%s cannot take in the earlier result of trial %s", self._name, spec.trial_id)
         if value is not None:
             self._told.add(row)
 

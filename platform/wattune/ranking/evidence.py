@@ -122,11 +122,6 @@ def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None)
     )
 
 
-def side_of(study: StudyFolder, wanted: str) -> Side:
-    """Reads one side of a comparison; see `Compared`."""
-    return Compared(study).side(wanted)
-
-
 class Compared:
     """A study whose trials are compared: its results are read once, and all its sides share their scatter."""
 

@@ -7,7 +7,7 @@ import pytest
 from small_study import make_study, ranking_of
 
 from wattune.errors import PlanError
-from wattune.ranking.evidence import compare_trials, gather, side_of, split_reference
+from wattune.ranking.evidence import Compared, compare_trials, gather, split_reference
 from wattune.storage.study import StudyFolder
 
 
@@ -38,12 +38,12 @@ def test_a_trial_whose_result_cannot_be_read_is_compared_by_its_other_repeats_or
     shutil.copytree(lost.path, again.path)
     again.write_result(replace(best.repeats[0], repeat=1))
     (lost.path / "result.json").write_text("{")
-    assert side_of(study, best.trial_id).name.endswith("-1")
+    assert Compared(study).side(best.trial_id).name.endswith("-1")
     with pytest.raises(PlanError, match=f"{lost.path}: no trial of this version"):
-        side_of(study, f"{best.trial_id}-0")
+        Compared(study).side(f"{best.trial_id}-0")
     shutil.rmtree(again.path)
     with pytest.raises(PlanError, match=f"{lost.path}: no trial of this version"):
-        side_of(study, best.trial_id)
+        Compared(study).side(best.trial_id)
 
 
 def test_evidence_is_what_the_folder_holds(study):
@@ -81,8 +81,8 @@ def test_what_names_no_trial_says_how_to(text):
 def test_a_trial_that_is_not_there_or_did_not_complete_is_an_error_that_says_what_is(study):
     ranking = ranking_of(study)
     with pytest.raises(PlanError, match=ranking.best.trial_id):
-        side_of(study, "ffffffffffff")
+        Compared(study).side("ffffffffffff")
     with pytest.raises(PlanError, match="no completed repeat to compare: repeat 0 out_of_memory"):
-        side_of(study, ranking.failed[0].trial_id)
+        Compared(study).side(ranking.failed[0].trial_id)
     with pytest.raises(PlanError, match="no completed repeat"):
-        side_of(study, f"{ranking.best.trial_id}-7")
+        Compared(study).side(f"{ranking.best.trial_id}-7")

@@ -119,7 +119,3 @@ FACTS: Final[dict[str, EngineFacts]] = {
     ),
 }
 """Every engine by name."""
-
-SHARDINGS: Final = ("none", "zero1", "zero2", "zero3")
-OVERLAPS: Final = ("none", "grad", "grad_param", "tp")
-"""Places of the choices in `AXES`, as the columns of a batch count them."""
