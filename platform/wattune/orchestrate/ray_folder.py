@@ -22,6 +22,9 @@ _LOCK: Final = "owner"
 _FAILED: Final = "failed"
 _TEMPORARY: Final = "tmp"
 
+_BEGINS_S: Final = 60.0
+"""Age below which a folder without a lock may be one that another study is making."""
+
 _KERNELS: Final = "inductor"
 _KERNELS_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """Read by torch. Its default is a folder of a known name in the machine's temporary folder, whoever made that."""
@@ -113,5 +116,7 @@ def remove_left(base: Path) -> None:
     for folder in base.glob(f"{_PREFIX}*"):
         failed = folder / _FAILED
         kept = failed.exists() and time.time() - failed.stat().st_mtime < KEPT_S
-        if not kept and (folder / _LOCK).exists() and lock_holder(folder / _LOCK) is None:
+        # Ray's dashboard may write a last file, and make the folder anew, after the cluster has ended.
+        begins = not (folder / _LOCK).exists() and time.time() - folder.lstat().st_mtime < _BEGINS_S
+        if not kept and not begins and lock_holder(folder / _LOCK) is None:
             shutil.rmtree(folder, ignore_errors=True)

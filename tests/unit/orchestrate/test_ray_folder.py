@@ -93,3 +93,15 @@ def test_temporary_files_of_the_driver_are_there_too(base: Path) -> None:
     with ray_folder() as folder:
         assert scratch_place() == folder / "tmp" and (folder / "tmp").is_dir()
     assert scratch_place() is None
+
+
+def test_what_ray_wrote_after_its_end_goes_later(base: Path) -> None:
+    with ray_folder():
+        late = base / "ray-00000000"
+        (late / "session").mkdir(parents=True)
+        remove_left(base)
+        assert late.exists()  # it may be one that another study is making
+        old_s = time.time() - 100
+        os.utime(late, (old_s, old_s))
+        remove_left(base)
+        assert not late.exists() and len(list(base.glob("ray-*"))) == 1
