@@ -1,6 +1,8 @@
 """The trials that a study still has to run: repeats, reference trials, the race, and long runs. No Ray here."""
 
 import itertools
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
+from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.race import Race
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
+
+_MOST_ASIDE: Final = 4
+"""The same for nodes of one kind of device. A proposal that waits knows less than one made later."""
 
 
 def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
@@ -44,6 +50,7 @@ class TrialQueue:
         run: StudyRun,
         results: Iterable[tuple[TrialSpec, TrialResult]],
         unreadable: Iterable[str] = (),
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
 
@@ -52,8 +59,12 @@ class TrialQueue:
             run: Settings of the study.
             results: Results of earlier calls; trials whose result is not final run again.
             unreadable: Names of the folders of trials that cannot be read, which do not run.
+            clock_s: The clock on which trials are expected to end.
         """
-        self._strategy, self._run = strategy, run
+        self._strategy, self._run, self._clock_s = strategy, run, clock_s
+        self._reservations = Reservations()
+        self._ahead: list[Reservation] = []
+        """Reservations as of the last look for a trial that may start."""
         self.done: dict[tuple[str, int], TrialResult] = {}
         """Final results by trial and repeat."""
         self._waiting = Waiting(self.done, unreadable)
@@ -190,7 +201,10 @@ class TrialQueue:
     def pop(
         self, slots: Slots, affords: Callable[[QueuedTrial], bool]
     ) -> "tuple[QueuedTrial, tuple[Node, ...]] | None":
-        """Takes the first trial whose nodes are free; within a kind of device none overtakes another.
+        """Takes the first trial that may start now.
+
+        Within a kind of device, trials start in order. One whose nodes are busy is overtaken only by trials that do not
+        keep it waiting (`wattune.orchestrate.scheduling.backfill`).
 
         Args:
             slots: Free and taken nodes.
@@ -199,19 +213,48 @@ class TrialQueue:
         Returns:
             The trial that runs now and its nodes, or None.
         """
+        ahead = self._ahead = []
         for device in self._waiting.devices():
-            queued = self._waiting.head(device, slots)
-            if queued is None or not slots.is_free(queued.spec.cluster, queued.avoid):
-                continue
-            if not affords(queued):
-                return None
-            nodes = slots.take(queued.spec.cluster, queued.avoid)
-            assert nodes is not None, "free a moment ago"
-            reference = self._due_reference(queued, ",".join(node.name for node in nodes))
-            if reference is None:
-                self._waiting.take(queued)
-            return reference or queued, nodes
+            heads = self._waiting.heads(device, slots)
+            for queued in heads:
+                closed = self._closed(queued, slots, ahead)
+                if closed is None:
+                    if queued is heads[0]:
+                        ahead.append(self._reservations.keep(queued, slots, self._clock_s()))
+                elif queued is heads[0] and not affords(queued):
+                    return None
+                elif queued is heads[0] or self._leaves_enough(queued, heads[0]):
+                    return self._start(queued, slots, closed)
         return None
+
+    def _closed(self, queued: QueuedTrial, slots: Slots, ahead: Sequence[Reservation]) -> frozenset[str] | None:
+        """The domains that a trial leaves to those ahead of it, all of theirs if it can; None if it cannot start."""
+        end_s = self._clock_s() + self.expected_s(queued) if self.knows_times else math.inf
+        for closed in (closed_domains(ahead, math.inf), closed_domains(ahead, end_s)):
+            if slots.is_free(queued.spec.cluster, queued.avoid, closed=closed):
+                return closed
+        return None
+
+    def _leaves_enough(self, queued: QueuedTrial, first: QueuedTrial) -> bool:
+        """Returns whether the budget allows a trial and then still the one that it overtakes."""
+        budget = self._run.budget
+        if budget is None:
+            return True
+        own_s, first_s = self.expected_s(queued), self.expected_s(first)
+        device_s = own_s * queued.spec.cluster.world_size + first_s * first.spec.cluster.world_size
+        return budget.num_left > 1 and own_s <= budget.left_s and device_s <= budget.left_device_s
+
+    def _start(
+        self, queued: QueuedTrial, slots: Slots, closed: frozenset[str]
+    ) -> "tuple[QueuedTrial, tuple[Node, ...]]":
+        """Takes nodes for a trial, or for the reference trial that is due before it."""
+        until_s = self._clock_s() + self.expected_s(queued)
+        nodes = slots.take(queued.spec.cluster, queued.avoid, closed=closed, until_s=until_s)
+        assert nodes is not None, "free a moment ago"
+        reference = self._due_reference(queued, ",".join(node.name for node in nodes))
+        if reference is None:
+            self._waiting.take(queued)
+        return reference or queued, nodes
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
         """Queues the next proposal of a learning strategy, then repeats, then the race, then finalists.
@@ -268,6 +311,11 @@ class TrialQueue:
     def expected_s(self, queued: QueuedTrial) -> float:
         """Expected seconds of a trial."""
         return self._pace.expected_s(queued.spec, queued.measure.min_seconds)
+
+    @property
+    def knows_times(self) -> bool:
+        """True if expected times come from trials that ran; else they are the least that settings allow."""
+        return self._pace.typical_s > 0
 
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
@@ -342,4 +390,10 @@ class TrialQueue:
         """Returns whether nodes are idle that another proposal might use."""
         if self.num_waiting + self._waiting.num_held >= LOOK_AHEAD:
             return False
-        return any(not self._waiting.has(spec.device) and slots.is_free(spec) for spec in self._run.clusters)
+        closed = closed_domains(self._ahead, math.inf)
+        return any(
+            not self._waiting.has(cluster)
+            and self._waiting.count(cluster.device) < _MOST_ASIDE
+            and slots.is_free(cluster, closed=closed)
+            for cluster in self._run.clusters
+        )

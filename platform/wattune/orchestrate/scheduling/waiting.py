@@ -1,10 +1,11 @@
-"""The trials that wait, by kind of device, in order; and those that this call does not start. No Ray here."""
+"""The trials that wait, in order, by workers and nodes; and those that this call does not start. No Ray here."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Final
 
+from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial
@@ -15,7 +16,11 @@ WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
 
 
 class Waiting:
-    """Waiting trials in order, one queue for each kind of device."""
+    """Waiting trials. Each kind of device has an order of its own.
+
+    Trials that need the same workers and avoid the same nodes stand in one line: where the first of them cannot start,
+    none can.
+    """
 
     def __init__(self, done: Mapping[tuple[str, int], TrialResult], left_out: Iterable[str]) -> None:
         """Starts empty.
@@ -25,7 +30,7 @@ class Waiting:
             left_out: Names of folders whose trials do not run.
         """
         self._done = done
-        self._queues: dict[str, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
+        self._lines: dict[Hashable, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
         self._num_queued = 0
         self._worthwhile: dict[tuple[str, int], Hashable] = {}
         self._stranded: list[QueuedTrial] = []
@@ -38,7 +43,7 @@ class Waiting:
 
     def __len__(self) -> int:
         """Returns the number of queued trials whose nodes exist."""
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self._lines.values()))
 
     @property
     def num_left(self) -> int:
@@ -65,13 +70,17 @@ class Waiting:
         """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
         return (*self._given_up, *(queued for held in self._held.values() for queued in held))
 
-    def has(self, device: str) -> bool:
-        """Returns whether a trial waits for this kind of device."""
-        return bool(self._queues[device])
+    def count(self, device: str) -> int:
+        """Returns the number of trials that wait for this kind of device."""
+        return sum(len(line) for line in self._lines.values() if line and _device(line) == device)
+
+    def has(self, cluster: ClusterSpec) -> bool:
+        """Returns whether a trial waits for a cluster of this kind."""
+        return any(line[0][1].spec.cluster == cluster for line in self._lines.values() if line)
 
     def in_order(self) -> list[QueuedTrial]:
         """Lists the queued trials that are worth running, in order over all kinds of devices."""
-        every = sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0))
+        every = sorted((one for line in self._lines.values() for one in line), key=itemgetter(0))
         return [queued for _, queued in every if not self._is_needless(queued)]
 
     def add(self, trials: Iterable[QueuedTrial]) -> None:
@@ -79,7 +88,7 @@ class Waiting:
         for queued in trials:
             known = (queued.trial_id, queued.repeat) in self._done or queued.name in self.left_out
             if not known and not self._holds(queued):
-                self._queues[queued.spec.cluster.device].append((self._num_queued, queued))
+                self._lines[_line_of(queued)].append((self._num_queued, queued))
                 self._num_queued += 1
                 if not self._is_needless(queued):
                     self._count(queued)
@@ -89,7 +98,7 @@ class Waiting:
         if self._holds(queued):
             return
         self._num_queued += 1
-        self._queues[queued.spec.cluster.device].appendleft((-self._num_queued, queued))
+        self._lines[_line_of(queued)].appendleft((-self._num_queued, queued))
         self._count(queued)
 
     def reconsider(self) -> None:
@@ -112,11 +121,10 @@ class Waiting:
         if workers in self._held:
             return None
         held = self._held[workers] = []
-        for queue in self._queues.values():
-            kept = [one for one in queue if workers_of(one[1].spec) != workers]
-            held += [one[1] for one in queue if workers_of(one[1].spec) == workers and not self._is_needless(one[1])]
-            queue.clear()
-            queue.extend(kept)
+        for line in self._lines.values():
+            if line and workers_of(line[0][1].spec) == workers:
+                held += [queued for _, queued in line if not self._is_needless(queued)]
+                line.clear()
         for queued in held:
             self.left_out.add(queued.name)
             self.uncount(queued.trial_id, queued.repeat)
@@ -124,27 +132,27 @@ class Waiting:
 
     def devices(self) -> list[str]:
         """Lists the kinds of devices for which trials wait; the one whose first trial was queued first comes first."""
-        heads = sorted((queue[0][0], device) for device, queue in self._queues.items() if queue)
-        return [device for _, device in heads]
+        heads = sorted((line[0][0], _device(line)) for line in self._lines.values() if line)
+        return list(dict.fromkeys(device for _, device in heads))
 
-    def head(self, device: str, slots: Slots) -> QueuedTrial | None:
-        """Finds the first trial that is worth running and whose nodes exist; trials before it leave the queue."""
-        queue = self._queues[device]
-        while queue:
-            queued = queue[0][1]
-            if self._is_needless(queued):
-                queue.popleft()
-            elif not slots.exists(queued.spec.cluster):
-                self._stranded.append(queue.popleft()[1])
+    def heads(self, device: str, slots: Slots) -> list[QueuedTrial]:
+        """Lists the first trial of each line for a kind of device, in order.
+
+        Trials before it that are not worth running leave the line, and so do those whose nodes do not exist.
+        """
+        lines = [line for line in self._lines.values() if line and _device(line) == device]
+        for line in lines:
+            while line and (self._is_needless(line[0][1]) or not slots.exists(line[0][1].spec.cluster)):
+                _, queued = line.popleft()
+                if not self._is_needless(queued):
+                    self._stranded.append(queued)
                 self.uncount(queued.trial_id, queued.repeat)
-            else:
-                return queued
-        return None
+        return [queued for _, queued in sorted((line[0] for line in lines if line), key=itemgetter(0))]
 
     def take(self, queued: QueuedTrial) -> None:
-        """Removes a trial that runs now: the head of its queue."""
-        first = self._queues[queued.spec.cluster.device].popleft()
-        assert first[1] is queued, "the head of its queue"
+        """Removes a trial that runs now: the first of its line."""
+        first = self._lines[_line_of(queued)].popleft()
+        assert first[1] is queued, "the first of its line"
         self.uncount(queued.trial_id, queued.repeat)
 
     def uncount(self, trial_id: str, repeat: int) -> None:
@@ -173,3 +181,13 @@ class Waiting:
         """Returns whether a repeat would only confirm that its trial fails."""
         first = self._done.get((queued.trial_id, 0)) if queued.repeat else None
         return first is not None and first.status not in WORTH_REPEATING
+
+
+def _line_of(queued: QueuedTrial) -> Hashable:
+    """Returns a key that is equal for trials which the same free nodes suit."""
+    return workers_of(queued.spec), queued.avoid
+
+
+def _device(line: deque[tuple[int, QueuedTrial]]) -> str:
+    """The kind of device of a line that is not empty."""
+    return line[0][1].spec.cluster.device

@@ -330,3 +330,26 @@ def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_stud
         previewed = next(event for event in world.heard if isinstance(event, Preview))
         assert previewed.num_left - previewed.num_references == 6
         world.heard.clear()
+
+
+def test_a_strategy_that_learns_is_asked_for_more_while_a_large_proposal_waits(
+    world, make_specs, new_node, learner
+) -> None:
+    world.nodes += [new_node("n1"), new_node("n2")]
+    large = make_specs(2, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    small = make_specs(9)
+    controller = world.controller([*large, *small], strategy=learner([*large, *small]), measure=Measure(min_seconds=1))
+    first, beside = controller.next("t0"), controller.next("t1")
+    assert (first.queued.spec, beside.queued.spec, beside.tags["nodes"]) == (large[0], small[0], "n2")
+    assert controller.next("t2") is None, "two nodes are busy and the third is too"
+    world.run(controller, first, "t0")
+    assert controller.next("t2").queued.spec == large[1]
+
+
+def test_few_proposals_wait_while_a_strategy_proposes_what_does_not_fit(world, make_specs, new_node, learner) -> None:
+    world.nodes += [new_node("n1"), new_node("n2")]
+    large = make_specs(20, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    taught = learner([*large, *make_specs(1)])
+    controller = world.controller([*large, *make_specs(1)], strategy=taught)
+    controller.next("t0")
+    assert controller.next("t1") is None and len(taught.knew) == 5, "one runs, four wait"

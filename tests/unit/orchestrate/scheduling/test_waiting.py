@@ -17,6 +17,10 @@ def queued(spec: TrialSpec, repeat: int = 0) -> QueuedTrial:
     return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=Measure())
 
 
+def first(waiting: Waiting, slots: Slots) -> TrialSpec:
+    return waiting.heads("cpu", slots)[0].spec
+
+
 @pytest.fixture
 def slots(new_node) -> Slots:
     return Slots(Cluster(nodes=(new_node("n0"),), driver_node_id="n0"))
@@ -31,7 +35,7 @@ def test_trials_wait_in_order_and_one_that_runs_again_comes_first(specs, slots) 
     waiting.add(map(queued, specs[:2]))
     waiting.add_first(queued(specs[2]))
     assert [one.spec for one in waiting.in_order()] == [specs[2], *specs[:2]]
-    assert waiting.head("cpu", slots).spec == specs[2] and waiting.num_left == len(waiting) == 3
+    assert first(waiting, slots) == specs[2] and waiting.num_left == len(waiting) == 3
 
 
 def test_what_is_done_or_left_out_is_not_queued(specs) -> None:
@@ -47,18 +51,18 @@ def test_a_repeat_of_a_failed_trial_leaves_the_queue(specs, slots) -> None:
     waiting.add([queued(specs[0], 1), queued(specs[1])])
     done[specs[0].trial_id, 0] = failed(specs[0])
     assert [one.spec for one in waiting.in_order()] == [specs[1]]
-    assert waiting.head("cpu", slots).spec == specs[1] and len(waiting) == 1
+    assert first(waiting, slots) == specs[1] and len(waiting) == 1
 
 
 def test_trials_whose_nodes_do_not_exist_are_stranded_until_nodes_come(specs, slots, new_node) -> None:
     waiting = Waiting({}, ())
     large = replace(specs[0], cluster=ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
     waiting.add([queued(large), queued(specs[1])])
-    assert waiting.head("cpu", slots).spec == specs[1]
+    assert first(waiting, slots) == specs[1]
     assert [one.spec for one in waiting.stranded] == [large] and (len(waiting), waiting.num_left) == (1, 2)
     slots.update([new_node("n0"), new_node("n1")])
     waiting.reconsider()
-    assert waiting.head("cpu", slots).spec == large and waiting.stranded == ()
+    assert first(waiting, slots) == large and waiting.stranded == ()
 
 
 def test_held_workers_start_nothing_more_and_their_trials_stay_left(specs) -> None:
