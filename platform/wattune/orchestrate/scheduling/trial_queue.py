@@ -13,13 +13,14 @@ from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
-from wattune.search.strategy import Strategy
+from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
@@ -74,7 +75,7 @@ class TrialQueue:
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
         self._num_soaked = 0
-        self._pace = Pace()
+        self._pace, self._warm = Pace(), WarmGraphs()
         every = run.measure.reference_every
         plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
@@ -94,6 +95,7 @@ class TrialQueue:
                 strategy.tell(spec, result)
                 if result.repeat < FIRST_REFERENCE_REPEAT:
                     self._asked[result.trial_id] = spec
+        self._warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
             specs = strategy.ask(run.num_trials)
             self._asked = {spec.trial_id: spec for spec in specs}
@@ -179,8 +181,9 @@ class TrialQueue:
         is_long = self._run.measure.soak_finalists > 0 and result.repeat == self._run.measure.repeats
         self._num_soaked += is_new and is_long
         self.done[result.trial_id, result.repeat] = result
+        start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if result.status is TrialStatus.COMPLETED and not is_long:
-            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, start)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
                 self._waiting.uncount(result.trial_id, repeat)
@@ -268,7 +271,7 @@ class TrialQueue:
         """
         run, measure = self._run, self._run.measure
         if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
-            proposed = self._strategy.ask(1)
+            proposed = self._proposed()
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
                 self._waiting.add(self._trial(spec, 0, measure) for spec in proposed)
@@ -291,6 +294,13 @@ class TrialQueue:
             return True
         return False
 
+    def _proposed(self) -> list[TrialSpec]:
+        """Asks a strategy that learns for one trial, the gain per second if it can tell and times were measured."""
+        if not (isinstance(self._strategy, TimedStrategy) and self.knows_times):
+            return self._strategy.ask(1)
+        least_s = self._run.measure.min_seconds
+        return self._strategy.ask_timed(1, lambda spec: self._pace.expected_s(spec, least_s, self._warm.start_of(spec)))
+
     def _queue_of_race(self, slots: Slots) -> bool:
         """Queues the next repeat of the race if it may start now; returns whether it did."""
         if self._race is None or self.stranded or self.failed:
@@ -309,8 +319,8 @@ class TrialQueue:
         return self._race.news() if self._race is not None and self._racing else None
 
     def expected_s(self, queued: QueuedTrial) -> float:
-        """Expected seconds of a trial."""
-        return self._pace.expected_s(queued.spec, queued.measure.min_seconds)
+        """Expected seconds of a trial, where the workers are that suit it best."""
+        return self._pace.expected_s(queued.spec, queued.measure.min_seconds, self._warm.start_of(queued.spec))
 
     @property
     def knows_times(self) -> bool:
@@ -351,23 +361,24 @@ class TrialQueue:
         every = self._run.measure.reference_every
         costs: list[tuple[ClusterSpec, float]] = []
         counts: Counter[Hashable] = Counter()
-        expected_s: dict[Hashable, float] = {}
+        warm = WarmGraphs()
         num_references = 0
         for queued in self._waiting.in_order():
             workers = workers_of(queued.spec)
-            if workers not in expected_s:  # equal for all of them, and costly
-                expected_s[workers] = self.expected_s(queued)
+            changes = warm.start_of(queued.spec, "") == "new_workers"
+            start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
+            expected_s = self._pace.expected_s(queued.spec, queued.measure.min_seconds, start)
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
             due += self._references.num_opening(workers) if not counts[workers] else 0
             num_references += due
             counts[workers] += 1
-            costs += [(queued.spec.cluster, expected_s[workers])] * (1 + due)
+            costs += [(queued.spec.cluster, expected_s)] * (1 + due)
         return costs, num_references
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
-        ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
+        ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
         repeats = range(self._run.measure.repeats)
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.order == "listed":
