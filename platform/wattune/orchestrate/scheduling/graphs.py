@@ -79,7 +79,7 @@ def _layer(model: ModelSpec) -> ModelSpec:
 
 @dataclass(slots=True)
 class _Warm:
-    """What the workers on one set of nodes hold."""
+    """The plans and graphs of the workers on one set of nodes."""
 
     workers: Hashable
     plans: set[TrialSpec] = field(default_factory=set)

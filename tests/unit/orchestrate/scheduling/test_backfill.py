@@ -61,12 +61,12 @@ class Guessing(TrialQueue):
 
 @dataclass
 class Played:
-    """What a simulation did, by the number of the trial."""
+    """The course of a simulation, by the number of the trial."""
 
     start_s: dict[int, float]
     end_s: dict[int, float]
     first_s: dict[int, float]
-    """When each became the first that waits of its kind of device."""
+    """Time at which each became the first that waits of its kind of device."""
     nodes: dict[int, tuple[Node, ...]]
     promise_s: dict[int, float]
 

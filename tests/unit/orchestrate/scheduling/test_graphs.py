@@ -1,4 +1,4 @@
-"""Which trials share compiled graphs, and which graphs the warm workers hold."""
+"""Trials that share compiled graphs, and the graphs that warm workers hold."""
 
 from dataclasses import replace
 
