@@ -26,7 +26,7 @@ from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
 from wattune.orchestrate.scheduling.controller import AskProgress, StudyController
-from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress

@@ -33,7 +33,7 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
+    "orchestrate/scheduling": "backfill budget controller graphs nodes race references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",
@@ -82,6 +82,7 @@ WITHOUT_TWIN = {
     "engines/torch/mesh": "needs several ranks: the contract runs every plan",
     "engines/torch/parallel": "needs several ranks: the contract runs every plan",
     "engines/torch/pipeline": "needs several ranks: the contract runs every plan",
+    "orchestrate/scheduling/study_run": "fields and two names: test_trial_queue, test_controller",
     "version": "one function: tests/e2e/test_wheel.py reads it",
 }
 """Modules without a unit test of their own name, each with what tests it instead."""

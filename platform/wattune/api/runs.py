@@ -18,7 +18,8 @@ from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.scheduling.race import RaceRule
-from wattune.orchestrate.scheduling.trial_queue import StudyRun, TrialQueue
+from wattune.orchestrate.scheduling.study_run import StudyRun
+from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.table import to_table
 from wattune.search.prune import Candidates

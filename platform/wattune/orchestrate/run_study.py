@@ -29,7 +29,7 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
-from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus

@@ -9,7 +9,7 @@ from wattune.objective import Constraint, Objective
 from wattune.search.strategies.listed import Grid, Random
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.optuna_samplers import gp, tpe
-from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy, draw
+from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy, TimedStrategy, draw
 from wattune.trial import TrialSpec
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Observation",
     "Problem",
     "Strategy",
+    "TimedStrategy",
     "check_strategy",
     "draw",
     "is_searcher",

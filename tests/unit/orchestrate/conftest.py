@@ -12,7 +12,7 @@ from wattune.catalog.models import model
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
-from wattune.orchestrate.scheduling.trial_queue import RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
 from wattune.plan.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder

@@ -15,7 +15,7 @@ from wattune.orchestrate import run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
-from wattune.orchestrate.scheduling.trial_queue import StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.trial import Measure, TrialStatus
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Final
 
+from wattune.orchestrate.scheduling.graphs import Start
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.trial import TrialSpec
 
@@ -84,10 +85,14 @@ class Pace:
     def __init__(self) -> None:
         """Starts without any time."""
         self._took_s: dict[Hashable, list[float]] = defaultdict(list)
+        self._by_start_s: dict[tuple[Hashable, Start], list[float]] = defaultdict(list)
 
-    def add(self, spec: TrialSpec, took_s: float) -> None:
-        """Adds the time of a trial."""
-        insort(self._took_s[workers_of(spec)], took_s)
+    def add(self, spec: TrialSpec, took_s: float, start: Start | None = None) -> None:
+        """Adds the time of a trial, and how it started where that is known."""
+        workers = workers_of(spec)
+        insort(self._took_s[workers], took_s)
+        if start is not None:
+            insort(self._by_start_s[workers, start], took_s)
 
     @property
     def typical_s(self) -> float:
@@ -95,14 +100,18 @@ class Pace:
         seen = [value for one in self._took_s.values() for value in one]
         return statistics.median(seen) if seen else 0.0
 
-    def expected_s(self, spec: TrialSpec, least_s: float) -> float:
+    def expected_s(self, spec: TrialSpec, least_s: float, start: Start | None = None) -> float:
         """Predicts the time of a trial.
 
-        It is the median of trials for the same workers, else of all trials, and never less than `least_s`.
+        It is the median of trials for the same workers that started alike, else of all trials for the same workers,
+        else of all trials, and never less than `least_s`.
 
         Args:
             spec: The trial.
             least_s: The least time its settings allow.
+            start: How it starts; None where that is not known.
         """
-        seen = self._took_s.get(workers_of(spec))
+        workers = workers_of(spec)
+        alike = self._by_start_s.get((workers, start)) if start is not None else None
+        seen = alike or self._took_s.get(workers)
         return max(least_s, statistics.median(seen) if seen else self.typical_s)

@@ -17,7 +17,8 @@ from wattune.errors import PlanError
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, is_tried_again
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.trial_queue import QueuedTrial, RunningTrial, StudyRun, TrialQueue
+from wattune.orchestrate.scheduling.study_run import QueuedTrial, RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.racing import RACE_TAG
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial

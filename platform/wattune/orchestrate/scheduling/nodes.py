@@ -1,5 +1,6 @@
 """Free nodes, and the choice of nodes for a trial."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -17,7 +18,8 @@ class Slots:
     def __init__(self, cluster: "Cluster") -> None:
         """Starts with every node free."""
         self._cluster = cluster
-        self._taken: dict[str, tuple[Node, ...]] = {}
+        self._taken: dict[str, float] = {}
+        """Domains with a trial on them, and the expected end of each."""
         self._sets: dict[tuple[str, int, int], list[tuple[Node, ...]]] = defaultdict(list)
 
     def update(self, nodes: Sequence["Node"]) -> bool:
@@ -34,7 +36,19 @@ class Slots:
         """The nodes that are alive."""
         return self._cluster.nodes
 
-    def take(self, spec: ClusterSpec, avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
+    @property
+    def domains(self) -> frozenset[str]:
+        """Power or thermal domains of the nodes that are alive."""
+        return frozenset(node.domain for node in self._cluster.nodes)
+
+    def take(
+        self,
+        spec: ClusterSpec,
+        avoid: Set[str] = frozenset(),
+        *,
+        closed: Set[str] = frozenset(),
+        until_s: float = math.inf,
+    ) -> tuple["Node", ...] | None:
         """Takes nodes for a trial until `release`; None if too few are free.
 
         Sets that were used before come first: their workers may still be warm, and results of one set compare best.
@@ -42,8 +56,10 @@ class Slots:
         Args:
             spec: The nodes that are wanted.
             avoid: Names of nodes to take only if there would not be enough others with nothing running.
+            closed: Domains that are not taken although they are free.
+            until_s: Expected end of the trial, on any clock.
         """
-        nodes = self._choose(spec, set(self._taken), avoid)
+        nodes = self._choose(spec, self._taken.keys() | closed, avoid)
         if nodes is None:
             return None
         used = self._sets[_kind(spec)]
@@ -51,7 +67,7 @@ class Slots:
             used.remove(nodes)
         used.insert(0, nodes)
         for node in nodes:
-            self._taken[node.domain] = nodes
+            self._taken[node.domain] = until_s
         return nodes
 
     def release(self, nodes: tuple["Node", ...]) -> None:
@@ -59,9 +75,25 @@ class Slots:
         for node in nodes:
             self._taken.pop(node.domain, None)
 
-    def is_free(self, spec: ClusterSpec, avoid: Set[str] = frozenset()) -> bool:
+    def is_free(self, spec: ClusterSpec, avoid: Set[str] = frozenset(), *, closed: Set[str] = frozenset()) -> bool:
         """Returns whether `take` would find nodes now."""
-        return self._choose(spec, set(self._taken), avoid) is not None
+        return self._choose(spec, self._taken.keys() | closed, avoid) is not None
+
+    def opening(self, spec: ClusterSpec, avoid: Set[str], now_s: float) -> tuple[float, tuple["Node", ...]]:
+        """Predicts when `take` finds nodes if nothing else starts, and which. The nodes exist.
+
+        Args:
+            spec: The nodes that are wanted.
+            avoid: As for `take`.
+            now_s: The time, on the clock of `until_s`. A trial that runs longer than expected is taken to end now.
+        """
+        taken = dict(self._taken)
+        for until_s in [now_s, *sorted({max(now_s, until_s) for until_s in taken.values()})]:
+            taken = {domain: end_s for domain, end_s in taken.items() if end_s > until_s}
+            nodes = self._choose(spec, taken.keys(), avoid)
+            if nodes is not None:
+                return until_s, nodes
+        raise ValueError(f"no nodes for {spec.label} even if nothing runs; ask `exists` first")
 
     def exists(self, spec: ClusterSpec) -> bool:
         """Returns whether `take` would find nodes if nothing ran."""
@@ -80,7 +112,7 @@ class Slots:
         """Describes the nodes a trial wants and the nodes there are."""
         return self._cluster.missing(spec)
 
-    def _choose(self, spec: ClusterSpec, taken: set[str], avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
+    def _choose(self, spec: ClusterSpec, taken: Set[str], avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
         fitting = self._cluster.fitting(spec)
         others = [node for node in fitting if node.name not in avoid]
         free = [node for node in (others if len(others) >= spec.num_nodes else fitting) if node.domain not in taken]

@@ -1,21 +1,26 @@
 """The trials that a study still has to run: repeats, reference trials, the race, and long runs. No Ray here."""
 
 import itertools
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
+from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.race import Race, RaceRule
+from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
-from wattune.search.strategy import Strategy
+from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
+from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
+from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
@@ -25,74 +30,8 @@ if TYPE_CHECKING:
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
 
-_WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
-"""Statuses of a first run after which a repeat is worth running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRun:
-    """Settings of a study, apart from its search space."""
-
-    measure: Measure
-    num_trials: int
-    """Different specifications to try, including those already done in the folder."""
-    seed: int
-    limits: Mapping[str, float]
-    tags: Mapping[str, str]
-    """Facts of the environment, kept with every result."""
-    finalists: Callable[[], Sequence[TrialSpec]]
-    """Returns the best trials so far, best first; called once, when all others have run."""
-    clusters: tuple[ClusterSpec, ...]
-    """Clusters that trials may run on."""
-    isolation: str = "warm"
-    order: str = "shuffled"
-    """See `wattune.orchestrate.scheduling.run_order.run_order`."""
-    reference: TrialSpec | None = None
-    """The trial that is measured again and again; None takes an ordinary one of `candidates` for each kind of
-    workers."""
-    candidates: Sequence[TrialSpec] = ()
-    """Every trial of the space. Without any, the first trial that completes is the reference trial."""
-    race: RaceRule | None = None
-    """Settings of the race of finalists; None runs none."""
-    budget: Budget | None = None
-    retry: frozenset[TrialStatus] = frozenset()
-    """Statuses of earlier calls' trials that run again, beside those that do anyway."""
-    estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
-    """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
-    rejected instead of run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedTrial:
-    """One repeat of one trial that waits to run."""
-
-    spec: TrialSpec
-    trial_id: str
-    repeat: int
-    measure: Measure
-    role: Role = "trial"
-    avoid: frozenset[str] = frozenset()
-    """Names of nodes that failed it; others come first."""
-
-    @property
-    def name(self) -> str:
-        """Name of its folder."""
-        return f"{self.trial_id}-{self.repeat}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTrial:
-    """A trial that runs, and its nodes."""
-
-    queued: QueuedTrial
-    nodes: "tuple[Node, ...]"
-    tags: Mapping[str, str]
-    """Facts of the study's environment and of this attempt."""
-
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        """Names of the nodes it runs on."""
-        return tuple(node.name for node in self.nodes)
+_MOST_ASIDE: Final = 4
+"""The same for nodes of one kind of device. A proposal that waits knows less than one made later."""
 
 
 def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
@@ -112,6 +51,7 @@ class TrialQueue:
         run: StudyRun,
         results: Iterable[tuple[TrialSpec, TrialResult]],
         unreadable: Iterable[str] = (),
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
 
@@ -120,34 +60,30 @@ class TrialQueue:
             run: Settings of the study.
             results: Results of earlier calls; trials whose result is not final run again.
             unreadable: Names of the folders of trials that cannot be read, which do not run.
+            clock_s: The clock on which trials are expected to end.
         """
-        self._strategy, self._run = strategy, run
-        self._queues: dict[str, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
-        self._num_queued = 0
-        self._worthwhile: dict[tuple[str, int], Hashable] = {}
-        self._num_worthwhile: Counter[Hashable] = Counter()
-        self._stranded: list[QueuedTrial] = []
+        self._strategy, self._run, self._clock_s = strategy, run, clock_s
+        self._reservations = Reservations()
+        self._ahead: list[Reservation] = []
+        """Reservations as of the last look for a trial that may start."""
+        self.done: dict[tuple[str, int], TrialResult] = {}
+        """Final results by trial and repeat."""
+        self._waiting = Waiting(self.done, unreadable)
         self._asked: dict[str, TrialSpec] = {}
         self._referenced: dict[str, TrialSpec] = {}
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
         self._num_soaked = 0
-        self._pace = Pace()
+        self._pace, self._warm = Pace(), WarmGraphs()
         every = run.measure.reference_every
         plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
         self._race = Race(run.race, run.measure) if run.race is not None else None
         self._racing = False
         self._num_again = 0
-        self._left_out = set(unreadable)
-        """Folder names of trials that this call does not queue (again)."""
-        self._given_up: list[QueuedTrial] = []
         self._rows: dict[Hashable, Row] = {}
-        self._held: dict[Hashable, list[QueuedTrial]] = {}
         self._last: set[tuple[str, int]] = set()
-        self.done: dict[tuple[str, int], TrialResult] = {}
-        """Final results by trial and repeat."""
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             if not result.status.is_final or result.status in run.retry:
                 self._num_again += 1
@@ -159,12 +95,13 @@ class TrialQueue:
                 strategy.tell(spec, result)
                 if result.repeat < FIRST_REFERENCE_REPEAT:
                     self._asked[result.trial_id] = spec
+        self._warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
             specs = strategy.ask(run.num_trials)
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
             self._references.plan({workers: count * run.measure.repeats for workers, count in planned.items()})
-            self._enqueue(self._rounds(specs))
+            self._waiting.add(self._rounds(specs))
         else:  # it chooses the workers later
             most = run.num_trials * run.measure.repeats
             self._references.plan({workers_of(spec): most for spec in run.candidates})
@@ -179,7 +116,7 @@ class TrialQueue:
     @property
     def num_waiting(self) -> int:
         """Queued trials whose nodes exist."""
-        return sum(map(len, self._queues.values()))
+        return len(self._waiting)
 
     @property
     def num_left(self) -> int:
@@ -188,12 +125,11 @@ class TrialQueue:
         Its cost does not depend on their number: every event carries it.
         """
         run, measure = self._run, self._run.measure
-        num_references = self._references.num_left(self._num_worthwhile)
+        num_references = self._references.num_left(self._waiting.num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
-        waiting = sum(self._num_worthwhile.values()) + len(self._stranded) + len(self.failed)
-        num_search = waiting + num_to_ask * measure.repeats + num_repeats
+        num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
         return num_search + num_references + self._num_race(num_search) + num_finalists
 
     def _num_race(self, num_search: int) -> int:
@@ -205,17 +141,16 @@ class TrialQueue:
     @property
     def stranded(self) -> tuple[QueuedTrial, ...]:
         """Trials whose nodes do not exist."""
-        return tuple(self._stranded)
+        return self._waiting.stranded
 
     @property
     def failed(self) -> tuple[QueuedTrial, ...]:
         """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
-        return (*self._given_up, *(queued for held in self._held.values() for queued in held))
+        return self._waiting.failed
 
     def give_up(self, queued: QueuedTrial) -> None:
         """Leaves a trial that the cluster failed to a later call."""
-        self._given_up.append(queued)
-        self._left_out.add(queued.name)
+        self._waiting.give_up(queued)
         self._references.give_up(queued.trial_id, queued.repeat)
         if self._race is not None:
             self._race.give_up(queued.trial_id, queued.repeat)
@@ -229,18 +164,10 @@ class TrialQueue:
         workers = workers_of(spec)
         row = self._rows.get(workers, Row()).then(result)
         self._rows[workers] = row
-        if row.count < MOST_ALIKE or workers in self._held:
+        num_held = self._waiting.hold(workers) if row.count >= MOST_ALIKE else None
+        if num_held is None:
             return None
-        held = self._held[workers] = []
-        for queue in self._queues.values():
-            kept = [one for one in queue if workers_of(one[1].spec) != workers]
-            held += [one[1] for one in queue if workers_of(one[1].spec) == workers and not self._is_needless(one[1])]
-            queue.clear()
-            queue.extend(kept)
-        for queued in held:
-            self._left_out.add(queued.name)
-            self._uncount(queued.trial_id, queued.repeat)
-        return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=len(held))
+        return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=num_held)
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
         """Keeps a final result, and updates expected times and reference trials.
@@ -254,11 +181,12 @@ class TrialQueue:
         is_long = self._run.measure.soak_finalists > 0 and result.repeat == self._run.measure.repeats
         self._num_soaked += is_new and is_long
         self.done[result.trial_id, result.repeat] = result
+        start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if result.status is TrialStatus.COMPLETED and not is_long:
-            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
-        if result.repeat == 0 and result.status not in _WORTH_REPEATING:
+            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, start)
+        if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
-                self._uncount(result.trial_id, repeat)
+                self._waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
         if result.repeat >= FIRST_REFERENCE_REPEAT:
             self._referenced[result.trial_id] = spec
@@ -267,22 +195,19 @@ class TrialQueue:
 
     def again(self, queued: QueuedTrial) -> None:
         """Queues a trial before all others of its kind of device."""
-        if self._holds(queued):
-            return
-        self._num_queued += 1
-        self._queues[queued.spec.cluster.device].appendleft((-self._num_queued, queued))
-        self._count(queued)
+        self._waiting.add_first(queued)
 
     def reconsider(self) -> None:
         """Queues stranded trials again: nodes have come or gone."""
-        for queued in reversed(self._stranded):
-            self.again(queued)
-        self._stranded.clear()
+        self._waiting.reconsider()
 
     def pop(
         self, slots: Slots, affords: Callable[[QueuedTrial], bool]
     ) -> "tuple[QueuedTrial, tuple[Node, ...]] | None":
-        """Takes the first trial whose nodes are free; within a kind of device none overtakes another.
+        """Takes the first trial that may start now.
+
+        Within a kind of device, trials start in order. One whose nodes are busy is overtaken only by trials that do not
+        keep it waiting (`wattune.orchestrate.scheduling.backfill`).
 
         Args:
             slots: Free and taken nodes.
@@ -291,22 +216,48 @@ class TrialQueue:
         Returns:
             The trial that runs now and its nodes, or None.
         """
-        heads = sorted((queue[0][0], device) for device, queue in self._queues.items() if queue)
-        for _, device in heads:
-            queue = self._queues[device]
-            queued = self._head(queue, slots)
-            if queued is None or not slots.is_free(queued.spec.cluster, queued.avoid):
-                continue
-            if not affords(queued):
-                return None
-            nodes = slots.take(queued.spec.cluster, queued.avoid)
-            assert nodes is not None, "free a moment ago"
-            reference = self._due_reference(queued, ",".join(node.name for node in nodes))
-            if reference is None:
-                queue.popleft()
-                self._uncount(queued.trial_id, queued.repeat)
-            return reference or queued, nodes
+        ahead = self._ahead = []
+        for device in self._waiting.devices():
+            heads = self._waiting.heads(device, slots)
+            for queued in heads:
+                closed = self._closed(queued, slots, ahead)
+                if closed is None:
+                    if queued is heads[0]:
+                        ahead.append(self._reservations.keep(queued, slots, self._clock_s()))
+                elif queued is heads[0] and not affords(queued):
+                    return None
+                elif queued is heads[0] or self._leaves_enough(queued, heads[0]):
+                    return self._start(queued, slots, closed)
         return None
+
+    def _closed(self, queued: QueuedTrial, slots: Slots, ahead: Sequence[Reservation]) -> frozenset[str] | None:
+        """The domains that a trial leaves to those ahead of it, all of theirs if it can; None if it cannot start."""
+        end_s = self._clock_s() + self.expected_s(queued) if self.knows_times else math.inf
+        for closed in (closed_domains(ahead, math.inf), closed_domains(ahead, end_s)):
+            if slots.is_free(queued.spec.cluster, queued.avoid, closed=closed):
+                return closed
+        return None
+
+    def _leaves_enough(self, queued: QueuedTrial, first: QueuedTrial) -> bool:
+        """Returns whether the budget allows a trial and then still the one that it overtakes."""
+        budget = self._run.budget
+        if budget is None:
+            return True
+        own_s, first_s = self.expected_s(queued), self.expected_s(first)
+        device_s = own_s * queued.spec.cluster.world_size + first_s * first.spec.cluster.world_size
+        return budget.num_left > 1 and own_s <= budget.left_s and device_s <= budget.left_device_s
+
+    def _start(
+        self, queued: QueuedTrial, slots: Slots, closed: frozenset[str]
+    ) -> "tuple[QueuedTrial, tuple[Node, ...]]":
+        """Takes nodes for a trial, or for the reference trial that is due before it."""
+        until_s = self._clock_s() + self.expected_s(queued)
+        nodes = slots.take(queued.spec.cluster, queued.avoid, closed=closed, until_s=until_s)
+        assert nodes is not None, "free a moment ago"
+        reference = self._due_reference(queued, ",".join(node.name for node in nodes))
+        if reference is None:
+            self._waiting.take(queued)
+        return reference or queued, nodes
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
         """Queues the next proposal of a learning strategy, then repeats, then the race, then finalists.
@@ -320,40 +271,47 @@ class TrialQueue:
         """
         run, measure = self._run, self._run.measure
         if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
-            proposed = self._strategy.ask(1)
+            proposed = self._proposed()
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
-                self._enqueue(self._trial(spec, 0, measure) for spec in proposed)
+                self._waiting.add(self._trial(spec, 0, measure) for spec in proposed)
                 return True
         if self.num_waiting or not (idle or self._racing):
             return False
         if not self._rounds_queued:
             self._rounds_queued = True
-            self._enqueue(self._rounds(list(self._asked.values())))
+            self._waiting.add(self._rounds(list(self._asked.values())))
             return True
         if self._queue_of_race(slots):
             return True
         if not idle:
             return False
-        if measure.soak_finalists and not self._soaks_queued and not self._stranded and not self._held:
+        if measure.soak_finalists and not self._soaks_queued and not self.stranded and not self._waiting.holds_any:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
             finalists = run.finalists()[: measure.soak_finalists]
-            self._enqueue(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
+            self._waiting.add(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
             return True
         return False
 
+    def _proposed(self) -> list[TrialSpec]:
+        """Asks a strategy that learns for one trial, the gain per second if it can tell and times were measured."""
+        if not (isinstance(self._strategy, TimedStrategy) and self.knows_times):
+            return self._strategy.ask(1)
+        least_s = self._run.measure.min_seconds
+        return self._strategy.ask_timed(1, lambda spec: self._pace.expected_s(spec, least_s, self._warm.start_of(spec)))
+
     def _queue_of_race(self, slots: Slots) -> bool:
         """Queues the next repeat of the race if it may start now; returns whether it did."""
-        if self._race is None or self._stranded or self.failed:
+        if self._race is None or self.stranded or self.failed:
             return False
         self._racing = True
-        found = self._race.next(self._left_out)
+        found = self._race.next(self._waiting.left_out)
         if found is None or (slots.exists(found[0].cluster) and not slots.is_free(found[0].cluster)):
             return False
         repeat = self._trial(*found, self._run.measure, "race")
         self._race.start(repeat.trial_id, repeat.repeat)
-        self._enqueue([repeat])
+        self._waiting.add([repeat])
         return True
 
     def race_news(self) -> RaceStep | None:
@@ -361,8 +319,13 @@ class TrialQueue:
         return self._race.news() if self._race is not None and self._racing else None
 
     def expected_s(self, queued: QueuedTrial) -> float:
-        """Expected seconds of a trial."""
-        return self._pace.expected_s(queued.spec, queued.measure.min_seconds)
+        """Expected seconds of a trial, where the workers are that suit it best."""
+        return self._pace.expected_s(queued.spec, queued.measure.min_seconds, self._warm.start_of(queued.spec))
+
+    @property
+    def knows_times(self) -> bool:
+        """True if expected times come from trials that ran; else they are the least that settings allow."""
+        return self._pace.typical_s > 0
 
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
@@ -398,25 +361,24 @@ class TrialQueue:
         every = self._run.measure.reference_every
         costs: list[tuple[ClusterSpec, float]] = []
         counts: Counter[Hashable] = Counter()
-        expected_s: dict[Hashable, float] = {}
+        warm = WarmGraphs()
         num_references = 0
-        for _, queued in sorted((one for queue in self._queues.values() for one in queue), key=itemgetter(0)):
-            if self._is_needless(queued):
-                continue
+        for queued in self._waiting.in_order():
             workers = workers_of(queued.spec)
-            if workers not in expected_s:  # equal for all of them, and costly
-                expected_s[workers] = self.expected_s(queued)
+            changes = warm.start_of(queued.spec, "") == "new_workers"
+            start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
+            expected_s = self._pace.expected_s(queued.spec, queued.measure.min_seconds, start)
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
             due += self._references.num_opening(workers) if not counts[workers] else 0
             num_references += due
             counts[workers] += 1
-            costs += [(queued.spec.cluster, expected_s[workers])] * (1 + due)
+            costs += [(queued.spec.cluster, expected_s)] * (1 + due)
         return costs, num_references
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
-        ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
+        ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
         repeats = range(self._run.measure.repeats)
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.order == "listed":
@@ -428,55 +390,6 @@ class TrialQueue:
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
         return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
 
-    def _enqueue(self, trials: Iterable[QueuedTrial]) -> None:
-        for queued in trials:
-            known = (queued.trial_id, queued.repeat) in self.done or queued.name in self._left_out
-            if not known and not self._holds(queued):
-                self._queues[queued.spec.cluster.device].append((self._num_queued, queued))
-                self._num_queued += 1
-                if not self._is_needless(queued):
-                    self._count(queued)
-
-    def _holds(self, queued: QueuedTrial) -> bool:
-        """Keeps a trial from starting, if all of its kind failed; returns whether it does."""
-        held = self._held.get(workers_of(queued.spec))
-        if held is None:
-            return False
-        held.append(queued)
-        self._left_out.add(queued.name)
-        return True
-
-    def _count(self, queued: QueuedTrial) -> None:
-        """Counts a trial that is going to run."""
-        key, workers = (queued.trial_id, queued.repeat), workers_of(queued.spec)
-        if key not in self._worthwhile:
-            self._worthwhile[key] = workers
-            self._num_worthwhile[workers] += 1
-
-    def _uncount(self, trial_id: str, repeat: int) -> None:
-        """Stops counting a trial: it runs now, or never will."""
-        workers = self._worthwhile.pop((trial_id, repeat), None)
-        if workers is not None:
-            self._num_worthwhile[workers] -= 1
-
-    def _head(self, queue: deque[tuple[int, QueuedTrial]], slots: Slots) -> QueuedTrial | None:
-        """Finds the first trial that is worth running and whose nodes exist; trials before it leave the queue."""
-        while queue:
-            queued = queue[0][1]
-            if self._is_needless(queued):
-                queue.popleft()
-            elif not slots.exists(queued.spec.cluster):
-                self._stranded.append(queue.popleft()[1])
-                self._uncount(queued.trial_id, queued.repeat)
-            else:
-                return queued
-        return None
-
-    def _is_needless(self, queued: QueuedTrial) -> bool:
-        """Returns whether a repeat would only confirm that its trial fails."""
-        first = self.done.get((queued.trial_id, 0)) if queued.repeat else None
-        return first is not None and first.status not in _WORTH_REPEATING
-
     def _due_reference(self, queued: QueuedTrial, nodes: str) -> QueuedTrial | None:
         """The next repeat of the reference trial, if it is due on these nodes; else None."""
         if queued.role not in ("trial", "race"):
@@ -486,6 +399,12 @@ class TrialQueue:
 
     def _wants_more(self, slots: Slots) -> bool:
         """Returns whether nodes are idle that another proposal might use."""
-        if self.num_waiting + sum(map(len, self._held.values())) >= LOOK_AHEAD:
+        if self.num_waiting + self._waiting.num_held >= LOOK_AHEAD:
             return False
-        return any(not self._queues[spec.device] and slots.is_free(spec) for spec in self._run.clusters)
+        closed = closed_domains(self._ahead, math.inf)
+        return any(
+            not self._waiting.has(cluster)
+            and self._waiting.count(cluster.device) < _MOST_ASIDE
+            and slots.is_free(cluster, closed=closed)
+            for cluster in self._run.clusters
+        )

@@ -1,9 +1,9 @@
 """The protocol of a strategy, and the problem that it is given."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,4 +74,18 @@ class Strategy(Protocol):
 
     def tell(self, spec: TrialSpec, result: TrialResult) -> None:
         """Takes the result of a specification, from this run of the study or an earlier one."""
+        ...
+
+
+@runtime_checkable
+class TimedStrategy(Strategy, Protocol):
+    """A strategy that can prefer, among trials of nearly equal score, one that takes less time."""
+
+    def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float]) -> list[TrialSpec]:
+        """As `ask`, with what is gained per second in place of what is gained per trial.
+
+        Args:
+            n: The most proposals.
+            expected_s: Expected seconds of a trial, positive.
+        """
         ...

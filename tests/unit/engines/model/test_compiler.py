@@ -24,6 +24,7 @@ from wattune.engines.model.compiler import (
     compiler_for,
 )
 from wattune.engines.torch.engine import TorchEngine
+from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, graphs_of
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepSpans
@@ -86,6 +87,28 @@ def test_a_graph_is_made_once_and_shared_by_layers_and_trials() -> None:
     assert [step.loss for step in first] == pytest.approx([step.loss for step in eager], rel=1e-6)
     trained(GRAPHS, spec(seq_len=16))
     assert num_graphs() == 2 * made  # another shape is another graph, and none is made for shapes that vary
+
+
+@pytest.mark.slow
+def test_the_order_of_trials_knows_which_of_them_compile() -> None:
+    """A trial makes new graphs exactly where its key is new: trials of one key are run side by side."""
+    known = set()
+    for axes in (
+        {},
+        {"sharding": "zero1"},
+        {"sharding": "zero3", "overlap": "grad_param"},
+        {"recompute": "full"},
+        {"micro_batch_size": 2},
+        {"recompute": "selective"},
+        {"recompute": "selective", "sharding": "zero2"},
+        {},
+    ):
+        before, wanted = num_graphs(), spec(**axes)
+        trained(Compiler(backend="eager"), wanted)
+        key = graphs_of(replace(wanted, cluster=ClusterSpec(device="h200_sxm", devices_per_node=1)))
+        assert (num_graphs() > before) == (key not in known), axes
+        known.add(key)
+    assert PLANS_KEPT == MOST_VARIANTS
 
 
 def _tensor_parallel_trials(rank: int, folder: Path) -> None:

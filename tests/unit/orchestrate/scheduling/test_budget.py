@@ -70,3 +70,14 @@ def test_a_budget_of_device_hours_counts_what_runs_and_what_ran() -> None:
     budget.settle("b")
     assert budget.left_device_s == 400
     assert Budget().left_device_s == math.inf
+
+
+def test_pace_tells_warm_starts_from_cold_ones() -> None:
+    pace = Pace()
+    for took_s, start in ((65, "new_workers"), (22, "new_graphs"), (24, "new_graphs"), (15, "warm"), (16, "warm")):
+        pace.add(spec(1), took_s, start)
+    assert [pace.expected_s(spec(2), 0, one) for one in ("new_workers", "new_graphs", "warm")] == [65, 23, 15.5]
+    assert pace.expected_s(spec(2), 0) == 22, "the median of all where the start is not known"
+    assert pace.expected_s(spec(2), 20, "warm") == 20
+    pace.add(spec(1, engine="other"), 70, "new_workers")
+    assert pace.expected_s(spec(1, engine="other"), 0, "warm") == 70, "none started so yet"

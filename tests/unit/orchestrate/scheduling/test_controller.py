@@ -134,11 +134,12 @@ def test_a_trial_is_tried_again_on_other_nodes_and_waits_for_them(world, specs, 
     controller = world.controller(specs)
     first, second = controller.next("t0"), controller.next("t1")
     fail(world, controller, first, "t0", Cause.PLACEMENT)
-    assert controller.next("t2") is None and controller.ending is None, "the other node is taken"
+    third = controller.next("t2")
+    assert third.queued.spec == specs[2] and third.nodes == first.nodes, "others may use its node"
+    assert controller.next("t3") is None and controller.ending is None, "the other node is taken"
     world.run(controller, second, "t1")
-    again = controller.next("t2")
+    again = controller.next("t3")
     assert again.queued.spec == first.queued.spec and again.nodes == second.nodes
-    assert controller.next("t3").nodes == first.nodes, "which others may use"
 
 
 def test_only_the_node_at_fault_is_avoided(world, make_specs, new_node) -> None:

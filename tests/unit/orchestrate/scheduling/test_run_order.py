@@ -1,6 +1,10 @@
 """The order in which trials run."""
 
 import itertools
+import statistics
+from dataclasses import replace
+
+import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -41,3 +45,56 @@ def test_trials_for_the_same_workers_run_in_blocks_and_the_blocks_mix() -> None:
     assert 2 <= changes <= 5
     assert "other" in ordered[:25] and "torch" in ordered[:25]
     assert max(len(block) for block in "".join("t" if one == "torch" else " " for one in ordered).split()) <= 3 * BLOCK
+
+
+def grouped(sizes: list[int], *, seed: int = 0, chunk: int = 5) -> list[int]:
+    """The group of each trial in order; the groups have so many trials."""
+    specs = [
+        replace(spec(index + 1), workload=Workload(seq_len=8 + group, global_batch_size=8))
+        for group, size in enumerate(sizes)
+        for index in range(size)
+    ]
+    ordered = run_order(specs, seed=seed, order="shuffled", graphs_of=lambda one: one.workload.seq_len, chunk=chunk)
+    assert sorted(map(specs.index, ordered)) == list(range(len(specs)))
+    return [one.workload.seq_len - 8 for one in ordered]
+
+
+def test_trials_with_the_same_graphs_run_side_by_side_in_short_chunks() -> None:
+    order = grouped([20] * 6)
+    lengths = [len(list(run)) for _, run in itertools.groupby(order)]
+    assert len(lengths) <= 24 and max(lengths) <= 10, "two chunks may meet by chance"
+    shuffled = grouped([20] * 6, chunk=1)
+    assert len(list(itertools.groupby(shuffled))) > 90
+
+
+def test_a_group_is_cut_into_chunks_of_about_one_length() -> None:
+    lengths = sorted(len(list(run)) for _, run in itertools.groupby(grouped([6, 1, 7, 11])))
+    assert sum(lengths) == 25 and set(lengths) <= {1, 3, 4, 7}
+
+
+@pytest.mark.parametrize("sizes", [[30, 30, 30], [40, 5, 1, 5, 1, 12]])
+def test_no_group_comes_early_or_late_whatever_its_size(sizes: list[int]) -> None:
+    """A steady drift adds to the mean of a group what its mean place is. Over seeds that is the middle for all."""
+    means = []
+    for seed in range(60):
+        order = grouped(sizes, seed=seed)
+        places = [
+            [place / (len(order) - 1) for place, group in enumerate(order) if group == one] for one in range(len(sizes))
+        ]
+        means.append([statistics.fmean(one) for one in places])
+    for group in zip(*means, strict=True):
+        assert abs(statistics.fmean(group) - 0.5) < 4 * statistics.stdev(group) / len(group) ** 0.5
+
+
+def test_the_chunks_of_a_large_group_are_spread_over_the_study() -> None:
+    """Its mean place is nearer the middle than that of one chunk: drift is told from the group."""
+    means = []
+    for seed in range(50):
+        order = grouped([30, 30, 30], seed=seed)
+        means.append(statistics.fmean(place / 89 for place, group in enumerate(order) if group == 0))
+    assert statistics.pstdev(means) < 0.08
+
+
+def test_trials_that_compile_nothing_are_shuffled_one_by_one() -> None:
+    specs = [spec(size) for size in range(1, 31)]
+    assert run_order(specs, seed=0, order="shuffled") == run_order(specs, seed=0, order="shuffled", chunk=1)

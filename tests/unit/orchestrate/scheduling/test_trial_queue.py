@@ -330,3 +330,83 @@ def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_stud
         previewed = next(event for event in world.heard if isinstance(event, Preview))
         assert previewed.num_left - previewed.num_references == 6
         world.heard.clear()
+
+
+def test_a_strategy_that_learns_is_asked_for_more_while_a_large_proposal_waits(
+    world, make_specs, new_node, learner
+) -> None:
+    world.nodes += [new_node("n1"), new_node("n2")]
+    large = make_specs(2, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    small = make_specs(9)
+    controller = world.controller([*large, *small], strategy=learner([*large, *small]), measure=Measure(min_seconds=1))
+    first, beside = controller.next("t0"), controller.next("t1")
+    assert (first.queued.spec, beside.queued.spec, beside.tags["nodes"]) == (large[0], small[0], "n2")
+    assert controller.next("t2") is None, "two nodes are busy and the third is too"
+    world.run(controller, first, "t0")
+    assert controller.next("t2").queued.spec == large[1]
+
+
+def test_few_proposals_wait_while_a_strategy_proposes_what_does_not_fit(world, make_specs, new_node, learner) -> None:
+    world.nodes += [new_node("n1"), new_node("n2")]
+    large = make_specs(20, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    taught = learner([*large, *make_specs(1)])
+    controller = world.controller([*large, *make_specs(1)], strategy=taught)
+    controller.next("t0")
+    assert controller.next("t1") is None and len(taught.knew) == 5, "one runs, four wait"
+
+
+H200 = ClusterSpec(device="h200_sxm", devices_per_node=8)
+
+
+def on_gpus(world, new_node) -> None:
+    world.nodes[:] = [new_node("g0", **{"wattune.io/device": "h200_sxm"})]
+
+
+def ran_earlier(world, specs: list[TrialSpec], times_s: list[float]) -> None:
+    """Trials of an earlier call: its first waited for workers."""
+    for number, (spec, took_s) in enumerate(zip(specs, times_s, strict=True)):
+        tags = {"nodes": "g0", "group_start_s": "23.290" if not number else "0.000"}
+        world.write(spec, tags=tags, took_s=took_s)
+
+
+def sharded(spec: TrialSpec) -> list[TrialSpec]:
+    """Trials that share their graphs."""
+    return [replace(spec, plan=replace(spec.plan, sharding=kind)) for kind in ("none", "zero1", "zero2", "zero3")]
+
+
+def test_the_preview_knows_which_trials_compile(world, make_specs, new_node) -> None:
+    on_gpus(world, new_node)
+    first, second, third = map(sharded, make_specs(3, H200))
+    ran_earlier(world, [*first, *second], [60, 15, 15, 15, 22, 15, 15, 15])
+    world.controller([*first, *second, *third], measure=Measure(min_seconds=1, reference_every=0))
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert sum(preview.load_s.values()) == 60 + 3 * 15, "new workers, then warm ones"
+
+
+def test_trials_that_share_graphs_run_side_by_side_on_gpus(world, make_specs, new_node) -> None:
+    on_gpus(world, new_node)
+    specs = [one for spec in make_specs(6, H200) for one in sharded(spec)]
+    measure = Measure(reference_every=0, repeats=2)
+    sizes = [size for size, _, _ in runs(world.drain(world.controller(specs, measure=measure, order="shuffled")))]
+    assert sum(one != other for one, other in pairwise(sizes)) == 2 * 6 - 1, "six chunks of four in each round"
+    assert sizes[:24] == sizes[24:], "repeats are a whole round apart"
+
+
+def test_a_strategy_that_can_tell_is_asked_for_gain_per_second(world, make_specs, new_node, learner) -> None:
+    on_gpus(world, new_node)
+    first, second, third = map(sharded, make_specs(3, H200))
+    asked_s: list[list[float]] = []
+
+    class Timed(learner):
+        stopped_because = None
+
+        def ask_timed(self, n, expected_s):
+            asked_s.append([expected_s(one) for one in (first[0], second[0], third[0])])
+            return self.ask(n)
+
+    ran_earlier(world, [*first[:2], *second[:2]], [60, 15, 22, 17])
+    specs = [*first, *second, *third]
+    controller = world.controller(specs, strategy=Timed(specs), measure=Measure(min_seconds=1, reference_every=0))
+    world.run(controller, controller.next("t0"), "t0")
+    controller.next("t1")
+    assert asked_s == [[60, 60, 60], [16, 22, 22]], "first all workers are new, then some trials are warm"

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.objective import parse_constraint, parse_objective
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
-from wattune.search.strategies.protocol import Estimates, Observation
+from wattune.search.strategies.protocol import Estimates, Observation, TimedStrategy
 from wattune.trial import TrialResult, TrialStatus
 
 
@@ -90,6 +90,43 @@ def test_a_batch_for_several_lanes_is_what_single_questions_give_while_trials_ru
     batch = together.ask(4)
     assert len(set(batch)) == 4
     assert batch == [apart.ask(1)[0] for _ in range(4)]
+
+
+def test_where_all_trials_take_alike_time_does_not_count():
+    timed, plain = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
+    assert isinstance(timed, TimedStrategy)
+    assert timed.ask_timed(4, lambda _spec: 20.0) == plain.ask(4)
+
+
+def test_of_proposals_that_promise_nearly_the_same_the_shorter_trial_comes_first():
+    timed, plain = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
+    likes = plain.ask(8)
+    (found,) = timed.ask_timed(1, lambda spec: 20.0 if spec == likes[0] else 15.0)
+    assert found != likes[0] and metrics(found)["tokens_per_s"] > 0.9 * metrics(likes[0])["tokens_per_s"]
+    again = told(ModelGuided(problem()), SPECS[::20])
+    hopeless = {spec for spec in SPECS if metrics(spec)["tokens_per_s"] < 0.5 * metrics(likes[0])["tokens_per_s"]}
+    (kept,) = again.ask_timed(1, lambda spec: 15.0 if spec in hopeless else 20.0)
+    assert kept == likes[0], "time does not make up for what is gained"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(2))
+def test_where_new_shapes_take_half_as_long_again_the_best_is_found_as_soon(seed):
+    strategy, warm, asked = ModelGuided(problem(seed=seed)), set(), []
+
+    def shape(spec):
+        return spec.plan.tp, spec.plan.micro_batch_size
+
+    while len(asked) < len(SPECS) // 10:
+        proposed = strategy.ask_timed(1, lambda spec: 20.0 if shape(spec) in warm else 30.0)
+        if not proposed:
+            break
+        asked += proposed
+        warm.add(shape(proposed[0]))
+        strategy.tell(proposed[0], result(proposed[0]))
+    best = max(metrics(spec)["tokens_per_s"] for spec in SPECS if is_feasible(spec))
+    assert max(metrics(spec)["tokens_per_s"] for spec in asked if is_feasible(spec)) >= 0.98 * best
 
 
 def test_a_running_trial_makes_its_likes_less_interesting():

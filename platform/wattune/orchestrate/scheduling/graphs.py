@@ -1,0 +1,135 @@
+"""Compiled graphs: which trials share them, and which of them the warm workers hold. No torch here.
+
+On GPUs the first trial with new shapes compiles, and those after it with the same shapes do not. On four H200s that is
+22 to 31 s against 5 to 8 s beside build and steps with Megatron-Core, 7 to 12 s against 4 to 8 s with the torch engine
+(`benchmarks/results/run_order.md`).
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, Literal
+
+from wattune.catalog.models import ModelSpec
+from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.trial import TrialResult, TrialSpec
+
+Start = Literal["new_workers", "new_graphs", "warm"]
+"""The start of a trial: its workers are made first; warm workers compile; or warm workers hold all it needs."""
+
+PLANS_KEPT: Final = 24
+"""Different plans of which a process keeps graphs: `wattune.engines.model.compiler.MOST_VARIANTS`. At the next one it
+forgets all."""
+
+
+def graphs_of(spec: TrialSpec) -> Hashable:
+    """Returns a key that is equal for trials which run the same compiled graphs.
+
+    It may differ for trials that share graphs: they are then not run side by side, no more. The shapes of a layer's
+    inputs and weights decide, and on which side of a graph something is recomputed. Stages, layers, replicas do not.
+
+    - `torch`: attention is computed again inside a layer's graph. Graphs of tensor parallel layers name their process
+      groups, which every degree and the split into replicas and shards decide.
+    - `deepspeed`: with tensor parallel, or experts under ZeRO-3, nothing is compiled. ZeRO-3 puts other weights in.
+    - `megatron`: norms and attention are graphs of their own; recomputing runs them without gradients too.
+    - on CPUs nothing is compiled.
+    """
+    plan, engine = spec.plan, spec.engine
+    if spec.cluster.device == "cpu":
+        return None
+    work = spec.workload
+    shapes = (
+        engine,
+        _layer(spec.model),
+        work.mode,
+        work.seq_len,
+        work.lora,
+        plan.micro_batch_size,
+        plan.tp,
+        plan.cp,
+        plan.dtype,
+    )
+    if engine == "torch":
+        groups = (
+            plan.pp,
+            plan.ep,
+            plan.etp,
+            plan.dp(spec.cluster.world_size),
+            plan.sharding == "none",
+            plan.rank_order,
+        )
+        return shapes, plan.recompute == "selective", groups if plan.tp > 1 else None
+    if engine == "deepspeed":
+        if plan.tp > 1 or (plan.sharding == "zero3" and spec.model.is_moe):
+            return engine, None
+        return shapes, plan.recompute == "selective", plan.sharding == "zero3"
+    return shapes, plan.recompute
+
+
+def waited_for_workers(result: TrialResult) -> bool:
+    """Returns whether workers were made for a trial, by its tag `group_start_s`; False where nothing says so."""
+    return result.tags.get("group_start_s", "").strip("0.") != ""
+
+
+@lru_cache(maxsize=64)
+def _layer(model: ModelSpec) -> ModelSpec:
+    """Returns a model whose number of layers does not count."""
+    return replace(model, num_layers=0)
+
+
+@dataclass(slots=True)
+class _Warm:
+    """The plans and graphs of the workers on one set of nodes."""
+
+    workers: Hashable
+    plans: set[TrialSpec] = field(default_factory=set)
+    graphs: set[Hashable] = field(default_factory=set)
+
+
+class WarmGraphs:
+    """The graphs that warm workers hold, by the nodes they run on."""
+
+    def __init__(self) -> None:
+        """Starts without warm workers."""
+        self._lanes: dict[str, _Warm] = {}
+
+    def start_of(self, spec: TrialSpec, nodes: str | None = None) -> Start:
+        """Predicts how a trial starts.
+
+        Args:
+            spec: The trial.
+            nodes: Names of its nodes, joined by commas; None takes those where it starts soonest.
+        """
+        lanes = list(self._lanes.values()) if nodes is None else [self._lanes[nodes]] if nodes in self._lanes else []
+        workers = workers_of(spec)
+        own = [lane for lane in lanes if lane.workers == workers]
+        if not own:
+            return "new_workers"
+        graphs = graphs_of(spec)
+        return "warm" if any(graphs in lane.graphs for lane in own) else "new_graphs"
+
+    def ran(self, spec: TrialSpec, nodes: str, *, new_workers: bool) -> Start:
+        """Notes a trial that ran.
+
+        Args:
+            spec: The trial.
+            nodes: Names of its nodes, joined by commas.
+            new_workers: Whether its workers were made for it.
+
+        Returns:
+            How it started.
+        """
+        start: Start = "new_workers" if new_workers else self.start_of(spec, nodes)
+        lane = self._lanes.get(nodes)
+        if start == "new_workers" or lane is None:
+            lane = self._lanes[nodes] = _Warm(workers_of(spec))
+        if spec not in lane.plans and len(lane.plans) >= PLANS_KEPT:
+            lane.plans.clear()
+            lane.graphs.clear()
+        lane.plans.add(spec)
+        lane.graphs.add(graphs_of(spec))
+        return start
+
+    def forget(self) -> None:
+        """Forgets all workers: they ended with the call that made them."""
+        self._lanes.clear()

@@ -1,0 +1,80 @@
+"""Settings of a study, and its trials that wait or run. No Ray here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.events import Role
+from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.race import RaceRule
+from wattune.trial import Measure, TrialSpec, TrialStatus
+
+if TYPE_CHECKING:
+    from wattune.orchestrate.cluster import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """Settings of a study, apart from its search space."""
+
+    measure: Measure
+    num_trials: int
+    """Different specifications to try, including those already done in the folder."""
+    seed: int
+    limits: Mapping[str, float]
+    tags: Mapping[str, str]
+    """Facts of the environment, kept with every result."""
+    finalists: Callable[[], Sequence[TrialSpec]]
+    """Returns the best trials so far, best first; called once, when all others have run."""
+    clusters: tuple[ClusterSpec, ...]
+    """Clusters that trials may run on."""
+    isolation: str = "warm"
+    order: str = "shuffled"
+    """See `wattune.orchestrate.scheduling.run_order.run_order`."""
+    reference: TrialSpec | None = None
+    """The trial that is measured again and again; None takes an ordinary one of `candidates` for each kind of
+    workers."""
+    candidates: Sequence[TrialSpec] = ()
+    """Every trial of the space. Without any, the first trial that completes is the reference trial."""
+    race: RaceRule | None = None
+    """Settings of the race of finalists; None runs none."""
+    budget: Budget | None = None
+    retry: frozenset[TrialStatus] = frozenset()
+    """Statuses of earlier calls' trials that run again, beside those that do anyway."""
+    estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
+    """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
+    rejected instead of run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedTrial:
+    """One repeat of one trial that waits to run."""
+
+    spec: TrialSpec
+    trial_id: str
+    repeat: int
+    measure: Measure
+    role: Role = "trial"
+    avoid: frozenset[str] = frozenset()
+    """Names of nodes that failed it; others come first."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.trial_id}-{self.repeat}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTrial:
+    """A trial that runs, and its nodes."""
+
+    queued: QueuedTrial
+    nodes: "tuple[Node, ...]"
+    tags: Mapping[str, str]
+    """Facts of the study's environment and of this attempt."""
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes it runs on."""
+        return tuple(node.name for node in self.nodes)

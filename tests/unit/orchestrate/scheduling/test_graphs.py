@@ -1,0 +1,92 @@
+"""Trials that share compiled graphs, and the graphs that warm workers hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
+from wattune.plan.axes import Plan
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+
+
+def spec(engine: str = "torch", *, device: str = "h200_sxm", name: str = "llama3_8b", **axes) -> TrialSpec:
+    return TrialSpec(
+        model=model(name),
+        cluster=ClusterSpec(device=device, devices_per_node=4),
+        engine=engine,
+        workload=Workload(seq_len=4096, global_batch_size=8),
+        plan=Plan(**axes),
+    )
+
+
+SHARED = [
+    ("torch", {}, {"sharding": "zero3"}),
+    ("torch", {}, {"recompute": "full"}),
+    ("torch", {}, {"pp": 2}),
+    ("torch", {"tp": 2, "sharding": "zero1"}, {"tp": 2, "sharding": "zero3"}),
+    ("deepspeed", {"tp": 2}, {"tp": 2, "micro_batch_size": 4}),
+    ("megatron", {"tp": 2}, {"tp": 2, "ep": 2, "overlap": "grad"}),
+]
+APART = [
+    ("torch", {}, {"micro_batch_size": 2}),
+    ("torch", {}, {"tp": 2}),
+    ("torch", {}, {"recompute": "selective"}),
+    ("torch", {"tp": 2}, {"tp": 2, "sharding": "zero1"}),
+    ("torch", {"tp": 2}, {"tp": 2, "pp": 2}),
+    ("deepspeed", {}, {"sharding": "zero3"}),
+    ("megatron", {}, {"recompute": "full"}),
+    ("mine:Engine", {}, {"cp": 2}),
+]
+
+
+@pytest.mark.parametrize(("engine", "one", "other"), SHARED)
+def test_replicas_stages_and_eager_layers_do_not_decide(engine, one, other) -> None:
+    assert graphs_of(spec(engine, **one)) == graphs_of(spec(engine, **other))
+
+
+@pytest.mark.parametrize(("engine", "one", "other"), APART)
+def test_shapes_groups_and_recomputing_decide(engine, one, other) -> None:
+    assert graphs_of(spec(engine, **one)) != graphs_of(spec(engine, **other))
+
+
+def test_layers_of_two_models_differ_and_their_number_does_not_count() -> None:
+    short = replace(spec(), model=replace(model("llama3_8b"), num_layers=2))
+    assert graphs_of(spec()) == graphs_of(short) != graphs_of(spec(name="llama3_70b"))
+    longer = replace(spec(), workload=Workload(seq_len=8192, global_batch_size=8))
+    assert graphs_of(longer) != graphs_of(spec())
+
+
+def test_nothing_is_compiled_on_processors() -> None:
+    assert graphs_of(spec(device="cpu")) is None
+    assert graphs_of(spec(device="cpu", tp=2)) is None
+
+
+def test_workers_are_new_then_compile_and_then_are_warm() -> None:
+    warm = WarmGraphs()
+    assert warm.start_of(spec(), "n0") == "new_workers"
+    assert warm.ran(spec(), "n0", new_workers=True) == "new_workers"
+    assert warm.start_of(spec(micro_batch_size=2), "n0") == "new_graphs"
+    assert warm.start_of(spec(sharding="zero1"), "n0") == "warm"
+    assert warm.start_of(spec("megatron"), "n0") == "new_workers"
+    assert warm.start_of(spec(), "n1") == "new_workers" and warm.start_of(spec()) == "warm"
+    assert warm.ran(spec(), "n0", new_workers=True) == "new_workers", "its workers were lost"
+    warm.forget()
+    assert warm.start_of(spec()) == "new_workers"
+
+
+def test_after_so_many_plans_all_graphs_are_forgotten() -> None:
+    warm = WarmGraphs()
+    for size in range(1, PLANS_KEPT + 1):
+        warm.ran(spec(micro_batch_size=size), "n0", new_workers=size == 1)
+    assert warm.start_of(spec(micro_batch_size=1), "n0") == "warm"
+    warm.ran(spec(micro_batch_size=PLANS_KEPT + 1), "n0", new_workers=False)
+    assert warm.start_of(spec(micro_batch_size=1), "n0") == "new_graphs"
+
+
+@pytest.mark.parametrize(("tag", "waited"), [("23.290", True), ("0.000", False), (None, False), ("10.000", True)])
+def test_the_result_says_whether_workers_were_made(tag, waited) -> None:
+    tags = {} if tag is None else {"group_start_s": tag}
+    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED, tags=tags)
+    assert waited_for_workers(result) is waited
