@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors inspection intervals masking objective private_folder schema trial "
+    ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking objective private_folder schema trial "
     "units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
@@ -51,7 +51,7 @@ ROOMS = {
     "telemetry/sampler": "lease loop process",
     "terminal": "forecast progress ranking recording tables",
     "tracking": "reader run store tracker view",
-    "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
+    "workers": "calibration_load device early_stop engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
@@ -90,7 +90,7 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
+    "units errors clock schema intervals objective trial fidelity storage catalog plan cost cost.memory cost.step_time fitting "
     "analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"
