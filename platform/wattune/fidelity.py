@@ -10,8 +10,14 @@ FIDELITY: Final = "fidelity"
 BURST: Final = "burst"
 """Value of that tag, and quality reason, of a few steps that decide whether a trial is worth a full measurement."""
 
+LEAST_BURST_STEPS: Final = 2
+"""Fewest steps of a burst: a measurement of fewer is invalid (`wattune.analysis.quality`, `few_steps`)."""
+
 STOPPED_EARLY: Final = "stopped_early"
 """Tag, with the proof, and quality reason of a measurement that ended once its steps proved that the trial loses."""
+
+DECIDED_BY_STEP_TIME: Final = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s")
+"""Objectives that step time alone decides, so that ranks can tell a loser while they measure it."""
 
 
 def is_burst(result: TrialResult) -> bool:
