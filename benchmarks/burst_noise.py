@@ -91,9 +91,8 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         )
         by_metric[row["metric"]].append(row["first_frac"])
     for name, firsts in by_metric.items():
-        print(
-            f"{name}: mean {np.mean(firsts):+.2%} over {len(firsts)} trials, from {min(firsts):+.2%} to {max(firsts):+.2%}"
-        )
+        ends = f"from {min(firsts):+.2%} to {max(firsts):+.2%}"
+        print(f"{name}: mean {np.mean(firsts):+.2%} over {len(firsts)} trials, {ends}")
 
 
 def main() -> None:
