@@ -322,5 +322,20 @@ def _stop_on_two(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def test_a_rank_with_a_proof_goes_on_while_another_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = ScriptedEngine(lambda _: 0.1), []
+
+    def another_has_none(flag: bool) -> bool:
+        asked.append((engine.num_steps - 4, flag))
+        return False
+
+    monkeypatch.setattr(loop, "_all_ranks", lambda flag: True)  # of warm-up
+    monkeypatch.setattr(loop, "is_stable", lambda _: monkeypatch.setattr(loop, "_all_ranks", another_has_none) or True)
+    outcome = stopping(engine, above_s=0.08)
+    assert outcome.stopped_early == "" and len(outcome.losses) >= 99
+    assert [steps for steps, _ in asked] == [0, 20, 40, 80], "ranks speak between rounds only"
+
+
+@pytest.mark.slow
 def test_all_ranks_stop_together_or_none_does(tmp_path: Path) -> None:
     mp.spawn(_stop_on_two, (tmp_path,), nprocs=2)
