@@ -7,6 +7,11 @@
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
 prior. `--estimates` takes them from another table. A trial costs its whole time, from build to end, on all its devices.
+
+With a ladder (`search.ladder`) each proposal is a burst first, and the best are measured in full. A burst costs its
+trial's time with a shorter window. What it measures is drawn: `BURST_ERRORS` says from what. `--window` sets the
+seconds of full windows, since measured tables have short ones. A trial is found once it is measured in full; bursts
+count in GPU-seconds.
 """
 
 import argparse
@@ -24,12 +29,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 
+from wattune.fidelity import BURST, FIDELITY
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 ESTIMATES: Final = "estimated_"
@@ -37,6 +44,27 @@ LOG_STD: Final = "_log_std"
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
+
+
+BURST_STEPS: Final = 3
+BURST_S: Final = 1.5
+"""Least length of a burst: the defaults of `search.ladder.burst`."""
+BURST_ERRORS: Final = {
+    "tokens_per_s": (0.005, 0.02),
+    "tokens_per_s_per_device": (0.005, 0.02),
+    "step_time_s": (-0.005, 0.02),
+    "node_device_power_peak_1s_w": (-0.007, 0.006),
+    "device_temp_max_c": (-0.085, 0.02),
+    "memory_peak_bytes": (0.0, 0.0),
+    "memory_headroom_frac": (0.0, 0.0),
+}
+"""Bias and standard deviation of log(burst / full) by metric. `benchmarks/burst_noise.py` measures them, on two trials
+of four H200s: too few for more than one digit."""
+OTHER_ERROR: Final = (0.0, 0.02)
+SYNTHETIC_WARMUP_STEPS: Final = 5
+"""Of the 15 steps of a synthetic trial, those that a burst runs too before its window."""
+LADDERED: Final = ("random", "tpe", "model_guided")
+"""Strategies that are replayed with a ladder too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +77,9 @@ class Trial:
     """Means over completed repeats."""
     estimate: dict[str, float]
     cost_s: float
-    """Mean seconds of its first repeats on all its devices together."""
+    """Mean seconds of its first repeats on all its devices together, with a window as long as is asked for."""
+    burst_cost_s: float
+    """The same of a burst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +104,17 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(path: Path, estimates: Path | None = None) -> tuple[Trial, ...]:
-    """Reads a table of trials, with its estimates or those of another table."""
+def read_table(path: Path, estimates: Path | None = None, window_s: float | None = None) -> tuple[Trial, ...]:
+    """Reads a table of trials, with its estimates or those of another table; windows are as long as asked, if asked."""
     rows = pq.read_table(path).to_pylist()
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_trial[row["trial_id"]].append(row)
     source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    return tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    return tuple(_trial(group, source.get(trial_id, {}), window_s) for trial_id, group in of_trial.items())
 
 
-def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
+def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float | None) -> Trial:
     spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
     results = tuple(
         TrialResult(
@@ -98,14 +128,27 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
     done = [result.metrics for result in results if result.status is TrialStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
-    times_s = [(row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S for row in rows if row["repeat"] == first]
+    costs_s = np.mean([_costs_s(row, window_s) for row in rows if row["repeat"] == first], axis=0)
     return Trial(
         spec=spec,
         results=results,
         metrics={name: float(np.mean([metrics[name] for metrics in done])) for name in common},
         estimate={key: value for key, value in source.items() if key.startswith(ESTIMATES) and value is not None},
-        cost_s=float(np.mean(times_s)) * spec.cluster.world_size,
+        cost_s=float(costs_s[0]) * spec.cluster.world_size,
+        burst_cost_s=float(costs_s[1]) * spec.cluster.world_size,
     )
+
+
+def _costs_s(row: dict[str, Any], window_s: float | None) -> tuple[float, float]:
+    """Seconds of a run from build to end, and of a burst in its place. A run that failed takes as long as a burst."""
+    took_s, step_s = (row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S, row.get("step_time_s")
+    if step_s is None:
+        return took_s, took_s
+    tags = json.loads(row["tags"])
+    warmup_s = SYNTHETIC_WARMUP_STEPS * step_s
+    own_s = float(tags["window_s"]) if "window_s" in tags else took_s - float(tags["build_time_s"]) - warmup_s
+    full_s = own_s if window_s is None else max(window_s, step_s)
+    return took_s - own_s + full_s, took_s - own_s + max(BURST_S, BURST_STEPS * step_s)
 
 
 def estimates_of(trials: Sequence[Trial]) -> Estimates | None:
@@ -150,13 +193,27 @@ class Run:
     """One replay: the trials in order."""
 
     trials: tuple[Trial, ...]
+    """Those measured in full."""
+    costs_s: tuple[float, ...]
+    """Device-seconds until each of them ended, with bursts."""
+    num_bursts: int
     stopped_because: str | None
     ask_s: float
     """Longest single question."""
 
 
-def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Run:
-    """Runs a strategy on a table, one trial after another, until it stops or has run so many."""
+def replay(
+    make: Callable[[Problem], Strategy], case: Case, seed: int, most: int, promote_frac: float | None = None
+) -> Run:
+    """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
+
+    Args:
+        make: Makes the strategy.
+        case: The table.
+        seed: Seed of the order of candidates, of what is drawn, and of the strategy.
+        most: Most proposals.
+        promote_frac: Share of the bursts that is measured in full; None measures every proposal in full.
+    """
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
     by_spec = {trial.spec: trial for trial in trials}
@@ -167,17 +224,62 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
         constraints=case.constraints,
         estimates=estimates_of(trials),
     )
-    strategy, done, ask_s = make(problem), [], 0.0
-    while len(done) < most:
-        start_s = time.perf_counter()
-        asked = strategy.ask(1)
-        ask_s = max(ask_s, time.perf_counter() - start_s)
-        if not asked:
+    strategy, done, ask_s = make(problem), list[Trial](), 0.0
+    ladder = None if promote_frac is None else _ladder(case, promote_frac)
+    costs_s, spent_s, num_asked = list[float](), 0.0, 0
+    while True:
+        # As the queue of a study: a strategy that does not learn has all its bursts first.
+        promoted = ladder.next((), searching=True) if ladder and strategy.learns else None
+        asked: list[TrialSpec] = []
+        if promoted is None and num_asked < most:
+            start_s = time.perf_counter()
+            asked = strategy.ask(1)
+            ask_s = max(ask_s, time.perf_counter() - start_s)
+            num_asked += len(asked)
+        if promoted is None and not asked and ladder is not None:
+            promoted = ladder.next((), searching=False)
+        if promoted is None and not asked:
             break
-        trial = by_spec[asked[0]]
-        done.append(trial)
-        strategy.tell(trial.spec, trial.results[dice.integers(len(trial.results))])
-    return Run(trials=tuple(done), stopped_because=strategy.stopped_because, ask_s=ask_s)
+        trial = by_spec[promoted or asked[0]]
+        result = trial.results[dice.integers(len(trial.results))]
+        if promoted is None and ladder is not None:
+            result = _burst(result, dice)
+            spent_s += trial.burst_cost_s
+        else:
+            spent_s += trial.cost_s
+            done.append(trial)
+            costs_s.append(spent_s)
+        if ladder is not None:
+            ladder.note(trial.spec, result)
+        strategy.tell(trial.spec, result)
+    return Run(
+        trials=tuple(done),
+        costs_s=tuple(costs_s),
+        num_bursts=num_asked if ladder is not None else 0,
+        stopped_because=strategy.stopped_because,
+        ask_s=ask_s,
+    )
+
+
+def _ladder(case: Case, promote_frac: float) -> Ladder:
+    rule = LadderRule(
+        min_steps=BURST_STEPS,
+        min_seconds=BURST_S,
+        promote_frac=promote_frac,
+        objective=case.objective,
+        constraints=case.constraints,
+    )
+    return Ladder(rule)
+
+
+def _burst(result: TrialResult, dice: np.random.Generator) -> TrialResult:
+    """What a burst in the place of a full run would have measured."""
+    errors = {name: BURST_ERRORS.get(name, OTHER_ERROR) for name in result.metrics}
+    metrics = {
+        name: value * math.exp(errors[name][0] + errors[name][1] * dice.standard_normal())
+        for name, value in result.metrics.items()
+    }
+    return replace(result, repeat=FIRST_BURST_REPEAT, metrics=metrics, tags={FIDELITY: BURST})
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
@@ -202,7 +304,7 @@ def curve(case: Case, run: Run, best: float, most: int) -> list[float]:
     """The regret after each trial; a run that stopped stays where it was."""
     values = itertools.accumulate((case.value(trial) for trial in run.trials), max)
     regrets = [case.regret(value, best) for value in values]
-    return regrets + regrets[-1:] * (most - len(regrets))
+    return (regrets + (regrets[-1:] or [math.inf]) * (most - len(regrets)))[:most]
 
 
 def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: str) -> dict[str, Any]:
@@ -213,8 +315,8 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         regrets = curve(case, run, best, most)
         at = next((index for index, regret in enumerate(regrets) if regret <= WITHIN), None)
         found.append(math.inf if at is None else at + 1)
-        costs.append(math.inf if at is None else sum(trial.cost_s for trial in run.trials[: at + 1]))
-    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / len(run.trials) for run in runs]
+        costs.append(math.inf if at is None else run.costs_s[at])
+    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / max(len(run.trials), 1) for run in runs]
     low, median, high = np.quantile(found, QUANTILES, method="higher")
     ends = [curve(case, run, best, most)[-1] for run in runs]
     return {
@@ -228,6 +330,8 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         "num_trials_p90": _whole(high),
         "found_frac": round(float(np.mean(np.isfinite(found))), 3),
         "gpu_time_median_s": _whole(float(np.quantile(costs, 0.5, method="higher"))),
+        "gpu_time_whole_median_s": _whole(float(np.median([run.costs_s[-1] if run.costs_s else 0 for run in runs]))),
+        "num_bursts": _whole(float(np.median([run.num_bursts for run in runs]))),
         "num_trials_run": _whole(float(np.median([len(run.trials) for run in runs]))),
         "stopped_frac": round(float(np.mean([run.stopped_because is not None for run in runs])), 3),
         "end_regret_median_frac": _short(float(np.median(ends))),
@@ -291,13 +395,15 @@ def print_rows(case: Case, rows: Sequence[dict[str, Any]]) -> None:
     known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
     print(f"\n{case.name}: {len(case.trials)} candidates, best feasible {best.spec.label}; {known}\n")
     print(
-        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | run | stopped | end regret | feasible | HV | ask s |"
+        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | GPU-s whole | bursts | run | stopped | end regret | "
+        "feasible | HV | ask s |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['strategy']} | {row['num_trials_median']} ({row['num_trials_p10']}, {row['num_trials_p90']}) | "
-            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['num_trials_run']} | "
+            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['gpu_time_whole_median_s']} | "
+            f"{row['num_bursts']} | {row['num_trials_run']} | "
             f"{row['stopped_frac']:.0%} | {row['end_regret_median_frac']} | {row['feasible_frac']:.0%} | "
             f"{row['hypervolume_frac']} | {row['ask_longest_s']} |",
             flush=True,
@@ -313,6 +419,8 @@ def main() -> None:
     parser.add_argument("--objective", type=parse_objective, required=True)
     parser.add_argument("--where", type=parse_constraint, action="append", default=[])
     parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
+    parser.add_argument("--window", type=float, help="seconds of a full window, instead of the table's own")
+    parser.add_argument("--promote", type=float, default=0.25, help="share of the bursts that is measured in full")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--most", type=int, default=200, help="most trials of a run")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
@@ -322,7 +430,7 @@ def main() -> None:
     args = parser.parse_args()
     case = Case(
         name=args.name or args.table.stem,
-        trials=read_table(args.table, args.estimates),
+        trials=read_table(args.table, args.estimates, args.window),
         objective=args.objective,
         constraints=tuple(args.where),
         warm=read_table(args.warm) if args.warm else (),
@@ -331,10 +439,12 @@ def main() -> None:
         parser.error(f"{args.table}: no trial holds every bound; loosen --where")
     most, rows, curves = min(args.most, len(case.trials)), [], {}
     best = max(map(case.value, case.trials))
-    for name, make in variants(case).items():
+    compared = {name: (make, None) for name, make in variants(case).items()}
+    compared |= {f"{name}, ladder": (STRATEGIES[name], args.promote) for name in LADDERED}
+    for name, (make, promote_frac) in compared.items():
         if args.only and name not in args.only:
             continue
-        runs = [replay(make, case, seed, most) for seed in range(args.seeds)]
+        runs = [replay(make, case, seed, most, promote_frac) for seed in range(args.seeds)]
         rows.append(figures(case, name, runs, most, args.power))
         curves[name] = np.array([curve(case, run, best, most) for run in runs])
     print_rows(case, rows)

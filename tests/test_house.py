@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors inspection intervals masking objective private_folder schema trial "
-    "units upload version",
+    ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking objective private_folder schema "
+    "trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
@@ -33,8 +33,8 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "backfill budget controller graphs nodes race references run_order study_run trial_queue "
-    "waiting",
+    "orchestrate/scheduling": "backfill budget controller early_stop graphs ladder nodes race references run_order "
+    "study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",
@@ -52,8 +52,8 @@ ROOMS = {
     "telemetry/sampler": "lease loop process",
     "terminal": "forecast progress ranking recording tables",
     "tracking": "reader run store tracker view",
-    "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
-    "recorder watchdog",
+    "workers": "calibration_load device early_stop engine last_words loop memory_check phases process_groups profiler "
+    "provenance recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 
@@ -91,8 +91,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
-    "analysis analysis.metrics "
+    "units errors clock schema intervals objective trial fidelity storage catalog plan cost cost.memory cost.step_time "
+    "fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"
 )

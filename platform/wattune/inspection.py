@@ -138,7 +138,7 @@ def _analysed(
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    known = _told_by_ranks(folder)
+    known, tags = _told_by_ranks(folder)
     memory = known.get("memory_peak_bytes")
     summary = summary_of(
         examined,
@@ -148,13 +148,14 @@ def _analysed(
         expert_imbalance_frac=known.get("expert_imbalance_frac"),
         num_edited_files=len(files.accepted),
         num_missing_files=len(files.missing),
+        trial_tags=tags,
     )
     return Analysis(summary=summary, detail=detail_of(examined))
 
 
-def _told_by_ranks(folder: TrialFolder) -> Mapping[str, float]:
-    """Returns the metrics of the trial's result, which no other file has; none if it cannot be read."""
+def _told_by_ranks(folder: TrialFolder) -> tuple[Mapping[str, float], Mapping[str, str]]:
+    """Returns metrics and tags of the trial's result, which no other file has; none if it cannot be read."""
     with suppress(PlanError):
         result = folder.result()
-        return {} if result is None else result.metrics
-    return {}
+        return ({}, {}) if result is None else (result.metrics, result.tags)
+    return {}, {}

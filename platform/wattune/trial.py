@@ -23,6 +23,9 @@ TRIAL_ID_DIGITS: Final = 12
 FIRST_REFERENCE_REPEAT: Final = 1000
 """Repeats from this number on are of a reference trial: the same trial measured again and again to see drift."""
 
+FIRST_BURST_REPEAT: Final = 2000
+"""The repeat of a trial's burst: a few steps that decide whether it is worth a full measurement."""
+
 
 def check_trial_id(text: str) -> str:
     """Returns a text that has the form of a trial's id.

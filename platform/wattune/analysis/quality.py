@@ -5,6 +5,7 @@ from typing import Final
 
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.fidelity import BURST, STOPPED_EARLY
 
 PUBLISHABLE: Final = "publishable"
 INDICATIVE: Final = "indicative"
@@ -57,6 +58,10 @@ class Facts:
     """Length of the window; None if no temperatures were read."""
     unexplained_frac: float | None = None
     """`other_frac` of the decomposition."""
+    burst: bool = False
+    """True for the few steps of a burst."""
+    stopped_early: bool = False
+    """True if measuring ended once the steps proved that the trial loses."""
     num_edited_files: int = 0
     """Files that were edited on purpose, and accepted."""
     num_missing_files: int = 0
@@ -124,6 +129,8 @@ THRESHOLDS: Final = (
     Threshold(
         code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
     ),
+    Threshold(code=BURST, fact="burst", publishable=0, indicative=None),
+    Threshold(code=STOPPED_EARLY, fact="stopped_early", publishable=0, indicative=None),
     Threshold(code="edited", fact="num_edited_files", publishable=0, indicative=None),
     Threshold(code="files_missing", fact="num_missing_files", publishable=0, indicative=None),
 )

@@ -36,6 +36,7 @@ from wattune.analysis.signals.series import Floats, Ints, Series
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.catalog.hardware import device
 from wattune.errors import ImpossibleValueError
+from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
 from wattune.intervals import of_series
 from wattune.schema import METRICS
 from wattune.trial import TrialSpec
@@ -46,6 +47,10 @@ NO_WINDOW: Final = "no_window"
 
 IMPOSSIBLE: Final = "impossible_value"
 """A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
+
+
+NO_TAGS: Final[Mapping[str, str]] = {}
+"""Tags of what no study ran, or of a full measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,7 @@ def summarize(
     memory_peak_bytes: Sequence[int] = (),
     expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
+    tags: Mapping[str, str] = NO_TAGS,
 ) -> Summary:
     """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
 
@@ -89,6 +95,7 @@ def summarize(
         expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
+        tags: Tags of the trial that say how much of it was measured (`wattune.fidelity`).
     """
     problems = schema_problems(tables, spans)
     if problems:
@@ -103,6 +110,7 @@ def summarize(
             simulated=is_simulated(tables, manifests),
             memory_peak_bytes=memory_peak_bytes,
             expert_imbalance_frac=expert_imbalance_frac,
+            trial_tags=tags,
         )
     except ImpossibleValueError as error:
         return impossible(error)
@@ -122,6 +130,7 @@ def summary_of(
     expert_imbalance_frac: float | None = None,
     num_edited_files: int = 0,
     num_missing_files: int = 0,
+    trial_tags: Mapping[str, str] = NO_TAGS,
 ) -> Summary:
     """Computes metrics and verdict from examined data; see `summarize` and `Facts` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
@@ -151,7 +160,15 @@ def summary_of(
     # Drops readings of infinity and counters beyond floats here, so that no ranking sees them.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
     facts = _facts(examined, metrics, manifests, simulated=simulated)
-    verdict = assess_quality(replace(facts, num_edited_files=num_edited_files, num_missing_files=num_missing_files))
+    verdict = assess_quality(
+        replace(
+            facts,
+            burst=trial_tags.get(FIDELITY) == BURST,
+            stopped_early=STOPPED_EARLY in trial_tags,
+            num_edited_files=num_edited_files,
+            num_missing_files=num_missing_files,
+        )
+    )
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
         "simulated": str(simulated).lower(),

@@ -18,6 +18,7 @@ from wattune.cost.estimate import Coefficients, Column, Find
 from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
 from wattune.errors import PlanError
+from wattune.fidelity import is_burst
 from wattune.fitting.device import Measured, fit_device
 from wattune.fitting.store import FITS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
@@ -93,6 +94,8 @@ def fit(studies: Sequence[AnyStudy], *, storage: str | None = None) -> list[tupl
     uuids: dict[str, set[str]] = defaultdict(set)
     for folder in folders:
         for spec, result in folder.results():
+            if is_burst(result):
+                continue
             by_device[spec.cluster.device].append((spec, result))
             uuids[spec.cluster.device] |= _uuids(folder.trial(result.trial_id, result.repeat))
     if not by_device:
@@ -193,7 +196,8 @@ def _earlier(planned: StudyPlan, storage: Path) -> list[Measured]:
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(PlanError):
             results = StudyFolder(path).finished().results
-            found += [(spec, result) for spec, result in results if spec.cluster.device in devices and result.metrics]
+            full = ((spec, result) for spec, result in results if result.metrics and not is_burst(result))
+            found += [(spec, result) for spec, result in full if spec.cluster.device in devices]
         if len(found) >= MOST_EARLIER:
             break
     return found[:MOST_EARLIER]

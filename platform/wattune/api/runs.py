@@ -17,12 +17,15 @@ from wattune.errors import PlanError, WattuneError
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
+from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
+from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.table import to_table
 from wattune.search.prune import Candidates
+from wattune.search.space import StudySpec
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -263,8 +266,25 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
         else RaceRule(
             until=raced.until, max_share=raced.max_share, objective=spec.objective, constraints=spec.constraints
         ),
+        ladder=_ladder_rule(spec),
+        early_stop=EarlyStopRule(objective=spec.objective, constraints=spec.constraints)
+        if spec.search.early_stop
+        else None,
         budget=budget,
         estimate=lowest_figures(planned, folder),
+    )
+
+
+def _ladder_rule(spec: StudySpec) -> LadderRule | None:
+    ladder = spec.search.ladder
+    if ladder is None:
+        return None
+    return LadderRule(
+        min_steps=ladder.burst.min_steps,
+        min_seconds=ladder.burst.min_seconds,
+        promote_frac=ladder.promote,
+        objective=spec.objective,
+        constraints=spec.constraints,
     )
 
 

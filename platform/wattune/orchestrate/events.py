@@ -8,9 +8,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
-Role = Literal["trial", "reference", "race", "finalist"]
-"""The purpose of a run: its own result, a check for drift, a repeat that tells the best apart, or a longer run because
-it is among the best."""
+Role = Literal["trial", "burst", "reference", "race", "finalist"]
+"""The purpose of a run: its own result, a few steps that decide whether it is worth one, a check for drift, a repeat
+that tells the best apart, or a longer run because it is among the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

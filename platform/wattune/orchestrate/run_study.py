@@ -255,6 +255,7 @@ class _Dispatcher:
             limits=self._run.limits,
             tags={**self._cluster.tags, **running.tags},
             isolation=self._run.isolation,
+            stop_above_s=running.stop_above_s,
         )
         return _Work(request=request, cluster=self._cluster.only(running.nodes))
 

@@ -42,6 +42,8 @@ class TrialRequest:
     """Facts of the study's environment, kept with the result."""
     isolation: str = "warm"
     """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
+    stop_above_s: float | None = None
+    """Mean step time above which its measurement ends early; None measures it to its end."""
 
     @property
     def storage(self) -> Path:
@@ -164,6 +166,7 @@ def _assignment(
         device_names={node: sensed.device_names for node, sensed in telemetry.sensed.items()},
         sampler_cpus={node: sensed.cpus for node, sensed in telemetry.sensed.items()},
         fresh=request.isolation == "fresh",
+        stop_above_s=request.stop_above_s,
         shows_spans=NODE_POWER in request.limits and request.spec.cluster.simulate_sensors_of is not None,
     )
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.summary import Summary, summarize
+from wattune.fidelity import STOPPED_EARLY
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
@@ -96,6 +97,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
     spec, answer = ended.spec, ended.answer
     status, reason, failure = status_of(spec, answer, ended.node_names)
     summary = Summary(quality="")
+    tags = {**ended.tags, **_stopped_early(answer.outcomes)}
     if status is TrialStatus.COMPLETED:
         summary = summarize(
             spec,
@@ -107,6 +109,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
             expert_imbalance_frac=expert_imbalance_frac(
                 [outcome.expert_tokens for outcome in answer.outcomes], ended.spec.plan.ep
             ),
+            tags=tags,
         )
         status, reason = against_limits(summary, ended.limits)
     facts = {
@@ -122,11 +125,17 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         metrics=summary.metrics,
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
-        tags={**ended.tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
+        tags={**tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
         start_wall_ns=ended.start_wall_ns,
         end_wall_ns=time.time_ns(),
     )
     return result if failure is None else failure.of(result)
+
+
+def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:
+    """Returns the tag of a measurement that ended early: the proof on one rank; they ended because all had one."""
+    proof = next((outcome.stopped_early for outcome in outcomes if outcome.stopped_early), "")
+    return {STOPPED_EARLY: proof} if proof else {}
 
 
 def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dict[str, str]:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from wattune.fidelity import is_burst
 from wattune.intervals import Interval
 from wattune.objective import Constraint, Objective
 from wattune.ranking.bounds import RISK, Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
 from wattune.schema import METRICS
 from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
+from wattune.units import format_quantity
 
 _NOT_ITS_OWN: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
 """Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
@@ -33,6 +35,8 @@ class Verdict(StrEnum):
     """A bound breaks at the stated risk."""
     UNKNOWN = "unknown"
     """A metric that the objective or a constraint needs was not measured."""
+    BURST = "burst"
+    """A few steps were measured, and it was not promoted to a full measurement."""
     INTERRUPTED = "interrupted"
     """Its study was stopped, or died, or the cluster failed it: the same command runs it again."""
     FAILED = "failed"
@@ -153,8 +157,8 @@ def finite(result: TrialResult) -> TrialResult:
 
 
 def completed(repeats: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    """Returns the repeats that ran to their end and were measured well enough."""
-    return tuple(result for result in repeats if result.status is TrialStatus.COMPLETED)
+    """Returns the repeats that ran to their end and were measured well enough; a burst never is."""
+    return tuple(result for result in repeats if result.status is TrialStatus.COMPLETED and not is_burst(result))
 
 
 def group_quality(result: TrialResult, groups: Iterable[str]) -> str:
@@ -189,7 +193,8 @@ def assess_trial(
     """
     counted = completed(repeats)
     broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_NOT_ITS_OWN)]
-    failures = broken or ([] if counted else list(repeats))
+    bursts = [result for result in repeats if is_burst(result) and result.status is TrialStatus.COMPLETED]
+    failures = broken or ([] if counted or bursts else list(repeats))
     simulated = any(is_simulated(result) for result in counted)
     checked = (margin(bound, counted, spreads, risk=risk, simulated=simulated) for bound in constraints)
     margins = tuple(one for one in checked if one is not None)
@@ -203,6 +208,10 @@ def assess_trial(
         verdict = Verdict.INTERRUPTED if runs_again else Verdict.FAILED
         share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
         reason = "; ".join(sorted({": ".join(filter(None, (str(r.status), r.reason))) for r in failures})) + share
+    elif bursts and not counted:
+        value = bursts[0].metrics.get(objective.metric)
+        verdict, shown = Verdict.BURST, "not measured" if value is None else format_quantity(objective.metric, value)
+        reason = f"{objective.metric} {shown} in a burst; not promoted to a full measurement"
     elif failing:
         verdict = Verdict.INFEASIBLE
         reason = "; ".join(f"{one.constraint} fails at {one.got:.6g}" for one in failing)

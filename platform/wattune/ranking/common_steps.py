@@ -20,6 +20,7 @@ from wattune.analysis.quality import INDICATIVE, INVALID
 from wattune.analysis.signals.steady_state import LEAST_STEPS
 from wattune.analysis.summary import metrics_over
 from wattune.errors import WattuneError
+from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
 from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder, TrialFolder
@@ -70,7 +71,7 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
     ranges = {
         id(result): steps
         for _, result in results
-        if result.status is TrialStatus.COMPLETED and (steps := steps_of(result)) is not None
+        if result.status is TrialStatus.COMPLETED and not is_burst(result) and (steps := steps_of(result)) is not None
     }
     bound = [result for spec, result in results if id(result) in ranges and window_matters(spec, result)]
     if not bound or len(ranges) < 2:

@@ -45,6 +45,8 @@ class Ranking:
     infeasible: tuple[RankedTrial, ...]
     """By objective: the first one shows the price of the bounds."""
     unknown: tuple[RankedTrial, ...]
+    burst: tuple[RankedTrial, ...]
+    """Trials of which only a few steps were measured, by that figure: none of them is ranked."""
     interrupted: tuple[RankedTrial, ...]
     failed: tuple[RankedTrial, ...]
     num_filtered: int
@@ -71,7 +73,8 @@ class Ranking:
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
         """Every trial in the order of its listing."""
-        return self.feasible + self.undecided + self.infeasible + self.unknown + self.interrupted + self.failed
+        measured = self.feasible + self.undecided + self.infeasible + self.unknown
+        return measured + self.burst + self.interrupted + self.failed
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -236,6 +239,10 @@ def rank(
             return math.inf, row.trial_id, row.study
         return -row.objective.value if objective.maximize else row.objective.value, row.trial_id, row.study
 
+    def burst_first(row: RankedTrial) -> tuple[float, str, str]:
+        figures = [one.metrics[objective.metric] for one in row.repeats if objective.metric in one.metrics]
+        return math.inf if not figures else -figures[0] if objective.maximize else figures[0], row.trial_id, row.study
+
     def by_reason(row: RankedTrial) -> tuple[str, str, str]:
         return row.reason, row.trial_id, row.study
 
@@ -248,6 +255,7 @@ def rank(
         undecided=tuple(sorted(assessed[Verdict.UNDECIDED], key=best_first)),
         infeasible=tuple(sorted(assessed[Verdict.INFEASIBLE], key=best_first)),
         unknown=tuple(sorted(assessed[Verdict.UNKNOWN], key=best_first)),
+        burst=tuple(sorted(assessed[Verdict.BURST], key=burst_first)),
         interrupted=tuple(sorted(assessed[Verdict.INTERRUPTED], key=by_reason)),
         failed=tuple(sorted(assessed[Verdict.FAILED], key=by_reason)),
         num_filtered=num_filtered,

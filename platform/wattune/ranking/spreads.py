@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from wattune.fidelity import is_burst
 from wattune.intervals import Interval, t_quantile
 from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, fit
 from wattune.schema import METRICS
@@ -117,7 +118,7 @@ class Spreads:
     """Scatter of every metric of one study, computed at first use."""
 
     def __init__(self, results: Results) -> None:
-        """Keeps the runs that completed.
+        """Keeps the runs that completed, without bursts: a few steps scatter otherwise.
 
         Args:
             results: Results of one study.
@@ -128,7 +129,8 @@ class Spreads:
     @cached_property
     def _runs(self) -> list[TrialResult]:
         """Completed runs in an order that does not depend on how they were read."""
-        runs = [result for _, result in self._results if result.status is TrialStatus.COMPLETED]
+        completed = (result for _, result in self._results if result.status is TrialStatus.COMPLETED)
+        runs = [result for result in completed if not is_burst(result)]
         return sorted(runs, key=lambda run: (run.trial_id, run.repeat))
 
     def fitted(self, metric: str) -> Fitted | None:

@@ -110,6 +110,12 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
             lambda row: [row.label, range_text(metric, row.objective), ", ".join(row.missing)],
         ),
         part(
+            ranking.burst,
+            "Only a few steps of each were measured. None was promoted to a full measurement, so none is ranked.",
+            ["configuration", "what the burst measured"],
+            lambda row: [row.label, row.reason],
+        ),
+        part(
             ranking.interrupted,
             "Run again by the same command: the study ended while they ran.",
             ["configuration", "how it ended"],

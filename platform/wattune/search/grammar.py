@@ -16,6 +16,7 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, model, scale_model
 from wattune.errors import WattuneError, closest
+from wattune.fidelity import DECIDED_BY_STEP_TIME, LEAST_BURST_STEPS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
 from wattune.plan.engines import MODES, ROUTINGS, capabilities
@@ -383,8 +384,22 @@ class FinalistsEntry(_Entry):
     max_share: Annotated[float, Field(gt=0, le=1)]
 
 
+class BurstEntry(_Entry):
+    """`search.ladder.burst`: lengths of a burst."""
+
+    min_steps: Annotated[int, Field(ge=LEAST_BURST_STEPS, le=LARGEST_COUNT)] = 3
+    min_seconds: Annotated[float, Field(ge=0)] = 1.5
+
+
+class LadderEntry(_Entry):
+    """`search.ladder`: a burst of each trial, and a full measurement of the best share of them."""
+
+    burst: BurstEntry = BurstEntry()
+    promote: Annotated[float, Field(gt=0, lt=1)] = 0.25
+
+
 class SearchEntry(_Entry):
-    """`search`: who proposes trials, how many, in which order they run, and whether finalists are raced."""
+    """`search`: who proposes trials, how many, in which order they run, and how much of each is measured."""
 
     strategy: Annotated[str, _named_by(check_strategy)] = "grid"
     num_trials: Count | None = None
@@ -392,6 +407,8 @@ class SearchEntry(_Entry):
     order: Annotated[str, _one_of(ORDERS)] = "shuffled"
     reference: Annotated[str, _named_by(check_trial_id)] | None = None
     finalists: FinalistsEntry | None = None
+    ladder: LadderEntry | None = None
+    early_stop: bool = False
 
 
 class SpaceFile(_Entry):
@@ -424,7 +441,28 @@ class SpaceFile(_Entry):
         if self.workload.routing is not None and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
             raise refuse([(("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out")])
+        if found := [*self._ladder_problems(), *self._early_stop_problems()]:
+            raise refuse(found)
         return self
+
+    def _ladder_problems(self) -> list[tuple[Path, str]]:
+        if self.search.ladder is None:
+            return []
+        burst, full = self.search.ladder.burst, self.measure
+        if burst.min_steps < full.min_steps or burst.min_seconds < full.min_seconds:
+            return []
+        text = (
+            f"as long as a full measurement (measure.min_steps={full.min_steps}, measure.min_seconds="
+            f"{full.min_seconds:g}); use less, or leave search.ladder out"
+        )
+        return [(("search", "ladder", "burst"), text)]
+
+    def _early_stop_problems(self) -> list[tuple[Path, str]]:
+        metric = self.objective.metric
+        if not self.search.early_stop or metric in DECIDED_BY_STEP_TIME:
+            return []
+        text = f"ranks know step times alone, which do not decide {metric}; leave it out, or use one of "
+        return [(("search", "early_stop"), text + ", ".join(DECIDED_BY_STEP_TIME))]
 
     @property
     def has_experts(self) -> bool:

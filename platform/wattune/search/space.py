@@ -34,6 +34,23 @@ class Finalists:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Lengths of a burst."""
+
+    min_steps: int
+    min_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderSettings:
+    """The fidelity ladder: a burst of each trial, and a full measurement of the best."""
+
+    burst: Burst
+    promote: float
+    """Share of the bursts that is measured in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """The strategy that proposes trials, and their number."""
 
@@ -47,6 +64,10 @@ class Search:
     """Id of the trial that is measured again and again. None means an ordinary one near the middle of the space."""
     finalists: Finalists | None
     """None means that no trial is repeated after the search."""
+    ladder: LadderSettings | None
+    """None means that every trial is measured in full."""
+    early_stop: bool
+    """True where the measurement of a trial ends once its steps prove that it loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +157,11 @@ def _resolved(file: SpaceFile) -> StudySpec:
     clusters = tuple(entry.resolve() for entry in file.cluster)
     workload = file.workload.resolve(has_experts=file.has_experts)
     measure = Measure(**file.measure.model_dump())
-    raced = file.search.finalists
+    raced, ladder = file.search.finalists, file.search.ladder
     search = Search(
-        **file.search.model_dump(exclude={"finalists"}),
+        **file.search.model_dump(exclude={"finalists", "ladder"}),
         finalists=Finalists(**raced.model_dump()) if raced is not None else None,
+        ladder=LadderSettings(burst=Burst(**ladder.burst.model_dump()), promote=ladder.promote) if ladder else None,
     )
     limits = file.limits.model_dump(exclude_none=True)
     return StudySpec(

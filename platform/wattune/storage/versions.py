@@ -28,7 +28,7 @@ RENAMED_KEYS: Final = {"measure.anchor_every": "measure.reference_every", "searc
 RENAMED_FILES: Final = {"spans": "marks"}
 """Tables of a trial or recording, and their names in version 0."""
 
-ADDED: Final[dict[str, Any]] = {"search.finalists": None}
+ADDED: Final[dict[str, Any]] = {"search.finalists": None, "search.ladder": None, "search.early_stop": False}
 """Later keys of a space by dotted path, such as `search.patience`, with the value that studies before them ran with.
 
 Add a line with every key that comes after version 0, except for axes and fields of `Measure`, `Workload`, `ModelSpec`

@@ -17,6 +17,7 @@ _STYLES: Final = {
     "undecided": "blue",
     "infeasible": "yellow",
     "unknown": "magenta",
+    "burst": "bright_black",
     "interrupted": "cyan",
     "failed": "red",
 }
@@ -78,6 +79,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
         console.print(f"... and {hidden} more; raise --top to see them")
     for title, rows in (
         ("unknown", ranking.unknown),
+        ("only a burst: a few steps, never ranked", ranking.burst),
         ("interrupted: run again by the same command", ranking.interrupted),
         ("failed", ranking.failed),
     ):

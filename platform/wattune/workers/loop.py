@@ -1,7 +1,8 @@
 """The measuring loop, the same for every engine: build, warm up until step time is stable, measure, profile, close.
 
 Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
-collective of ours. One round is enough where warm-up predicted the step time; a second adds the missing steps.
+collective of ours. One round is enough where warm-up predicted the step time; a second adds the missing steps. Where a
+measurement may end early (`wattune.workers.early_stop`), rounds are shorter, and ranks agree on that between two.
 """
 
 import gc
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import DeviceMemory, device_memory
+from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
@@ -91,6 +93,8 @@ class RankOutcome:
     num_warmup_steps: int = 0
     steady: bool = False
     """True where step time was stable when measuring began."""
+    stopped_early: str = ""
+    """The proof that the trial loses, after which measuring ended early; empty where it did not."""
     build_time_s: float = 0.0
     memory_peak_bytes: int = 0
     """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
@@ -123,6 +127,7 @@ def measure_trial(
     node: str,
     device: str,
     seed: int,
+    stop_above_s: float | None = None,
     progress: Progress | None = None,
 ) -> RankOutcome:
     """Runs one trial on one rank; every rank of the default process group calls it with the same arguments.
@@ -135,6 +140,8 @@ def measure_trial(
         node: The rank's node, by the name its telemetry uses.
         device: The rank's device on that node, by the name its telemetry uses.
         seed: Seed of weights and data, the same on every rank.
+        stop_above_s: Mean step time above which the trial loses: measuring ends once the steps prove it on every
+            rank (`wattune.workers.early_stop`). None measures to the end.
         progress: Called between the parts of the trial.
 
     Returns:
@@ -149,7 +156,7 @@ def measure_trial(
     anchor = ClockAnchor.now()
     steps: list[tuple[int, StepSpans]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
-    status, reason = TrialStatus.COMPLETED, ""
+    status, reason, stopped_early = TrialStatus.COMPLETED, "", ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
     out_of_memory, read_profile, facts = None, _no_profile, {}
     expert_tokens: ExpertTokens = ()
@@ -163,9 +170,15 @@ def measure_trial(
         done = 0
         while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
             report("measure", done, done + missing)
-            for step in range(done, done + missing):
+            now = missing if stop_above_s is None else min(missing, steps_to_look(done, measure.min_steps))
+            for step in range(done, done + now):
                 steps.append((step, _checked(engine.step())))  # noqa: PERF401 - a failed step keeps those before it
-            done += missing
+            done += now
+            if stop_above_s is not None and now < missing:
+                proof = loses(_starts_s(steps, done), stop_above_s)
+                if _all_ranks(proof is not None):
+                    stopped_early = f"{done} of {done + missing - now} steps: {proof}"
+                    break
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
         expert_tokens = engine.expert_tokens()
@@ -193,6 +206,7 @@ def measure_trial(
         losses=tuple(result.loss for step, result in steps if step >= 0),
         num_warmup_steps=num_warmup_steps,
         steady=steady,
+        stopped_early=stopped_early,
         build_time_s=build_time_s,
         memory_peak_bytes=memory_peak_bytes,
         memory_reserved_peak_bytes=reserved_peak_bytes,
@@ -283,6 +297,12 @@ def _checked(result: StepSpans) -> StepSpans:
 def _step_time_s(result: StepSpans) -> float:
     (step,) = (span for span in result.spans if span.phase == "step")
     return (step.end_mono_ns - step.start_mono_ns) / 1e9
+
+
+def _starts_s(steps: Sequence[tuple[int, StepSpans]], num_measured: int) -> list[float]:
+    """Returns the starts of the measured steps on this rank's clock."""
+    spans = [span for _, result in steps[len(steps) - num_measured :] for span in result.spans if span.phase == "step"]
+    return [span.start_mono_ns / 1e9 for span in spans]
 
 
 def _warm_up(

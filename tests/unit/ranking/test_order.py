@@ -17,7 +17,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
-from wattune.trial import TrialResult, TrialStatus
+from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialStatus
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
@@ -350,3 +350,33 @@ def test_ten_thousand_trials_are_ranked_in_two_seconds():
         pareto_front(ranking.trials, "tokens_per_s", "node_device_power_peak_1s_w")
 
     assert least_cpu_s(whole) < 2.0
+
+
+def as_burst(pair: Pair) -> Pair:
+    spec, result = pair
+    return spec, replace(result, repeat=FIRST_BURST_REPEAT, tags={**result.tags, "fidelity": "burst"})
+
+
+def test_a_burst_is_shown_apart_and_never_ranked_however_fast():
+    ranking = rank([speed(1, 100.0), as_burst(speed(2, 900.0)), as_burst(speed(3, 950.0))], FASTEST, [POWER])
+    assert numbers(ranking.feasible) == [1] and ranking.best.best_probability == 1.0
+    assert numbers(ranking.burst) == [3, 2]
+    assert ranking.burst[0].rank is None and ranking.burst[0].objective is None
+    assert "950" in ranking.burst[0].reason and "not promoted" in ranking.burst[0].reason
+    assert [row["trial_id"] for row in ranking.to_json()["burst"]] == [row.trial_id for row in ranking.burst]
+    assert to_table(ranking)["verdict"].to_pylist() == ["feasible", "burst", "burst"]
+    assert rank([as_burst(speed(2, 900.0))], FASTEST, [], least_quality="indicative").trials == ()
+
+
+def test_a_burst_changes_nothing_of_what_was_measured_in_full():
+    full = [on_n0(speed(n, value), at_s=n) for n, value in ((1, 200.0), (2, 203.0), (3, 260.0))]
+    alone = rank(full, FASTEST, [POWER])
+    with_bursts = rank([*full, as_burst(speed(1, 90.0)), as_burst(speed(3, 900.0, power_w=9e3))], FASTEST, [POWER])
+    for one, other in zip(alone.feasible, with_bursts.feasible, strict=True):
+        assert (one.rank, one.best_probability, one.objective) == (other.rank, other.best_probability, other.objective)
+    assert with_bursts.shared == alone.shared and with_bursts.burst == ()
+
+
+def test_a_burst_that_failed_fails_its_trial():
+    failed = as_burst(trial(1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"))
+    assert numbers(rank([failed], FASTEST, []).failed) == [1]

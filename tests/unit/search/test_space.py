@@ -108,6 +108,20 @@ def test_the_document_spells_out_defaults_and_is_itself_a_space():
     assert again.document == document
 
 
+def test_a_ladder_is_climbed_only_if_the_file_asks_for_it_and_its_lengths_have_defaults():
+    assert parse_space(SMALL).search.ladder is None
+    ladder = parse_space(changed("search.ladder", {"promote": 0.5})).search.ladder
+    assert (ladder.burst.min_steps, ladder.burst.min_seconds, ladder.promote) == (3, 1.5, 0.5)
+    assert parse_space(parse_space(changed("search.ladder", {})).document).search.ladder.promote == 0.25
+
+
+def test_losers_stop_early_only_where_step_time_decides():
+    wanted = changed("search.early_stop", True)
+    assert parse_space({**wanted, "objective": "maximize tokens_per_s"}).search.early_stop
+    with pytest.raises(SpaceError, match=r"search\.early_stop: ranks know step times alone"):
+        parse_space({**wanted, "objective": "minimize energy_per_token_j"})
+
+
 def test_finalists_are_raced_only_if_the_file_asks_for_it():
     assert parse_space(SMALL).search.finalists is None
     asked = parse_space(changed("search.finalists", {"until": 0.95, "max_share": 1}))
@@ -187,6 +201,11 @@ WRONG = [
     ("search.strategy", "gird", 'search.strategy: unknown strategy "gird"; did you mean "grid"?'),
     ("search.order", "random", 'search.order: unknown value "random"; use one of: listed, shuffled'),
     ("search.reference", "tp2", 'search.reference: "tp2" is no trial id: 12 hexadecimal digits'),
+    ("search.ladder", {"promote": 0}, "search.ladder.promote: got 0, allowed: more than 0"),
+    ("search.ladder", {"burst": {"min_steps": 1}}, "search.ladder.burst.min_steps: got 1, allowed: at least 2"),
+    ("search.ladder", {"burst": {"min_steps": 50, "min_seconds": 90}}, "search.ladder.burst: as long as a full"),
+    ("search.ladder", {"promoted": 0.5}, "search.ladder.promoted: unknown key"),
+    ("search.early_stop", "yes", "search.early_stop: got the text"),
     ("search.finalists", {"until": 0.5, "max_share": 0.3}, "search.finalists.until: got 0.5, allowed: more than 0.5"),
     ("search.finalists", {"until": 1.0, "max_share": 0.3}, "search.finalists.until: got 1.0, allowed: less than 1"),
     ("search.finalists", {"until": 0.9, "max_share": 0.0}, "search.finalists.max_share: got 0.0, allowed: more than 0"),
@@ -463,6 +482,7 @@ PLACES = [
     *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
     *("search", "search.seed", "search.strategy", "search.order", "search.reference", "isolation"),
     *("search.finalists", "search.finalists.until", "search.finalists.max_share"),
+    *("search.ladder", "search.ladder.burst", "search.ladder.promote", "search.early_stop"),
     *("measure.repeats", "measure.reference_every", "measure.cooldown_temp_c"),
 ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -288,3 +289,53 @@ def test_other_errors_do_not_count_as_out_of_memory() -> None:
     assert not is_out_of_memory(ValueError("memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not is_out_of_memory(EngineError("a plan that would run out of memory"))
+
+
+def stopping(engine: ScriptedEngine, above_s: float) -> RankOutcome:
+    measure = Measure(warmup_steps=4, min_steps=20, min_seconds=10, profile_steps=0)
+    return measure_trial(engine, SPEC, measure, RANKS, node="n0", device="cpu0", seed=7, stop_above_s=above_s)
+
+
+def test_a_loser_stops_after_the_steps_that_prove_it_and_says_so() -> None:
+    outcome = stopping(ScriptedEngine(lambda step: 0.1 + 0.001 * (step % 3)), above_s=0.08)
+    assert outcome.status is TrialStatus.COMPLETED
+    assert numbers(outcome)[-1] == 19 and len(outcome.losses) == 20
+    assert outcome.stopped_early.startswith("20 of ") and "above 0.08 s it loses" in outcome.stopped_early
+
+
+def test_a_trial_that_may_win_is_measured_to_its_end() -> None:
+    outcome = stopping(ScriptedEngine(lambda step: 0.1 + 0.001 * (step % 3)), above_s=0.105)
+    assert outcome.stopped_early == "" and len(outcome.losses) >= 98
+
+
+def _stop_on_two(rank: int, folder: Path) -> None:
+    """Two ranks: in the first trial only one has a proof, in the second both have."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'two'}", rank=rank, world_size=2)
+    global RANKS
+    RANKS = Ranks(rank=rank, world_size=2, local_rank=rank, device="cpu")
+    one, both = (stopping(ScriptedEngine(lambda _, s=s: s), above_s=0.1) for s in ((0.2, 0.05)[rank], 0.2))
+    assert one.stopped_early == ""
+    assert both.stopped_early and len(both.losses) == 20
+    lengths = [torch.tensor([len(one.losses), len(both.losses)]) for _ in range(2)]
+    dist.all_gather(lengths, lengths[rank].clone())
+    assert torch.equal(*lengths)
+    dist.destroy_process_group()
+
+
+def test_a_rank_with_a_proof_goes_on_while_another_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = ScriptedEngine(lambda _: 0.1), []
+
+    def another_has_none(flag: bool) -> bool:
+        asked.append((engine.num_steps - 4, flag))
+        return False
+
+    monkeypatch.setattr(loop, "_all_ranks", lambda flag: True)  # of warm-up
+    monkeypatch.setattr(loop, "is_stable", lambda _: monkeypatch.setattr(loop, "_all_ranks", another_has_none) or True)
+    outcome = stopping(engine, above_s=0.08)
+    assert outcome.stopped_early == "" and len(outcome.losses) >= 99
+    assert [steps for steps, _ in asked] == [0, 20, 40, 80], "ranks speak between rounds only"
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_together_or_none_does(tmp_path: Path) -> None:
+    mp.spawn(_stop_on_two, (tmp_path,), nprocs=2)

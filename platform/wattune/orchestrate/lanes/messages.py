@@ -73,6 +73,8 @@ class Assignment:
     """Processors that a node's sampler is bound to, by node; empty if it shares them."""
     fresh: bool
     """The workers must be new, and end with the trial."""
+    stop_above_s: float | None = None
+    """Mean step time above which the trial loses, and measuring ends; None measures to the end."""
     shows_spans: bool = False
     """Every rank sends its last seconds once a second, to watch a limit on simulated power."""
 

@@ -135,6 +135,7 @@ class _Worker:
                 node=place.node,
                 device=place.device,
                 seed=assignment.seed,
+                stop_above_s=assignment.stop_above_s,
                 progress=watch.progress,
             )
         except Exception as error:

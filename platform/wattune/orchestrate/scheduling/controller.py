@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
+from wattune.fidelity import BURST, FIDELITY
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, is_tried_again
 from wattune.orchestrate.scheduling.nodes import Slots
@@ -288,13 +289,14 @@ class StudyController:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
         tags |= {"reference": "true"} if queued.role == "reference" else {}
         tags |= {"soak": "true"} if queued.role == "finalist" else {}
+        tags |= {FIDELITY: BURST} if queued.role == "burst" else {}
         if queued.role == "race" and self._run.race is not None:
             tags |= {RACE_TAG: f"{self._run.race.until:g}"}
         num_attempts = len(self._folder(queued).attempts())
         if self._folder(queued).result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
         tags |= {"attempt": str(num_attempts + 1)} if num_attempts else {}
-        return RunningTrial(queued=queued, nodes=nodes, tags=tags)
+        return RunningTrial(queued=queued, nodes=nodes, tags=tags, stop_above_s=self._queue.stop_above_s(queued))
 
     def _estimated(self, running: RunningTrial) -> tuple[RunningTrial, Mapping[str, float]]:
         """Estimates the metrics that hard limits bound.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Role
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
+from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.trial import Measure, TrialSpec, TrialStatus
 
@@ -39,6 +41,10 @@ class StudyRun:
     """Every trial of the space. Without any, the first trial that completes is the reference trial."""
     race: RaceRule | None = None
     """Settings of the race of finalists; None runs none."""
+    ladder: LadderRule | None = None
+    """Settings of the fidelity ladder; None measures every trial in full."""
+    early_stop: EarlyStopRule | None = None
+    """None measures every trial to its end."""
     budget: Budget | None = None
     retry: frozenset[TrialStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
@@ -73,6 +79,8 @@ class RunningTrial:
     nodes: "tuple[Node, ...]"
     tags: Mapping[str, str]
     """Facts of the study's environment and of this attempt."""
+    stop_above_s: float | None = None
+    """Mean step time above which its measurement ends early; None measures it to its end."""
 
     @property
     def node_names(self) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import is_burst
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
+from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
@@ -21,7 +24,7 @@ from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.search.strategy import Strategy, TimedStrategy
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -72,7 +75,7 @@ class TrialQueue:
         self._asked: dict[str, TrialSpec] = {}
         self._referenced: dict[str, TrialSpec] = {}
         """Reference trials by id: one may be a trial that the strategy never asks for."""
-        self._rounds_queued = not strategy.learns
+        self._rounds_queued = not strategy.learns and run.ladder is None
         self._soaks_queued = False
         self._num_soaked = 0
         self._pace, self._warm = Pace(), WarmGraphs()
@@ -81,6 +84,8 @@ class TrialQueue:
         self._references = References(every=every, plans=plans, named=run.reference)
         self._race = Race(run.race, run.measure) if run.race is not None else None
         self._racing = False
+        self._ladder = Ladder(run.ladder) if run.ladder is not None else None
+        self._early_stop = EarlyStop(run.early_stop) if run.early_stop is not None else None
         self._num_again = 0
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
@@ -93,17 +98,17 @@ class TrialQueue:
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
                 strategy.tell(spec, result)
-                if result.repeat < FIRST_REFERENCE_REPEAT:
+                if result.repeat < FIRST_REFERENCE_REPEAT or is_burst(result):
                     self._asked[result.trial_id] = spec
         self._warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
             specs = strategy.ask(run.num_trials)
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
-            self._references.plan({workers: count * run.measure.repeats for workers, count in planned.items()})
-            self._waiting.add(self._rounds(specs))
+            self._references.plan({workers: self._num_full(count) for workers, count in planned.items()})
+            self._waiting.add(self._bursts(specs) if self._ladder is not None else self._rounds(specs))
         else:  # it chooses the workers later
-            most = run.num_trials * run.measure.repeats
+            most = self._num_full(run.num_trials)
             self._references.plan({workers_of(spec): most for spec in run.candidates})
 
     @property
@@ -130,7 +135,21 @@ class TrialQueue:
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
         num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
+        if self._ladder is not None and not self._rounds_queued:
+            num_search = self._waiting.num_left + num_to_ask + self._num_above_bursts(num_to_ask)
         return num_search + num_references + self._num_race(num_search) + num_finalists
+
+    def _num_full(self, num_trials: int) -> int:
+        """The full measurements of so many trials, with repeats."""
+        share = 1.0 if self._run.ladder is None else self._run.ladder.promote_frac
+        return math.ceil(num_trials * share) * self._run.measure.repeats
+
+    def _num_above_bursts(self, num_to_ask: int) -> int:
+        """The full measurements, with repeats, that a ladder is expected to queue yet."""
+        assert self._ladder is not None, "only a ladder has bursts"
+        repeats, num_promoted = self._run.measure.repeats, self._ladder.num_promoted
+        num_to_promote = self._ladder.num_to_promote(len(self._asked) + num_to_ask)
+        return num_to_promote * repeats + num_promoted * (repeats - 1)
 
     def _num_race(self, num_search: int) -> int:
         """The most repeats of the race after so many runs of the search; the race's own do not count as such."""
@@ -182,6 +201,12 @@ class TrialQueue:
         self._num_soaked += is_new and is_long
         self.done[result.trial_id, result.repeat] = result
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
+        if self._ladder is not None:
+            self._ladder.note(spec, result)
+        if is_burst(result):  # it is no measure of pace, drift or finalists
+            return
+        if self._early_stop is not None:
+            self._early_stop.note(spec, result)
         if result.status is TrialStatus.COMPLETED and not is_long:
             self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, start)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
@@ -260,7 +285,7 @@ class TrialQueue:
         return reference or queued, nodes
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
-        """Queues the next proposal of a learning strategy, then repeats, then the race, then finalists.
+        """Queues promoted trials and the next proposal of a strategy, then repeats, then the race, then finalists.
 
         Args:
             slots: Free and taken nodes.
@@ -270,17 +295,22 @@ class TrialQueue:
             True if it looked for new trials, so that `pop` is worth another call.
         """
         run, measure = self._run, self._run.measure
+        if self._promotes(slots, searching=True):
+            return True
         if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
             proposed = self._proposed()
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
-                self._waiting.add(self._trial(spec, 0, measure) for spec in proposed)
+                self._waiting.add(self._first_runs(proposed))
                 return True
         if self.num_waiting or not (idle or self._racing):
             return False
+        if self._promotes(slots, searching=False):
+            return True
         if not self._rounds_queued:
             self._rounds_queued = True
-            self._waiting.add(self._rounds(list(self._asked.values())))
+            asked = list(self._asked.values())
+            self._waiting.add(self._rounds(self._ladder.promoted(asked) if self._ladder is not None else asked))
             return True
         if self._queue_of_race(slots):
             return True
@@ -320,25 +350,38 @@ class TrialQueue:
 
     def expected_s(self, queued: QueuedTrial) -> float:
         """Expected seconds of a trial, where the workers are that suit it best."""
-        return self._pace.expected_s(queued.spec, queued.measure.min_seconds, self._warm.start_of(queued.spec))
+        pace = self._ladder.pace if self._ladder is not None and queued.role == "burst" else self._pace
+        return pace.expected_s(queued.spec, queued.measure.min_seconds, self._warm.start_of(queued.spec))
 
     @property
     def knows_times(self) -> bool:
         """True if expected times come from trials that ran; else they are the least that settings allow."""
         return self._pace.typical_s > 0
 
+    def stop_above_s(self, queued: QueuedTrial) -> float | None:
+        """Mean step time above which a trial's measurement ends early; None measures it to its end.
+
+        Only the search's own trials may: what is repeated to see scatter or drift, or to settle, is compared whole.
+        """
+        return self._early_stop.stop_above_s(queued.spec) if self._early_stop and queued.role == "trial" else None
+
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
-        if self._strategy.learns:
+        full_s, num_asked = max(self._pace.typical_s, measure.min_seconds), 0
+        if self._ladder is not None:
+            num_bursts = max(0, self._run.num_trials - len(self._asked)) if self._strategy.learns else 0
+            costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
+            num_asked = self._num_above_bursts(num_bursts)
+        elif self._strategy.learns:
             num_searched = sum(repeat < measure.repeats for _, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
-            costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
+        costs += [(first, full_s)] * num_asked
         num_finalists = max(0, measure.soak_finalists - self._num_soaked)
         num_race = self._num_race(len(costs) - num_references)
-        costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_race
+        costs += [(first, full_s)] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
         device_s = itertools.accumulate(cluster.world_size * took_s for cluster, took_s in costs)
         num_now = int(min(sum(one <= budget.left_device_s for one in device_s), budget.num_left))
@@ -367,7 +410,12 @@ class TrialQueue:
             workers = workers_of(queued.spec)
             changes = warm.start_of(queued.spec, "") == "new_workers"
             start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
-            expected_s = self._pace.expected_s(queued.spec, queued.measure.min_seconds, start)
+            is_burst = self._ladder is not None and queued.role == "burst"
+            pace = self._ladder.pace if self._ladder is not None and is_burst else self._pace
+            expected_s = pace.expected_s(queued.spec, queued.measure.min_seconds, start)
+            if is_burst:  # no reference trial comes before it
+                costs.append((queued.spec.cluster, expected_s))
+                continue
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
             due += self._references.num_opening(workers) if not counts[workers] else 0
@@ -386,6 +434,30 @@ class TrialQueue:
         # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
+
+    def _bursts(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
+        """Lists the bursts of trials, in the order they run."""
+        assert self._ladder is not None, "a burst is the first step of a ladder"
+        burst, number = self._ladder.rule.burst(self._run.measure), FIRST_BURST_REPEAT
+        ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
+        ordered.sort(key=lambda spec: (spec.trial_id, number) in self._last)  # as in `_rounds`
+        return [self._trial(spec, number, burst, "burst") for spec in ordered if (spec.trial_id, 0) not in self.done]
+
+    def _first_runs(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
+        """Lists the first runs of proposed trials."""
+        if self._ladder is None:
+            return [self._trial(spec, 0, self._run.measure) for spec in specs]
+        return self._bursts(specs)
+
+    def _promotes(self, slots: Slots, *, searching: bool) -> bool:
+        """Queues the full measurement of the next trial that is worth it; returns whether there was one."""
+        if self._ladder is None or self._rounds_queued or not self._wants_more(slots):
+            return False
+        spec = self._ladder.next(self._waiting.left_out, searching=searching)
+        if spec is None:
+            return False
+        self._waiting.add([self._trial(spec, 0, self._run.measure)])
+        return True
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
         return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from wattune.fidelity import is_burst
 from wattune.objective import Constraint
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
@@ -90,6 +91,9 @@ class ModelGuided:
         self._free = np.ones(len(self._specs), dtype=bool)
         self._pending: list[int] = []
         self._feasible: set[int] = set()
+        """Candidates measured to hold every bound: in full, or by their burst as long as there is no more."""
+        self._measured: set[int] = set()
+        """Candidates that were measured in full."""
         self._told: set[int] = set()
         self._stale = True
         self._drawn = sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
@@ -194,18 +198,23 @@ class ModelGuided:
             self._memory.surrogate.tell_above(row, 1.0)
         if result.status is not TrialStatus.COMPLETED:
             return
-        metrics = result.metrics
+        metrics, burst = result.metrics, is_burst(result)
         value = self._goal.of(metrics)
         if value is not None:
-            self._objective.tell(row, value)
+            (self._objective.tell_burst if burst else self._objective.tell)(row, value)
         for bound in self._bounds:
             bounded = bound.quantity.of(metrics)
             if bounded is not None:
-                bound.surrogate.tell(row, bounded)
+                (bound.surrogate.tell_burst if burst else bound.surrogate.tell)(row, bounded)
         memory = _MEMORY.of(metrics)
         if self._memory is not None and memory is not None and memory > 0:
             self._memory.surrogate.tell(row, memory / self._capacity[row])
-        if is_candidate and value is not None and all(one.holds(metrics) for one in self._problem.constraints):
+        if not is_candidate or (burst and row in self._measured):
+            return
+        if not burst and row not in self._measured:
+            self._measured.add(row)
+            self._feasible.discard(row)  # the full measurement decides
+        if value is not None and all(one.holds(metrics) for one in self._problem.constraints):
             self._feasible.add(row)
 
     def _active_bounds(self) -> list[_Bound]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from wattune.fidelity import is_burst
 from wattune.objective import Constraint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
 from wattune.search.strategies.snapping import Axes
@@ -72,7 +73,8 @@ class OptunaStrategy:
         told = self._told_as(result)
         if told is None:
             return
-        self._told.add(row)
+        if not is_burst(result):  # a full measurement after it is told too, as another trial of the same values
+            self._told.add(row)
         value, constraints = told
         self._study.add_trial(
             self._optuna.trial.create_trial(

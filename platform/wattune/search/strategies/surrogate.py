@@ -23,6 +23,10 @@ _OWN_DEVIATION: Final = 0.025
 """Expected deviation of one plan from all that its settings explain, as a fraction."""
 _OVER: Final = 0.02
 """Least excess over the bound, as a fraction, of a trial that is only known to be above it."""
+_BURST_NOISE: Final = 2.0
+"""Expected noise of a burst over that of a full measurement, until trials have both."""
+_BURST_LEVEL: Final = 2.0
+"""Standard deviation of the level of bursts against full measurements, over the expected noise of one, likewise."""
 _REFIT_AT: Final = 1.1
 """Growth of the number of observations after which hyperparameters are fitted again."""
 
@@ -33,6 +37,53 @@ class Belief:
 
     mean: Vector
     std: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class _Bursts:
+    """Bursts as observations of the same truth as full measurements, with a noise and a common level of their own.
+
+    Level and noise come from trials that have both, shrunk towards no level and `_BURST_NOISE`. What is unknown of the
+    level adds to the noise, as if it were drawn anew for each burst.
+    """
+
+    values: Mapping[int, float]
+    """By row, in the units that the surrogate works in."""
+    level: float
+    """Expected burst minus full measurement."""
+    variance: float
+    """Of a burst about a full measurement's truth, once the level is taken out."""
+
+    @classmethod
+    def of(cls, values: Mapping[int, float], full: Mapping[int, float], noise: float) -> "_Bursts":
+        """Learns level and noise.
+
+        Args:
+            values: Bursts by row.
+            full: Means of full measurements by row.
+            noise: Standard deviation of a full measurement.
+        """
+        apart = np.array([value - full[row] for row, value in values.items() if row in full])
+        expected = (1.0 + _BURST_NOISE**2) * noise**2  # of a difference of the two
+        centre = float(apart.mean()) if len(apart) else 0.0
+        spread = (float(((apart - centre) ** 2).sum()) + 2 * expected) / (max(len(apart) - 1, 0) + 2)
+        prior = (_BURST_LEVEL * noise) ** 2
+        unknown = 1.0 / (1.0 / prior + len(apart) / spread)
+        return cls(values, centre * unknown * len(apart) / spread, max(spread - noise**2, noise**2) + unknown)
+
+    def joined(
+        self, rows: Rows, full: Mapping[int, float], counts: Mapping[int, float], noise: float
+    ) -> tuple[Vector, Vector]:
+        """Computes the mean of each row's observations, and the number of full measurements that they are worth."""
+        worth = noise**2 / self.variance
+        means, sums = [], []
+        for row in rows.tolist():
+            count, burst = counts.get(row, 0.0), self.values.get(row)
+            weight = 0.0 if burst is None else worth
+            total = count * full.get(row, 0.0) + weight * ((burst or 0.0) - self.level)
+            means.append(total / (count + weight))
+            sums.append(count + weight)
+        return np.array(means), np.array(sums)
 
 
 @dataclass(slots=True)
@@ -48,6 +99,7 @@ class Surrogate:
     """True for a quantity that may be negative, as the label of success: its logarithm is never taken."""
     _values: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _above: dict[int, float] = field(default_factory=dict)
+    _bursts: dict[int, float] = field(default_factory=dict)
     _process: GaussianProcess | None = None
     _num_fitted: int = 0
     _is_log: bool = True
@@ -57,7 +109,7 @@ class Surrogate:
     @property
     def knows(self) -> bool:
         """True where it can tell candidates apart: by an estimate or by observations."""
-        return self.estimate is not None or bool(self._values)
+        return self.estimate is not None or bool(self._values) or bool(self._bursts)
 
     @property
     def is_log(self) -> bool:
@@ -72,6 +124,10 @@ class Surrogate:
     def tell(self, row: int, value: float) -> None:
         """Adds a measured value of a row. Several values of a row are repeats."""
         self._values[row].append(value)
+
+    def tell_burst(self, row: int, value: float) -> None:
+        """Adds what a burst of a row measured: with a noise and a common level of its own (`_Bursts`)."""
+        self._bursts[row] = value
 
     def tell_above(self, row: int, bound: float) -> None:
         """Adds a row that is only known to be above a bound, as memory is of a trial that ran out of it."""
@@ -102,15 +158,14 @@ class Surrogate:
     def update(self) -> None:
         """Takes in what was told since the last call."""
         num_rows = len(self.features.place)
-        rows = np.fromiter(self._values, dtype=np.intp, count=len(self._values))
-        every = [value for values in self._values.values() for value in values]
+        every = [*(value for values in self._values.values() for value in values), *self._bursts.values()]
         was_log = self._is_log
         self._is_log = not self.signed and all(value > 0 for value in every)
         transform = np.log if self._is_log else np.asarray
         raw = [transform(np.asarray(values, dtype=np.float64)) for values in self._values.values()]
-        means = np.array([values.mean() for values in raw])
-        counts = np.array([float(len(values)) for values in raw])
-        offset, scale, constant = self._prior(num_rows, means)
+        full = {row: float(values.mean()) for row, values in zip(self._values, raw, strict=True)}
+        bursts = {row: float(transform(value)) for row, value in self._bursts.items()}
+        offset, scale, constant = self._prior(num_rows, np.array([*full.values(), *bursts.values()]))
         self._offset = offset
         typical = float(np.median(scale))
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in raw)
@@ -119,6 +174,9 @@ class Surrogate:
         if num_free:  # two pseudo-repeats of the expected noise keep a lucky pair from claiming none
             expected = math.sqrt((pooled + 2 * expected**2) / (num_free + 2))
         self._noise = expected
+        known = _Bursts.of(bursts, full, expected)
+        rows = np.array([*full, *(row for row in bursts if row not in full)], dtype=np.intp)
+        means, counts = known.joined(rows, full, {row: float(len(self._values[row])) for row in full}, expected)
         own = _OWN_DEVIATION / typical if self._is_log else 0.1
         prior = Hyperprior.of(self.features.num_columns, own, expected / typical, 0.3 / math.sqrt(1 + num_free))
         outputs = (means - offset[rows]) / scale[rows] if len(rows) else np.zeros(0)
@@ -147,7 +205,7 @@ class Surrogate:
 
     def _take_in_bounds(self, rows: Rows, outputs: Vector, counts: Vector, scale: Vector, constant: float) -> None:
         """Adds rows that are only known to be above a bound: at their prediction, or just above the bound."""
-        above = [row for row in self._above if row not in self._values]
+        above = [row for row in self._above if row not in self._values and row not in self._bursts]
         if not above or self._process is None or self._offset is None:
             return
         extra = np.array(above, dtype=np.intp)

@@ -11,8 +11,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import parse_objective
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
+from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
+from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 
@@ -410,3 +412,70 @@ def test_a_strategy_that_can_tell_is_asked_for_gain_per_second(world, make_specs
     world.run(controller, controller.next("t0"), "t0")
     controller.next("t1")
     assert asked_s == [[60, 60, 60], [16, 22, 22]], "first all workers are new, then some trials are warm"
+
+
+LADDER = LadderRule(
+    min_steps=3, min_seconds=1, promote_frac=0.25, objective=parse_objective("maximize tokens_per_s"), constraints=()
+)
+
+
+def faster(spec: TrialSpec, _repeat: int = 0) -> dict[str, float]:
+    return {"tokens_per_s": 100.0 + spec.plan.micro_batch_size, "node_device_power_peak_1s_w": 1.0}
+
+
+def test_on_a_ladder_every_trial_is_a_burst_and_the_best_are_measured_with_their_repeats(world, make_specs) -> None:
+    world.measured = faster
+    measure = Measure(min_seconds=5, repeats=2)
+    ran = world.drain(world.controller(make_specs(8), measure=measure, ladder=LADDER))
+    assert runs(ran[:8]) == [(size, FIRST_BURST_REPEAT, 1) for size in range(1, 9)]
+    assert runs(ran[8:]) == [(8, 0, 5), (7, 0, 5), (8, 1, 5), (7, 1, 5)] or runs(ran[8:]) == [
+        (8, 0, 5), (7, 0, 5), (7, 1, 5), (8, 1, 5),
+    ]  # fmt: skip
+    assert {one.tags.get("fidelity") for one in ran[:8]} == {"burst"} and "fidelity" not in ran[8].tags
+    assert {one.queued.role for one in ran[:8]} == {"burst"}
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert preview.num_left == len(ran)
+    assert [event.num_left for event in world.heard if isinstance(event, TrialEvent)][-1] == 0
+
+
+def test_a_strategy_that_learns_is_promoted_for_as_soon_as_a_burst_is_worth_it(world, make_specs, learner) -> None:
+    world.measured = faster
+    specs = make_specs(8)
+    strategy = learner(specs)
+    ran = world.drain(world.controller(specs, strategy=strategy, ladder=LADDER))
+    order = [(one.queued.spec.plan.micro_batch_size, one.queued.repeat == 0) for one in ran]
+    assert order[:6] == [(1, False), (2, False), (3, False), (4, False), (4, True), (5, False)]
+    assert sum(full for _, full in order) == len({size for size, full in order if full}) >= 2
+    assert (8, True) in order
+    assert len(strategy.told) == len(ran)
+
+
+def test_a_continued_ladder_repeats_neither_bursts_nor_promotions(world, make_specs) -> None:
+    world.measured = faster
+    specs = make_specs(8)
+    first = world.drain(world.controller(specs, ladder=LADDER, budget=Budget(max_trials=9)))
+    assert [one.queued.repeat for one in first] == [FIRST_BURST_REPEAT] * 8 + [0]
+    second = world.drain(world.controller(specs, ladder=LADDER))
+    assert runs(second) == [(7, 0, Measure().min_seconds)]
+    assert world.drain(world.controller(specs, ladder=LADDER)) == []
+
+
+def test_bursts_bring_no_reference_trial_and_never_count_as_one(world, make_specs) -> None:
+    world.measured = faster
+    specs = make_specs(24)
+    ran = world.drain(world.controller(specs, measure=Measure(reference_every=3), ladder=LADDER, candidates=specs))
+    assert references(ran)[0] >= 24
+    assert all(one.queued.repeat < FIRST_BURST_REPEAT for one in ran if one.queued.role == "reference")
+
+
+def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
+    world.measured = faster
+    specs = make_specs(12)
+    rule = EarlyStopRule(objective=parse_objective("maximize tokens_per_s"), constraints=())
+    measure = Measure(reference_every=5, soak_finalists=1)
+    ran = world.drain(world.controller(specs, measure=measure, early_stop=rule, finalists=specs[-1:]))
+    assert ran[0].stop_above_s is None, "nothing is known yet"
+    roles = {one.queued.role for one in ran if one.stop_above_s is not None}
+    assert roles == {"trial"} and {one.queued.role for one in ran} == {"trial", "reference", "finalist"}
+    bars_s = [one.stop_above_s for one in ran if one.stop_above_s is not None]
+    assert len(bars_s) >= 10 and bars_s[-1] < bars_s[0], "the best so far sets it"

@@ -80,3 +80,29 @@ def test_a_ratio_needs_both_metrics():
     assert ratio.of({"a": 3.0, "b": 4.0}) == 0.75
     assert ratio.of({"a": 3.0}) is None and ratio.of({"a": 3.0, "b": 0.0}) is None
     assert Quantity(metric="a").of({"a": float("nan")}) is None
+
+
+def test_the_common_level_of_bursts_is_learned_from_trials_that_have_both():
+    """Bursts measure 6 % too little. Once ten trials have both, a burst alone gives the level of a full measurement."""
+    surrogate, dice = Surrogate(FEATURES), np.random.default_rng(3)
+    for row in range(0, 280, 7):
+        surrogate.tell_burst(row, SPEED[row] * np.exp(-0.06 + 0.02 * dice.standard_normal()))
+    before = belief(surrogate).mean[0:280:7] - np.log(SPEED[0:280:7])
+    for row in range(0, 280, 28):
+        surrogate.tell(row, SPEED[row])
+    after = belief(surrogate).mean[7:280:7] - np.log(SPEED[7:280:7])
+    assert np.median(before) == pytest.approx(-0.06, abs=0.02)
+    assert abs(np.median(after)) < 0.02
+
+
+def test_a_burst_is_worth_less_than_a_full_measurement_and_never_replaces_it():
+    def std(*, full: bool) -> float:
+        surrogate = Surrogate(FEATURES, SPEED, np.full(len(SPECS), 0.15))
+        (surrogate.tell if full else surrogate.tell_burst)(5, SPEED[5])
+        return float(belief(surrogate).std[5])
+
+    assert std(full=True) < 0.7 * std(full=False) < 0.15
+    both = Surrogate(FEATURES, SPEED, np.full(len(SPECS), 0.15))
+    both.tell(5, SPEED[5])
+    both.tell_burst(5, 1.3 * SPEED[5])
+    assert belief(both).mean[5] == pytest.approx(np.log(SPEED[5]), abs=0.05)

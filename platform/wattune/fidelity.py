@@ -1,0 +1,25 @@
+"""Fidelity: how much of a trial a result measured. A burst measured a few steps, and never passes as a full result."""
+
+from typing import Final
+
+from wattune.trial import TrialResult
+
+FIDELITY: Final = "fidelity"
+"""Tag of a result that measured less or more than its study's settings ask of a trial."""
+
+BURST: Final = "burst"
+"""Value of that tag, and quality reason, of a few steps that decide whether a trial is worth a full measurement."""
+
+LEAST_BURST_STEPS: Final = 2
+"""Fewest steps of a burst: a measurement of fewer is invalid (`wattune.analysis.quality`, `few_steps`)."""
+
+STOPPED_EARLY: Final = "stopped_early"
+"""Tag, with the proof, and quality reason of a measurement that ended once its steps proved that the trial loses."""
+
+DECIDED_BY_STEP_TIME: Final = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s")
+"""Objectives that step time alone decides, so that ranks can tell a loser while they measure it."""
+
+
+def is_burst(result: TrialResult) -> bool:
+    """Returns true for a burst. A burst that failed tells as much of its trial as a full run that failed."""
+    return result.tags.get(FIDELITY) == BURST

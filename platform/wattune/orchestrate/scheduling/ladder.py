@@ -1,0 +1,113 @@
+"""The fidelity ladder: which trial is only a burst, and which is promoted to a full measurement. No Ray here.
+
+Every trial that the strategy proposes begins as a burst: a few steps on warm workers. The best share of the bursts is
+promoted. While a search goes on, a trial is promoted as soon as it is among that share of the bursts so far; the rule
+is that of asynchronous successive halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning",
+MLSys) with two rungs. After the search the share is that of all bursts, and one trial at least.
+
+The study folder is the record: a study that is continued starts from the bursts that are there.
+"""
+
+import math
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from wattune.fidelity import is_burst
+from wattune.objective import Constraint, Objective
+from wattune.orchestrate.scheduling.budget import Pace
+from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S
+
+MOST_VIOLATED_FRAC: Final = 0.005
+"""A burst that breaks a bound by more than this share of it is not promoted while another keeps its bounds. Peaks and
+temperatures over a short window are lower than over a long one (`benchmarks/burst_noise.py`: power by 0.7 %, scatter
+0.6 %), so what a burst breaks, a full measurement rarely keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderRule:
+    """Settings of a ladder: `search.ladder`, and the question that the study asks."""
+
+    min_steps: int
+    min_seconds: float
+    promote_frac: float
+    """Share of the bursts that is measured in full."""
+    objective: Objective
+    constraints: tuple[Constraint, ...]
+
+    def burst(self, measure: Measure) -> Measure:
+        """Returns the settings of a burst: those of the study, few steps, no profile."""
+        return replace(measure, min_steps=self.min_steps, min_seconds=self.min_seconds, profile_steps=0)
+
+
+class Ladder:
+    """Chooses what is promoted, from the bursts it was told."""
+
+    def __init__(self, rule: LadderRule) -> None:
+        """Starts without any burst."""
+        self.rule = rule
+        self.pace = Pace()
+        """Times of bursts."""
+        self._bursts: dict[str, tuple[TrialSpec, TrialResult]] = {}
+        self._promoted: dict[str, TrialSpec] = {}
+
+    def note(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Takes a final result of the study; of others than bursts it only learns that the trial was promoted."""
+        if not is_burst(result):
+            if result.repeat < FIRST_REFERENCE_REPEAT:
+                self._promoted[result.trial_id] = spec
+            return
+        self._bursts[result.trial_id] = spec, result
+        if result.status is TrialStatus.COMPLETED:
+            self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+
+    def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:
+        """Promotes the best trial whose full measurement may start now; None while there is none.
+
+        Args:
+            left_out: Names of folders that are not run.
+            searching: Whether more bursts are to come.
+        """
+        for trial_id in self._worthy(searching=searching):
+            if trial_id not in self._promoted and f"{trial_id}-0" not in left_out:
+                spec = self._bursts[trial_id][0]
+                self._promoted[trial_id] = spec
+                return spec
+        return None
+
+    @property
+    def num_promoted(self) -> int:
+        """Trials that were promoted so far."""
+        return len(self._promoted)
+
+    def promoted(self, specs: Iterable[TrialSpec]) -> list[TrialSpec]:
+        """Returns those of some trials that were promoted, in their order."""
+        return [spec for spec in specs if spec.trial_id in self._promoted]
+
+    def num_to_promote(self, num_bursts: int) -> int:
+        """Returns the promotions that are expected to come, if a search runs so many bursts in all."""
+        return max(0, max(1, math.ceil(self.rule.promote_frac * num_bursts)) - len(self._promoted)) if num_bursts else 0
+
+    def _worthy(self, *, searching: bool) -> list[str]:
+        """Lists trials that are worth a full measurement, the best first."""
+        completed = [key for key, (_, result) in self._bursts.items() if result.status is TrialStatus.COMPLETED]
+        # The measurement of an invalid burst failed, not its trial: it says nothing, so the trial is measured in full.
+        unknown = [key for key, (_, result) in self._bursts.items() if result.status is TrialStatus.INVALID]
+        ordered = sorted(completed, key=lambda key: (*self._place(self._bursts[key][1]), key))
+        share = self.rule.promote_frac * len(ordered)
+        num = math.floor(share + 1e-9) if searching else max(1, math.ceil(share - 1e-9))
+        keeping = [key for key in ordered if not self._place(self._bursts[key][1])[0]]
+        return unknown + (keeping[:num] if keeping or searching else ordered[:1])
+
+    def _place(self, result: TrialResult) -> tuple[float, float]:
+        """Returns the place of a burst among others: by the worst broken bound, then by the objective."""
+        metrics, objective = result.metrics, self.rule.objective
+        worst = 0.0
+        for bound in self.rule.constraints:
+            slack, limit = bound.slack(metrics), bound.bound(metrics)
+            if slack is not None and limit is not None and -slack > MOST_VIOLATED_FRAC * abs(limit):
+                worst = max(worst, -slack / max(abs(limit), 1e-9))
+        value = metrics.get(objective.metric)
+        # Without its objective a burst comes last: nothing says that the trial is good.
+        return worst, math.inf if value is None else -value if objective.maximize else value

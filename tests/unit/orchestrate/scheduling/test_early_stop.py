@@ -1,0 +1,47 @@
+"""The bar of early stops: the worse end of the best feasible trial's interval, and the scatter of runs."""
+
+import math
+
+import pytest
+
+from wattune.objective import parse_constraint, parse_objective
+from wattune.orchestrate.scheduling.early_stop import EarlyStop, EarlyStopRule
+from wattune.trial import TrialResult, TrialStatus
+
+POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
+
+
+def bar(objective: str) -> EarlyStop:
+    return EarlyStop(EarlyStopRule(objective=parse_objective(objective), constraints=(POWER,)))
+
+
+def ended(spec, speed: float, power_w: float = 800.0) -> TrialResult:
+    tokens = spec.workload.tokens_per_step
+    figures = {"tokens_per_s": speed, "step_time_s": tokens / speed, "tokens_per_s_per_device": speed}
+    metrics = {**figures, "node_device_power_peak_1s_w": power_w}
+    return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics)
+
+
+def test_without_a_feasible_trial_nothing_stops(specs):
+    early = bar("maximize tokens_per_s")
+    assert early.stop_above_s(specs[0]) is None
+    early.note(specs[0], ended(specs[0], 100.0, power_w=1500.0))
+    assert early.stop_above_s(specs[1]) is None
+
+
+@pytest.mark.parametrize("objective", ["maximize tokens_per_s", "minimize step_time_s"])
+def test_the_bar_is_behind_the_best_feasible_trial_by_its_interval_and_a_run_s_scatter(specs, objective):
+    early = bar(objective)
+    early.note(specs[0], ended(specs[0], 100.0))
+    early.note(specs[1], ended(specs[1], 300.0, power_w=1500.0))  # faster, and it breaks the bound
+    best_s = specs[0].workload.tokens_per_step / 100.0
+    above_s = early.stop_above_s(specs[2])
+    assert 1.02 * best_s < above_s < 1.1 * best_s
+
+
+def test_a_faster_trial_lowers_the_bar(specs):
+    early = bar("maximize tokens_per_s")
+    early.note(specs[0], ended(specs[0], 100.0))
+    before_s = early.stop_above_s(specs[2])
+    early.note(specs[1], ended(specs[1], 200.0))
+    assert math.isclose(early.stop_above_s(specs[2]), before_s / 2, rel_tol=0.02)

@@ -1,0 +1,26 @@
+"""A burst is told by its tag, and its least length is what quality accepts."""
+
+from wattune.analysis.quality import INDICATIVE, Facts, assess_quality
+from wattune.fidelity import BURST, FIDELITY, LEAST_BURST_STEPS, STOPPED_EARLY, is_burst
+from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, TrialResult, TrialStatus
+
+
+def test_a_burst_is_told_by_its_tag():
+    burst = TrialResult(
+        trial_id="0" * 12, repeat=FIRST_BURST_REPEAT, status=TrialStatus.COMPLETED, tags={FIDELITY: BURST}
+    )
+    full = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED)
+    assert is_burst(burst) and not is_burst(full)
+    assert FIRST_BURST_REPEAT > FIRST_REFERENCE_REPEAT
+
+
+def test_however_long_a_burst_or_a_shortened_measurement_is_never_publishable():
+    long = {"num_steps": 100, "energy_error_frac": 0.001}
+    assert assess_quality(Facts(**long)).quality == "publishable"
+    for code in (BURST, STOPPED_EARLY):
+        verdict = assess_quality(Facts(**long, **{code: True}))
+        assert (verdict.quality, verdict.reasons) == (INDICATIVE, (code,))
+
+
+def test_the_shortest_burst_is_not_invalid():
+    assert assess_quality(Facts(num_steps=LEAST_BURST_STEPS, burst=True)).quality == INDICATIVE
