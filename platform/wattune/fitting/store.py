@@ -13,6 +13,9 @@ from wattune.storage.files import read_json_object, write_json
 FITS: Final = "fits"
 """Folder of stored fits inside the storage."""
 
+LINKS: Final = "calibration/links"
+"""Folder of tables of `wattune calibrate --links` inside the storage."""
+
 VERSION: Final = 1
 
 
