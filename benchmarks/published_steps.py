@@ -1,9 +1,11 @@
 """Published training steps as specifications: what a row means, and which rows cannot be represented."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
@@ -42,7 +44,6 @@ DATASHEET_DEVICES = {
     )
 }
 """Devices that published rows name and the catalog lacks, for this benchmark only."""
-DEVICES.update({name: one for name, one in DATASHEET_DEVICES.items() if name not in DEVICES})
 
 _GPUS = {
     "H100-SXM-80GB": "h100_sxm",
@@ -60,12 +61,23 @@ _GPUS = {
 }
 _NVL72 = ("gb200", "gb300")
 
-FACTS["nemo"] = replace(FACTS["megatron"], attention_rate=1.4, grad_bytes=4)
-"""Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
-2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves."""
-FACTS["composer"] = replace(FACTS["torch"], compiles=False, attention_rate=0.5)
-"""llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
-arXiv 2307.08691, abstract)."""
+_FACTS = {
+    # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
+    # 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves.
+    "nemo": replace(FACTS["megatron"], attention_rate=1.4, grad_bytes=4),
+    # llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
+    # arXiv 2307.08691, abstract).
+    "composer": replace(FACTS["torch"], compiles=False, attention_rate=0.5),
+}
+"""Habits of software that published rows were run with and wattune does not run."""
+
+
+@contextmanager
+def published_world() -> Iterator[None]:
+    """Knows the devices and the software of published rows while the body runs, and forgets them after."""
+    devices = {name: one for name, one in DATASHEET_DEVICES.items() if name not in DEVICES}
+    with patch.dict(DEVICES, devices), patch.dict(FACTS, _FACTS):
+        yield
 
 
 def adjusted(coefficients: StepTimeCoefficients, step_device: str, precision: str) -> StepTimeCoefficients:
@@ -165,7 +177,7 @@ class Step:
 
 
 def read() -> tuple[list[Step], dict[str, int]]:
-    """Reads the table.
+    """Reads the table; to be called, like what uses its result, inside `published_world`.
 
     Returns:
         Rows that can be represented, and how many cannot be by reason.

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, StudyPlan, plan
@@ -17,14 +20,16 @@ from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Column, Find
 from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
+from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError
-from wattune.fitting.device import Measured, fit_device
-from wattune.fitting.store import FITS, StoredFit, read_fit, write_fit
+from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.links import SweepFit, fit_sweep
+from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.search.forecast import Forecast, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
-from wattune.storage.files import require_writable, storage_path
+from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 
@@ -73,21 +78,33 @@ def coefficients_in(storage: Path) -> Find:
     return find
 
 
-def fit(studies: Sequence[AnyStudy], *, storage: str | None = None) -> list[tuple[Path, StoredFit]]:
+def fit(
+    studies: Sequence[AnyStudy] = (), *, links: str | None = None, storage: str | None = None
+) -> list[tuple[Path, StoredFit]]:
     """Fits the coefficients of predictions to the trials of studies, and keeps them for later plans of the storage.
 
     Args:
-        studies: Studies, their names, or their folders.
+        studies: Studies, their names, or their folders. Without any, a table of links is added to the stored fits.
+        links: The table of `calibrate_links`; None is the newest of each kind of device in the storage, if any.
         storage: The place studies are kept in; fits are written under `fits` there.
 
     Returns:
         For each kind of device the file that was written, and its content.
 
     Raises:
-        PlanError: There is no such study, no trial can be fitted to, or nothing can be written.
+        PlanError: There is no such study or table, no trial can be fitted to, or nothing can be written.
     """
     place = storage_path(storage)
     require_writable(place / FITS)
+    sweeps = {one.device: one for one in _sweeps(place, links)}
+    if not studies:
+        if not sweeps:
+            raise PlanError(
+                f"there is nothing to fit: no study was named and {place / LINKS} has no table of a device with "
+                "estimates; name studies, or give --links FILE of `wattune calibrate --links`"
+            )
+        found = [add_sweep(read_fit(place, name), one, _default(name)) for name, one in sweeps.items()]
+        return [(write_fit(place, one), one) for one in found]
     folders = [folder_of(study, storage=storage) for study in studies]
     by_device: dict[str, list[Measured]] = defaultdict(list)
     uuids: dict[str, set[str]] = defaultdict(set)
@@ -97,11 +114,44 @@ def fit(studies: Sequence[AnyStudy], *, storage: str | None = None) -> list[tupl
             uuids[spec.cluster.device] |= _uuids(folder.trial(result.trial_id, result.repeat))
     if not by_device:
         raise PlanError("the studies have no finished trial; run them first")
+    names = [each.name for each in folders]
+    return [
+        (write_fit(place, one), one)
+        for name, measured in by_device.items()
+        for one in [
+            fit_device(
+                name, measured, _default(name), studies=names, device_uuids=[*uuids[name]], sweep=sweeps.get(name)
+            )
+        ]
+    ]
+
+
+def _default(device: str) -> Coefficients:
+    return default_coefficients(catalog_device(device))
+
+
+def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
+    """Fits the named table of links, or the newest of each kind of device in the storage.
+
+    Raises:
+        PlanError: The named file is not such a table, or its device has no estimates.
+    """
+    paths = [named_path(named)] if named else sorted((storage / LINKS).glob(f"*/{TABLE}"))
+    tables: dict[str, pa.Table] = {}
+    for path in paths:
+        try:
+            table = pq.read_table(path)
+            devices = pc.unique(table["device"]).to_pylist()
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise PlanError(f"{path} is not a table of `wattune calibrate --links`: {error}") from error
+        tables |= {str(name): table.filter(pc.equal(table["device"], name)) for name in devices}
     found = []
-    for name, measured in by_device.items():
-        default = default_coefficients(catalog_device(name))
-        one = fit_device(name, measured, default, studies=[each.name for each in folders], device_uuids=[*uuids[name]])
-        found.append((write_fit(place, one), one))
+    for name, table in tables.items():
+        try:
+            found.append(fit_sweep(table, catalog_device(name), _default(name).step_time))
+        except PlanError:
+            if named:
+                raise
     return found
 
 

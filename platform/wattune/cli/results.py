@@ -115,12 +115,21 @@ def compare(
 
 @app.command(rich_help_panel=_PANEL)
 def fit(
-    study: Annotated[list[str], typer.Argument(help="Names or folders of one or several studies.", show_default=False)],
+    study: Annotated[
+        list[str] | None, typer.Argument(help="Names or folders of one or several studies.", show_default=False)
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            help="Table of `wattune calibrate --links`; else the newest in the storage. Enough without a study.",
+            show_default=False,
+        ),
+    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fits the predictions of `plan --estimate` to measured trials; later plans of the device use them."""
-    found = api.fit(study, storage=storage)
+    found = api.fit(study or [], links=links, storage=storage)
     if as_json:
         print_json({"fits": [{**one.model_dump(mode="json"), "path": str(path)} for path, one in found]})
         return

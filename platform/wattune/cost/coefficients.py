@@ -115,8 +115,26 @@ class KernelCoefficients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """Times of one collective in one kind of group over the formula's, by size of the message."""
+
+    kind: str
+    """A key of `wattune.cost.step_time.links.BUS_FRAC`, or `send_recv`."""
+    group_size: int
+    num_nodes: int
+    sizes_bytes: tuple[float, ...]
+    """Rising."""
+    time_ratio: tuple[float, ...]
+    """Measured over predicted time of a collective alone, one for each size."""
+    latency_s: float
+    """Measured time of the smallest message."""
+    bus_bytes_per_s: float
+    """Measured bus bandwidth of the largest message, as nccl-tests count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:
-    """Collectives: t = latency + bytes * c(n) / bandwidth."""
+    """Collectives: t = latency + bytes * c(n) / bandwidth, times what a sweep measured over it."""
 
     in_step_frac: float
     """Bandwidth of collectives inside a step over that of a benchmark of collectives alone."""
@@ -131,6 +149,8 @@ class LinkCoefficients:
     slowdown_frac: float
     """Slowdown of compute while communication runs beside it."""
     origin: Origin
+    measured: tuple[MeasuredCollective, ...] = ()
+    """From a sweep of this kind of device; empty where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
