@@ -29,7 +29,7 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "device least_squares links memory power step_time store temperature",
+    "fitting": "beside device least_squares links memory power step_time store temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -49,7 +49,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "forecast links progress ranking recording tables",
+    "terminal": "beside forecast links progress ranking recording tables",
     "tracking": "reader run store tracker view",
     "workers": "calibration_load device engine last_words link_load loop memory_check phases process_groups profiler "
     "provenance recorder watchdog",

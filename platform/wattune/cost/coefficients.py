@@ -1,7 +1,7 @@
 """Numbers that predictions need beside the catalog, with their origin. A fit from measurements replaces defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Origin = Literal["measured here", "published kernels", "datasheet"]
@@ -94,6 +94,14 @@ class MemoryCoefficients:
     reserved_frac: float
     """Reserved over allocated bytes at the peak, median of trials; fragments are not predicted."""
     origin: Origin
+    excess_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that measured trials held beyond the prediction, by `excess_key`; for engines and models without an entry
+    0."""
+
+    @staticmethod
+    def excess_key(engine: str, model: str) -> str:
+        """Returns the key of an engine and a model in `excess_bytes`."""
+        return f"{engine} {model}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
