@@ -7,7 +7,7 @@
 
 The whole chain is judged: coefficients are fitted as `wattune fit` does to all other configurations, and nothing that
 was measured of a trial goes into its estimate. Repeats of a configuration are left out together. Trials on four devices
-are fitted to, in folds; those on two devices (`*_h200x2.parquet`) are only predicted.
+are fitted to, in folds; those on two devices (`*_h200x2*.parquet`) are only predicted.
 """
 
 import argparse
@@ -52,7 +52,7 @@ BARS: Final = {
 """Bars of the median error, and of the 90th percentile (of memory: the worst)."""
 TOLD_APART: Final = 0.05
 """Least relative difference of two step times whose order counts."""
-NEW: Final = "*_h200x2.parquet"
+NEW: Final = "*_h200x2*.parquet"
 """Tables of trials that nothing is fitted to."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
 from wattune.catalog.models import MODELS, ModelSpec
+from wattune.cost.batch import batches
 from wattune.cost.coefficients import StepTimeCoefficients
+from wattune.cost.memory.defaults import default_coefficients as memory_coefficients
+from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
 from wattune.plan.axes import Plan
 from wattune.trial import Lora, TrialSpec, Workload
@@ -68,6 +72,8 @@ _FACTS = {
     # llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
     # arXiv 2307.08691, abstract).
     "composer": replace(FACTS["torch"], compiles=False, attention_rate=0.5),
+    # FSDP2 with layers of TransformerEngine and Triton, as the rows' notes say: nothing is compiled.
+    "automodel": replace(FACTS["torch"], compiles=False),
 }
 """Habits of software that published rows were run with and wattune does not run."""
 
@@ -248,13 +254,23 @@ def _step(row: Mapping[str, Any]) -> Step | str:
     lora = Lora(rank=16) if "LoRA" in row["model"] else None
     workload = Workload(mode="lora" if lora else "pretrain", seq_len=seq_len, global_batch_size=batch, lora=lora)
     tokens = batch * seq_len
+    spec = TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan)
+    if spec.engine == "automodel" and not row["recompute"] and _overflows(spec):
+        spec = replace(spec, plan=replace(plan, recompute="full"))
     return Step(
         row=row,
-        spec=TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan),
+        spec=spec,
         precision=PRECISIONS[row["precision"]],
         source=_short(source),
         measured_s=row["step_time_s"] or tokens / (row["tokens_per_s_per_gpu"] * world),
     )
+
+
+def _overflows(spec: TrialSpec) -> bool:
+    """Tells whether all activations of FSDP2 would not fit the device: its row then ran with recomputation."""
+    ((_, batch),) = batches([replace(spec, engine="torch")])
+    peak_bytes = predict_memory(batch, memory_coefficients(spec.cluster.device)).peak_bytes
+    return bool(peak_bytes[0] > (batch.device.memory_bytes or np.inf))
 
 
 def _layout(num_layers: int, num_virtual: int) -> tuple[int, ...] | None:
@@ -271,7 +287,9 @@ def _engine(source: str, device: str) -> str:
     """Names the software of a source; see the facts above."""
     if "llm-foundry" in source:
         return "composer"
-    if "MaxT" in source or "AutoModel" in source:
+    if "AutoModel" in source:
+        return "automodel"
+    if "MaxT" in source:
         return "torch"
     return "megatron" if device.startswith("a100") else "nemo"
 

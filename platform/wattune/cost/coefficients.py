@@ -183,6 +183,21 @@ class StepTimeCoefficients:
     overhead: OverheadCoefficients
     error_frac: float
     """Half width of the 95 % interval of a step time on held-out configurations, relative."""
+    seen: tuple[str, ...] = ()
+    """Models, engines and numbers of devices that were fitted to, as of `family`; empty where that is not known."""
+    elsewhere_error_frac: float = 0.0
+    """The same on a model and engine that the fit did not see, for candidates outside of `seen`; never below
+    `error_frac`."""
+
+    @staticmethod
+    def family(engine: str, model: str, num_layers: int, world_size: int) -> str:
+        """Returns the text of a model, engine and number of devices in `seen`."""
+        return f"{engine} {model} {num_layers} layers, {world_size} devices"
+
+    def error_frac_of(self, family: str) -> float:
+        """Returns the half width for candidates of a family."""
+        known = not self.seen or family in self.seen
+        return self.error_frac if known else max(self.error_frac, self.elsewhere_error_frac)
 
     @property
     def origin(self) -> Origin:

@@ -32,4 +32,6 @@ def _cells(figure: Figure, unit_name: str) -> tuple[str, str, str, str]:
         interval = f"{format_quantity(unit_name, figure.low)} to {format_quantity(unit_name, figure.high)}"
     measured = "-" if figure.measured is None else format_quantity(unit_name, figure.measured)
     error = "" if figure.error_frac is None else f"{figure.error_frac:+.1%}"
+    if unit_name.endswith("_c") and figure.estimated is not None and figure.measured is not None:
+        error = f"{figure.estimated - figure.measured:+.1f} K"
     return estimated, interval, measured, error + ("" if figure.is_inside is not False else " *")

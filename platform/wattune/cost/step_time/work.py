@@ -149,7 +149,7 @@ def _linears(model: ModelSpec, shapes: Shapes, facts: EngineFacts) -> tuple[list
 
 def attention_fill(seq_len: int, head_size: int) -> float:
     """Returns the rate of fused attention over that at long sequences and heads of 128: others leave units idle."""
-    return seq_len / (seq_len + 600) * min(1.0, (head_size / 128) ** 0.5)
+    return seq_len / (seq_len + 600) * min(1.0, float(np.sqrt(head_size / 128)))
 
 
 class _Layer:
