@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from published_steps import SPEEDUP, Step, adjusted, read
+from published_steps import SPEEDUP, Step, adjusted, published_world, read
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 from wattune.catalog.hardware import ClusterSpec
@@ -270,7 +270,8 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=60_000, help="candidates for the speed")
     arguments = parser.parse_args()
     measured_trials()
-    published_steps()
+    with published_world():
+        published_steps()
     speed(arguments.candidates)
 
 

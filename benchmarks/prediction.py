@@ -6,7 +6,8 @@
     python benchmarks/prediction.py --parts       # then the parts: memory, step time (published steps too), power
 
 The whole chain is judged: coefficients are fitted as `wattune fit` does to all other configurations, and nothing that
-was measured of a trial goes into its estimate. Repeats of a configuration are left out together.
+was measured of a trial goes into its estimate. Repeats of a configuration are left out together. Trials on four devices
+are fitted to, in folds; those on two devices (`*_h200x2*.parquet`) are only predicted.
 """
 
 import argparse
@@ -51,13 +52,17 @@ BARS: Final = {
 """Bars of the median error, and of the 90th percentile (of memory: the worst)."""
 TOLD_APART: Final = 0.05
 """Least relative difference of two step times whose order counts."""
+NEW: Final = "*_h200x2*.parquet"
+"""Tables of trials that nothing is fitted to."""
+Predicted = dict[str, float]
+"""Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 
-def trials() -> list[Measured]:
-    """Reads every completed trial with measured sensors."""
+def trials(pattern: str = "*_h200x4.parquet") -> list[Measured]:
+    """Reads every completed trial with measured sensors from the tables of that name."""
     found = []
-    for path in sorted((HERE / "data").glob("*_h200x4.parquet")):
+    for path in sorted((HERE / "data").glob(pattern)):
         for row in pq.read_table(path).to_pylist():
             if row["status"] != "completed" or not row["step_time_s"]:
                 continue
@@ -74,41 +79,59 @@ def trials() -> list[Measured]:
     return found
 
 
-def held_out(measured: Sequence[Measured]) -> list[dict[str, float]]:
+def held_out(measured: Sequence[Measured]) -> list[Predicted]:
     """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
     names = sorted({spec.trial_id for spec, _ in measured})
     fold_of = {name: place % FOLDS for place, name in enumerate(names)}
-    # The shipped coefficients were fitted to these trials: a fold must not begin with what it leaves out.
-    default = replace(default_coefficients(DEVICES["h200_sxm"]), step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
-    predicted: list[dict[str, float]] = [{} for _ in measured]
+    predicted: list[Predicted] = [{} for _ in measured]
     for fold in range(FOLDS):
         rest = [one for one in measured if fold_of[one[0].trial_id] != fold]
         places = [place for place, (spec, _) in enumerate(measured) if fold_of[spec.trial_id] == fold]
-        fit = fit_device("h200_sxm", rest, default, studies=["benchmarks/data"])
-        fitted = Coefficients(
-            memory=fit.memory or default.memory,
-            step_time=fit.step_time or default.step_time,
-            power=fit.power or default.power,
-            thermal=default.thermal,
-        )
-        found = estimate([measured[place][0] for place in places], lambda _device, fitted=fitted: fitted)
-        rate = np.median(
-            [model_flop(spec) / spec.cluster.world_size / result.metrics["step_time_s"] for spec, result in rest]
-        )
-        for number, place in enumerate(places):
-            spec = measured[place][0]
-            predicted[place] = {
-                **{name: float(found.columns[name].value[number]) for name in BARS},
-                **{f"{name} low": float(found.columns[name].low[number]) for name in BARS},
-                **{f"{name} high": float(found.columns[name].high[number]) for name in BARS},
-                "constant MFU": at_rate(spec, float(rate)),
-                "datasheet roofline": roofline_s(spec),
-                "Calculon's equations": calculon_s(spec),
-            }
+        for place, found in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
+            predicted[place] = found
     return predicted
 
 
-def print_accuracy(measured: Sequence[Measured], predicted: Sequence[dict[str, float]]) -> None:
+def predictions(rest: Sequence[Measured], specs: Sequence[TrialSpec]) -> list[Predicted]:
+    """Predicts specifications with coefficients fitted to `rest`, which has none of them."""
+    # The shipped coefficients were fitted to these trials: a fit must not begin with what it leaves out.
+    default = replace(default_coefficients(DEVICES["h200_sxm"]), step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
+    fit = fit_device("h200_sxm", rest, default, studies=["benchmarks/data"])
+    fitted = Coefficients(
+        memory=fit.memory or default.memory,
+        step_time=fit.step_time or default.step_time,
+        power=fit.power or default.power,
+        thermal=default.thermal,
+    )
+    found = estimate(specs, lambda _device: fitted)
+    rate = np.median(
+        [model_flop(spec) / spec.cluster.world_size / result.metrics["step_time_s"] for spec, result in rest]
+    )
+    return [
+        {
+            **{name: float(found.columns[name].value[number]) for name in BARS},
+            **{f"{name} low": float(found.columns[name].low[number]) for name in BARS},
+            **{f"{name} high": float(found.columns[name].high[number]) for name in BARS},
+            "constant MFU": at_rate(spec, float(rate)),
+            "datasheet roofline": roofline_s(spec),
+            "Calculon's equations": calculon_s(spec),
+        }
+        for number, spec in enumerate(specs)
+    ]
+
+
+def new_trials(measured: Sequence[Measured]) -> None:
+    """Predicts trials that nothing was fitted to: other tables, whose devices and day no coefficient has seen."""
+    seen = {spec.trial_id for spec, _ in measured}
+    fresh = [one for one in trials(NEW) if one[0].trial_id not in seen]
+    if not fresh:
+        print(f"\nnew trials, nothing fitted to them: none (no table benchmarks/data/{NEW})")
+        return
+    print("\nnew trials, nothing fitted to them:", end=" ")
+    print_accuracy(fresh, predictions(measured, [spec for spec, _ in fresh]))
+
+
+def print_accuracy(measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
     """Prints errors by metric, and the order of step times."""
     engines, models = ({getattr(spec, name) for spec, _ in measured} for name in ("engine", "model"))
     configurations = len({spec.trial_id for spec, _ in measured})
@@ -195,7 +218,7 @@ def default_of(device: DeviceSpec) -> Coefficients:
     return default_coefficients(device)
 
 
-def write(path: Path, measured: Sequence[Measured], predicted: Sequence[dict[str, float]]) -> None:
+def write(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
     """Writes every trial: figures measured and predicted."""
     columns: dict[str, str] = {"step_time_s": "step_time_s", "memory_peak_bytes": "memory_peak_gb"}
     columns |= {name: name for name in BARS if name not in columns}
@@ -229,7 +252,7 @@ SIDE: Final = 300
 """Pixels of a panel."""
 
 
-def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[dict[str, float]]) -> None:
+def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
     """Draws predicted against measured figures, one panel a metric, both axes alike."""
     panels = [panel(number, measured, predicted, metric) for number, metric in enumerate(SHOWN)]
     legend = "".join(
@@ -243,7 +266,7 @@ def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[dict[str,
     path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{content}\n</svg>\n')
 
 
-def panel(number: int, measured: Sequence[Measured], predicted: Sequence[dict[str, float]], metric: str) -> str:
+def panel(number: int, measured: Sequence[Measured], predicted: Sequence[Predicted], metric: str) -> str:
     """Draws one panel: points, the line of no error, and the ends of the axes."""
     title, scale = SHOWN[metric]
     chosen = [place for place, (_, result) in enumerate(measured) if metric in result.metrics]
@@ -281,6 +304,7 @@ def main() -> None:
     measured = trials()
     predicted = held_out(measured)
     print_accuracy(measured, predicted)
+    new_trials(measured)
     if arguments.csv is not None:
         write(arguments.csv, measured, predicted)
     if arguments.svg is not None:

@@ -1,15 +1,21 @@
 """Published training steps as specifications: what a row means, and which rows cannot be represented."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
 from wattune.catalog.models import MODELS, ModelSpec
+from wattune.cost.batch import batches
 from wattune.cost.coefficients import StepTimeCoefficients
+from wattune.cost.memory.defaults import default_coefficients as memory_coefficients
+from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
 from wattune.plan.axes import Plan
 from wattune.trial import Lora, TrialSpec, Workload
@@ -42,7 +48,6 @@ DATASHEET_DEVICES = {
     )
 }
 """Devices that published rows name and the catalog lacks, for this benchmark only."""
-DEVICES.update({name: one for name, one in DATASHEET_DEVICES.items() if name not in DEVICES})
 
 _GPUS = {
     "H100-SXM-80GB": "h100_sxm",
@@ -60,12 +65,25 @@ _GPUS = {
 }
 _NVL72 = ("gb200", "gb300")
 
-FACTS["nemo"] = replace(FACTS["megatron"], attention_rate=1.4, grad_bytes=4)
-"""Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
-2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves."""
-FACTS["composer"] = replace(FACTS["torch"], compiles=False, attention_rate=0.5)
-"""llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
-arXiv 2307.08691, abstract)."""
+_FACTS = {
+    # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
+    # 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves.
+    "nemo": replace(FACTS["megatron"], attention_rate=1.4, grad_bytes=4),
+    # llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
+    # arXiv 2307.08691, abstract).
+    "composer": replace(FACTS["torch"], compiles=False, attention_rate=0.5),
+    # FSDP2 with layers of TransformerEngine and Triton, as the rows' notes say: nothing is compiled.
+    "automodel": replace(FACTS["torch"], compiles=False),
+}
+"""Habits of software that published rows were run with and wattune does not run."""
+
+
+@contextmanager
+def published_world() -> Iterator[None]:
+    """Knows the devices and the software of published rows while the body runs, and forgets them after."""
+    devices = {name: one for name, one in DATASHEET_DEVICES.items() if name not in DEVICES}
+    with patch.dict(DEVICES, devices), patch.dict(FACTS, _FACTS):
+        yield
 
 
 def adjusted(coefficients: StepTimeCoefficients, step_device: str, precision: str) -> StepTimeCoefficients:
@@ -165,7 +183,7 @@ class Step:
 
 
 def read() -> tuple[list[Step], dict[str, int]]:
-    """Reads the table.
+    """Reads the table; to be called, like what uses its result, inside `published_world`.
 
     Returns:
         Rows that can be represented, and how many cannot be by reason.
@@ -236,13 +254,23 @@ def _step(row: Mapping[str, Any]) -> Step | str:
     lora = Lora(rank=16) if "LoRA" in row["model"] else None
     workload = Workload(mode="lora" if lora else "pretrain", seq_len=seq_len, global_batch_size=batch, lora=lora)
     tokens = batch * seq_len
+    spec = TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan)
+    if spec.engine == "automodel" and not row["recompute"] and _overflows(spec):
+        spec = replace(spec, plan=replace(plan, recompute="full"))
     return Step(
         row=row,
-        spec=TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan),
+        spec=spec,
         precision=PRECISIONS[row["precision"]],
         source=_short(source),
         measured_s=row["step_time_s"] or tokens / (row["tokens_per_s_per_gpu"] * world),
     )
+
+
+def _overflows(spec: TrialSpec) -> bool:
+    """Tells whether all activations of FSDP2 would not fit the device: its row then ran with recomputation."""
+    ((_, batch),) = batches([replace(spec, engine="torch")])
+    peak_bytes = predict_memory(batch, memory_coefficients(spec.cluster.device)).peak_bytes
+    return bool(peak_bytes[0] > (batch.device.memory_bytes or np.inf))
 
 
 def _layout(num_layers: int, num_virtual: int) -> tuple[int, ...] | None:
@@ -259,7 +287,9 @@ def _engine(source: str, device: str) -> str:
     """Names the software of a source; see the facts above."""
     if "llm-foundry" in source:
         return "composer"
-    if "MaxT" in source or "AutoModel" in source:
+    if "AutoModel" in source:
+        return "automodel"
+    if "MaxT" in source:
         return "torch"
     return "megatron" if device.startswith("a100") else "nemo"
 

@@ -18,10 +18,10 @@ ROOMS = {
     "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
     "api": "estimates recordings results runs spaces studies",
-    "calibration": "fit run",
+    "calibration": "fit links run",
     "catalog": "hardware models",
     "cli": "machine results shell study",
-    "cost": "batch clock coefficients defaults estimate flops power tables temperature",
+    "cost": "batch clock coefficients defaults estimate flops power sweep tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
@@ -29,7 +29,7 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "device least_squares memory power step_time store temperature",
+    "fitting": "beside device least_squares links memory power step_time store temperature",
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
@@ -50,10 +50,10 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "forecast progress ranking recording tables",
+    "terminal": "beside forecast links progress ranking recording tables",
     "tracking": "reader run store tracker view",
-    "workers": "calibration_load device early_stop engine last_words loop memory_check phases process_groups profiler "
-    "provenance recorder watchdog",
+    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
+    "profiler provenance recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 

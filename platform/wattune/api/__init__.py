@@ -1,7 +1,7 @@
 """Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
 
-from wattune.api.estimates import estimate, fit
-from wattune.api.recordings import analyze, calibrate, record, send_recording
+from wattune.api.estimates import beside_result, estimate, fit
+from wattune.api.recordings import analyze, calibrate, calibrate_links, record, send_recording
 from wattune.api.results import compare, figures, rank, report, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
@@ -15,7 +15,9 @@ __all__ = [
     "StudyPlan",
     "Trial",
     "analyze",
+    "beside_result",
     "calibrate",
+    "calibrate_links",
     "catalog",
     "compare",
     "estimate",

@@ -1,15 +1,21 @@
 """Predictions before measuring: of a whole space, and of a trial that a hard limit may forbid."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, StudyPlan, plan
+from wattune.api.studies import find_study
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
 from wattune.cost.batch import Floats
@@ -17,15 +23,20 @@ from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Column, Find
 from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
+from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst
-from wattune.fitting.device import Measured, fit_device
-from wattune.fitting.store import FITS, StoredFit, read_fit, write_fit
+from wattune.fitting.beside import Beside, beside
+from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.links import SweepFit, fit_sweep
+from wattune.fitting.memory import measured_excess
+from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
-from wattune.search.forecast import Forecast, forecast
+from wattune.ranking.evidence import Compared, split_reference
+from wattune.search.forecast import Forecast, Source, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
-from wattune.storage.files import require_writable, storage_path
+from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 
@@ -52,19 +63,36 @@ def estimate(space: Space, *, storage: str | None = None) -> Forecast:
     limits = [
         Constraint(metric=LIMIT_METRICS[name], operator="<=", factor=bound) for name, bound in spec.limits.items()
     ]
+    find = coefficients_in(storage_path(storage), apart_from=planned.name)
     bounds = dict.fromkeys([*spec.constraints, *limits])  # a bound that is a limit too counts once
-    return forecast(planned.candidates, spec.objective, list(bounds), coefficients_in(storage_path(storage)))
+    return forecast(planned.candidates, spec.objective, list(bounds), find)
 
 
-def coefficients_in(storage: Path) -> Find:
-    """Returns a search for a device's coefficients: its fit in the storage, and defaults where that has none."""
+def coefficients_in(storage: Path, *, apart_from: str = "") -> Find:
+    """Returns a search for a device's coefficients: its fit in the storage, and defaults where that has none.
 
+    Where trials in the storage held more memory than their prediction's interval, predictions of that engine and model
+    hold it too.
+
+    Args:
+        storage: The local folder of studies and fits.
+        apart_from: A study whose trials do not count, since it is what is predicted.
+    """
+
+    @cache
     def find(device: DeviceSpec) -> Coefficients:
         default, fit = default_coefficients(device), read_fit(storage, device.name)
+        memory = fit.memory if fit is not None and fit.memory is not None else default.memory
+        peaks = [
+            (spec, result.metrics["memory_peak_bytes"])
+            for spec, result in _results(storage, {device.name}, apart_from)
+            if spec.cluster.simulate_sensors_of is None and "memory_peak_bytes" in result.metrics
+        ]
+        memory = replace(memory, excess_bytes=measured_excess(peaks, memory))
         if fit is None:
-            return default
+            return replace(default, memory=memory)
         return Coefficients(
-            memory=fit.memory or default.memory,
+            memory=memory,
             step_time=fit.step_time or default.step_time,
             power=fit.power or default.power,
             thermal=fit.thermal or default.thermal,
@@ -74,21 +102,33 @@ def coefficients_in(storage: Path) -> Find:
     return find
 
 
-def fit(studies: Sequence[AnyStudy], *, storage: str | None = None) -> list[tuple[Path, StoredFit]]:
+def fit(
+    studies: Sequence[AnyStudy] = (), *, links: str | None = None, storage: str | None = None
+) -> list[tuple[Path, StoredFit]]:
     """Fits the coefficients of predictions to the trials of studies, and keeps them for later plans of the storage.
 
     Args:
-        studies: Studies, their names, or their folders.
+        studies: Studies, their names, or their folders. Without any, a table of links is added to the stored fits.
+        links: The table of `calibrate_links`; None is the newest of each kind of device in the storage, if any.
         storage: The place studies are kept in; fits are written under `fits` there.
 
     Returns:
         For each kind of device the file that was written, and its content.
 
     Raises:
-        PlanError: There is no such study, no trial can be fitted to, or nothing can be written.
+        PlanError: There is no such study or table, no trial can be fitted to, or nothing can be written.
     """
     place = storage_path(storage)
     require_writable(place / FITS)
+    sweeps = {one.device: one for one in _sweeps(place, links)}
+    if not studies:
+        if not sweeps:
+            raise PlanError(
+                f"there is nothing to fit: no study was named and {place / LINKS} has no table of a device with "
+                "estimates; name studies, or give --links FILE of `wattune calibrate --links`"
+            )
+        found = [add_sweep(read_fit(place, name), one, _default(name)) for name, one in sweeps.items()]
+        return [(write_fit(place, one), one) for one in found]
     folders = [folder_of(study, storage=storage) for study in studies]
     by_device: dict[str, list[Measured]] = defaultdict(list)
     uuids: dict[str, set[str]] = defaultdict(set)
@@ -100,12 +140,75 @@ def fit(studies: Sequence[AnyStudy], *, storage: str | None = None) -> list[tupl
             uuids[spec.cluster.device] |= _uuids(folder.trial(result.trial_id, result.repeat))
     if not by_device:
         raise PlanError("the studies have no finished trial; run them first")
+    names = [each.name for each in folders]
+    return [
+        (write_fit(place, one), one)
+        for name, measured in by_device.items()
+        for one in [
+            fit_device(
+                name, measured, _default(name), studies=names, device_uuids=[*uuids[name]], sweep=sweeps.get(name)
+            )
+        ]
+    ]
+
+
+def _default(device: str) -> Coefficients:
+    return default_coefficients(catalog_device(device))
+
+
+def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
+    """Fits the named table of links, or the newest of each kind of device in the storage.
+
+    Raises:
+        PlanError: The named file is not such a table, or its device has no estimates.
+    """
+    paths = [named_path(named)] if named else sorted((storage / LINKS).glob(f"*/{TABLE}"))
+    tables: dict[str, pa.Table] = {}
+    for path in paths:
+        try:
+            table = pq.read_table(path)
+            devices = pc.unique(table["device"]).to_pylist()
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise PlanError(f"{path} is not a table of `wattune calibrate --links`: {error}") from error
+        tables |= {str(name): table.filter(pc.equal(table["device"], name)) for name in devices}
     found = []
-    for name, measured in by_device.items():
-        default = default_coefficients(catalog_device(name))
-        one = fit_device(name, measured, default, studies=[each.name for each in folders], device_uuids=[*uuids[name]])
-        found.append((write_fit(place, one), one))
+    for name, table in tables.items():
+        try:
+            found.append(fit_sweep(table, catalog_device(name), _default(name).step_time))
+        except PlanError:
+            if named:
+                raise
     return found
+
+
+def beside_result(trial: str, *, storage: str | None = None) -> Beside:
+    """Lays the estimate of a measured trial beside its result: figures, and parts of the step by the same names.
+
+    Args:
+        trial: The trial, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
+        storage: The place of studies and fits.
+
+    Raises:
+        PlanError: There is no such trial, its sensors were simulated, or its device has no estimates.
+    """
+    place, (name, wanted) = storage_path(storage), split_reference(trial)
+    study = find_study(name, storage=storage, whole=True)
+    side = Compared(study).side(wanted)
+    if side.simulated:
+        raise PlanError(
+            f"{side.name} ran on processors with simulated sensors: its device has no estimate; name a measured trial"
+        )
+    device = side.spec.cluster.sensed_device
+    coefficients = coefficients_in(place, apart_from=study.name)(device).on(side.spec.cluster.num_nodes)
+    fit = read_fit(place, device.name)
+    return beside(
+        side.name,
+        side.spec,
+        side.result,
+        coefficients,
+        source=Source(device=device, coefficients=coefficients).text,
+        was_fitted=fit is not None and study.name in fit.studies,
+    )
 
 
 def _uuids(trial: TrialFolder) -> set[str]:
@@ -122,7 +225,7 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
     """
     if not planned.spec.limits:
         return None
-    find = coefficients_in(storage)
+    find = coefficients_in(storage, apart_from=planned.name)
 
     def lowest(spec: TrialSpec) -> Mapping[str, float]:
         if spec.cluster.simulate_sensors_of is not None:
@@ -149,7 +252,8 @@ def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:
     specs = planned.candidates.specs
     if planned.spec.search.strategy != GUIDED:
         return planned.strategy()
-    find, seen = coefficients_in(storage), _earlier(planned, storage)
+    find = coefficients_in(storage, apart_from=planned.name)
+    seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name)
     estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
     if estimated is None:
         return planned.strategy(warm=[Observation(spec=spec, result=result) for spec, result in seen])
@@ -185,14 +289,18 @@ def _log_std(column: Column) -> Floats:
     return spread
 
 
-def _earlier(planned: StudyPlan, storage: Path) -> list[Measured]:
-    """Reads the results that other studies in a folder have of a study's devices, newest first, at most `MOST_EARLIER`.
+def _results(storage: Path, devices: Collection[str], apart_from: str) -> list[Measured]:
+    """Reads the results that studies in a folder have of some devices, newest first, at most `MOST_EARLIER`.
 
     A study that cannot be read is left out: it is another one's.
+
+    Args:
+        storage: The folder.
+        devices: Catalog names.
+        apart_from: Name of a study that is left out.
     """
-    devices = {cluster.device for cluster in planned.spec.clusters}
     found: list[Measured] = []
-    paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != planned.name]
+    paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != apart_from]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(PlanError):
             results = StudyFolder(path).finished().results

@@ -2,12 +2,15 @@
 
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wattune.calibration.links import Sweep, sweep_links
 from wattune.calibration.run import Listener
 from wattune.calibration.run import calibrate as measure_sensors
 from wattune.errors import PlanError
+from wattune.fitting.store import LINKS
 from wattune.inspection import Analysis, inspect
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
@@ -128,3 +131,30 @@ def calibrate(
     require_writable(folder / CALIBRATIONS)  # said now, not after minutes of load
     found = measure_sensors(backend, listener=listener or (lambda _what, _done_frac: None))
     return [(write_calibration(folder, one), one) for one in found]
+
+
+def calibrate_links(
+    backend: str,
+    *,
+    storage: str | None = None,
+    out: str | None = None,
+    minutes: float = 5.0,
+    listener: Listener | None = None,
+) -> Sweep:
+    """Measures collectives and kernels on all devices of this node, and keeps the table for `fit`.
+
+    Args:
+        backend: `nvml`, or `cpu` for processors.
+        storage: The place that `fit` looks in; the table goes to its folder `links`.
+        out: Another folder for the table.
+        minutes: Longest time.
+        listener: Called with the case that runs and the share of the time that is used.
+
+    Raises:
+        PlanError: Nothing can be written there.
+        TelemetryError: There are no devices, or nothing was measured.
+    """
+    folder = Path(out) if out else storage_path(storage) / LINKS / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    require_writable(folder)
+    quiet = listener or (lambda _what, _used_frac: None)
+    return sweep_links(backend, folder, minutes=minutes, listener=quiet)

@@ -1,5 +1,6 @@
 """`doctor`, `catalog`, `record` and `calibrate`: this machine, its sensors, and any command on it."""
 
+import signal
 from contextlib import nullcontext
 from typing import Annotated, Final
 
@@ -20,6 +21,7 @@ from wattune.cli.shell import (
 from wattune.doctor import examine
 from wattune.errors import TrackingError
 from wattune.record.recorder import Output
+from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.terminal.tables import print_calibration, print_catalog, print_findings
 
@@ -101,12 +103,27 @@ def record(
 
 @app.command(rich_help_panel=_PANEL)
 def calibrate(
-    backend: Annotated[str, typer.Option(help="Sensors to calibrate: nvml, or simulated on any machine.")] = "nvml",
+    backend: Annotated[
+        str, typer.Option(help="Sensors to calibrate: nvml, or simulated on any machine; with --links nvml or cpu.")
+    ] = "nvml",
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure collectives and kernels instead, for `wattune fit`.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.2, max=600, help="With --links: longest time. Ctrl-C keeps what it has.")
+    ] = 5.0,
+    out_folder: Annotated[
+        str | None,
+        typer.Option("--out", help="With --links: folder of the table; else in the storage.", show_default=False),
+    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measures what this machine's power sensors can resolve and what reading them costs; two minutes a GPU."""
     end_in_order()
+    if links:
+        _calibrate_links(backend, storage, out_folder, minutes, as_json=as_json)
+        return
     with err.status("starting") as status:
         found = api.calibrate(
             backend,
@@ -119,3 +136,26 @@ def calibrate(
     for path, one in found:
         print_calibration(out, one)
         print_line(f"kept in {path}; studies in this storage use it")
+
+
+def _calibrate_links(
+    backend: str, storage: str | None, out_folder: str | None, minutes: float, *, as_json: bool
+) -> None:
+    with err.status("starting") as status:
+        found = api.calibrate_links(
+            backend,
+            storage=storage,
+            out=out_folder,
+            minutes=minutes,
+            listener=lambda what, used_frac: status.update(f"{what}, {used_frac:.0%} of the time used"),
+        )
+    if as_json:
+        print_json({"path": str(found.path), "num_rows": found.table.num_rows, "ended": found.ended})
+    else:
+        print_links(out, found.table)
+        if found.ended:
+            print_line(f"it ended before all was measured: {found.ended}")
+        given = f" --links {found.path}" if out_folder else ""
+        print_line(f"kept in {found.path}; use it with: wattune fit{given}")
+    if found.interrupted:
+        raise typer.Exit(128 + signal.SIGINT)

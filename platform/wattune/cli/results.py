@@ -21,6 +21,7 @@ from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
+from wattune.terminal.beside import print_beside
 from wattune.terminal.forecast import print_fit
 from wattune.terminal.ranking import print_comparison, print_front, print_ranking
 from wattune.terminal.tables import print_metrics
@@ -98,12 +99,25 @@ def rank(
 @app.command(rich_help_panel=_PANEL)
 def compare(
     a: Annotated[str, typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="Another one, of this or another study.", show_default=False)],
+    b: Annotated[str | None, typer.Argument(help="Another one, of this or another study.", show_default=False)] = None,
     storage: StorageOption = None,
     html: Annotated[Path | None, typer.Option(help="Write it as a page to this file.", show_default=False)] = None,
+    estimated: Annotated[
+        bool, typer.Option("--estimate", help="Lay each trial's estimate beside its result; one trial is enough.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Shows which parts of a step make one trial faster or leaner than another."""
+    if estimated:
+        found = [api.beside_result(one, storage=storage) for one in (a, b) if one is not None]
+        if as_json:
+            print_json({"beside": [one.to_json() for one in found]})
+        else:
+            for one in found:
+                print_beside(out, one)
+        return
+    if b is None:
+        raise typer.BadParameter("one trial is compared with nothing; name another, or use --estimate")
     comparison = api.compare(a, b, storage=storage)
     if html is not None:
         write_comparison(comparison, html)
@@ -115,12 +129,21 @@ def compare(
 
 @app.command(rich_help_panel=_PANEL)
 def fit(
-    study: Annotated[list[str], typer.Argument(help="Names or folders of one or several studies.", show_default=False)],
+    study: Annotated[
+        list[str] | None, typer.Argument(help="Names or folders of one or several studies.", show_default=False)
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            help="Table of `wattune calibrate --links`; else the newest in the storage. Enough without a study.",
+            show_default=False,
+        ),
+    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fits the predictions of `plan --estimate` to measured trials; later plans of the device use them."""
-    found = api.fit(study, storage=storage)
+    found = api.fit(study or [], links=links, storage=storage)
     if as_json:
         print_json({"fits": [{**one.model_dump(mode="json"), "path": str(path)} for path, one in found]})
         return

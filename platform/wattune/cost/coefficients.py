@@ -1,7 +1,7 @@
 """Numbers that predictions need beside the catalog, with their origin. A fit from measurements replaces defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Origin = Literal["measured here", "published kernels", "datasheet"]
@@ -94,6 +94,14 @@ class MemoryCoefficients:
     reserved_frac: float
     """Reserved over allocated bytes at the peak, median of trials; fragments are not predicted."""
     origin: Origin
+    excess_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that measured trials held beyond the prediction, by `excess_key`; for engines and models without an entry
+    0."""
+
+    @staticmethod
+    def excess_key(engine: str, model: str) -> str:
+        """Returns the key of an engine and a model in `excess_bytes`."""
+        return f"{engine} {model}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +123,26 @@ class KernelCoefficients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """Times of one collective in one kind of group over the formula's, by size of the message."""
+
+    kind: str
+    """A key of `wattune.cost.step_time.links.BUS_FRAC`, or `send_recv`."""
+    group_size: int
+    num_nodes: int
+    sizes_bytes: tuple[float, ...]
+    """Rising."""
+    time_ratio: tuple[float, ...]
+    """Measured over predicted time of a collective alone, one for each size."""
+    latency_s: float
+    """Measured time of the smallest message."""
+    bus_bytes_per_s: float
+    """Measured bus bandwidth of the largest message, as nccl-tests count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:
-    """Collectives: t = latency + bytes * c(n) / bandwidth."""
+    """Collectives: t = latency + bytes * c(n) / bandwidth, times what a sweep measured over it."""
 
     in_step_frac: float
     """Bandwidth of collectives inside a step over that of a benchmark of collectives alone."""
@@ -131,6 +157,8 @@ class LinkCoefficients:
     slowdown_frac: float
     """Slowdown of compute while communication runs beside it."""
     origin: Origin
+    measured: tuple[MeasuredCollective, ...] = ()
+    """From a sweep of this kind of device; empty where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +183,21 @@ class StepTimeCoefficients:
     overhead: OverheadCoefficients
     error_frac: float
     """Half width of the 95 % interval of a step time on held-out configurations, relative."""
+    seen: tuple[str, ...] = ()
+    """Models, engines and numbers of devices that were fitted to, as of `family`; empty where that is not known."""
+    elsewhere_error_frac: float = 0.0
+    """The same on a model and engine that the fit did not see, for candidates outside of `seen`; never below
+    `error_frac`."""
+
+    @staticmethod
+    def family(engine: str, model: str, num_layers: int, world_size: int) -> str:
+        """Returns the text of a model, engine and number of devices in `seen`."""
+        return f"{engine} {model} {num_layers} layers, {world_size} devices"
+
+    def error_frac_of(self, family: str) -> float:
+        """Returns the half width for candidates of a family."""
+        known = not self.seen or family in self.seen
+        return self.error_frac if known else max(self.error_frac, self.elsewhere_error_frac)
 
     @property
     def origin(self) -> Origin:

@@ -295,15 +295,13 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     step = _relative(found.step.step_time_s, found.step.error_frac)
     speed = _inverse(step, float(tokens))
     each = _relative(found.power.device_power_mean_w, found.power.error_frac)
-    # Errors of time and power are independent, so those of energy add in squares.
-    energy_error = np.hypot(found.step.error_frac, found.power.error_frac)
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
     figures = {
         "memory_peak_bytes": size,
         "step_time_s": step,
         "tokens_per_s": speed,
         "tokens_per_s_per_device": _inverse(step, tokens / world),
-        "energy_per_token_j": _relative(found.power.energy_per_token_j, energy_error),
+        "energy_per_token_j": _relative(found.power.energy_per_token_j, found.power.energy_error_frac),
         "device_power_mean_w": each,
         "device_power_peak_1s_w": _relative(found.power.device_power_peak_1s_w, found.power.peak_error_frac),
         "node_device_power_mean_w": _relative(found.power.node_device_power_mean_w, found.power.error_frac),

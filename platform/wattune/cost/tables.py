@@ -82,8 +82,11 @@ class Power:
     clock_deficit_frac: Floats
     """Clock lost to the power limit, as the metric of that name."""
     error_frac: Floats
-    """Half width of the 95 % interval of the mean power, relative; peaks have `peak_error_frac`."""
+    """Half width of the 95 % interval of the mean power, relative; peaks have `peak_error_frac`. Both hold the error of
+    the power model and what a wrong step time adds."""
     peak_error_frac: Floats
+    energy_error_frac: Floats
+    """The same of the energy: time and power of the model err independently, so that they add in squares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from wattune.cost.batch import Floats
 from wattune.cost.estimate import Coefficients
 from wattune.errors import PlanError
+from wattune.fitting.links import SweepFit
 from wattune.fitting.memory import fit_memory
 from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
 from wattune.fitting.step_time import fit as fit_step_time
@@ -27,6 +29,7 @@ def fit_device(
     *,
     studies: Sequence[str],
     device_uuids: Sequence[str] = (),
+    sweep: SweepFit | None = None,
 ) -> StoredFit:
     """Fits the coefficients of a device.
 
@@ -36,6 +39,7 @@ def fit_device(
         default: Coefficients without a fit: where to start.
         studies: Names of the studies.
         device_uuids: Devices of the trials.
+        sweep: Collectives and kernels of the device, which the fit of step times begins with.
 
     Raises:
         PlanError: No trial can be fitted to.
@@ -46,7 +50,10 @@ def fit_device(
             f"none of {len(measured)} trials on {device} completed with measured sensors; "
             "run a study on GPUs, or name another one"
         )
-    hold_out: dict[str, HoldOut] = {}
+    hold_out: dict[str, HoldOut] = dict(sweep.hold_out) if sweep else {}
+    if sweep is not None:
+        default = replace(default, step_time=sweep.applied(default.step_time))
+        device_uuids = [*device_uuids, *sweep.device_uuids]
     power = default.power
     rows = [row for row in map(_row, usable) if has_activity(row)]
     if rows:
@@ -81,7 +88,43 @@ def fit_device(
         power=power if rows else None,
         hold_out=hold_out,
         sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(map(_seconds, usable))),
+        links=sweep.label if sweep else "",
     )
+
+
+def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) -> StoredFit:
+    """Adds a sweep to a device's fit without fitting trials again.
+
+    Args:
+        before: The device's stored fit, if any. Its trials stay in it.
+        sweep: Collectives and kernels of the device.
+        default: Coefficients of the device without a fit.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    step = sweep.applied((before and before.step_time) or default.step_time)
+    if before is None:
+        return StoredFit(
+            device=sweep.device,
+            device_uuids=sweep.device_uuids,
+            fitted_at=now,
+            studies=(),
+            num_trials=0,
+            num_configurations=0,
+            memory=None,
+            step_time=step,
+            power=None,
+            hold_out=dict(sweep.hold_out),
+            sharpen=("trials of any study on it: no step of training was measured",),
+            links=sweep.label,
+        )
+    changed: dict[str, Any] = {
+        "device_uuids": tuple(sorted({*before.device_uuids, *sweep.device_uuids})),
+        "fitted_at": now,
+        "step_time": step,
+        "hold_out": {**before.hold_out, **sweep.hold_out},
+        "links": sweep.label,
+    }
+    return before.model_copy(update=changed)
 
 
 def default_limit_w(usable: Sequence[Measured]) -> float:

@@ -98,23 +98,47 @@ def fit(trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoeffi
         raise PlanError("no trial has a step time to fit coefficients to; give results of completed trials")
     names = sorted({configuration(spec) for spec, _ in usable})
     fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
-    folds = np.array([fold_of[configuration(spec)] for spec, _ in usable])
-    held_out = np.full(len(usable), np.nan)
-    if len(names) > 1:
-        for fold in range(folds.max() + 1):
-            seen = [one for one, number in zip(usable, folds, strict=True) if number != fold]
-            coefficients, _ = _fitted(seen, prior, power)
-            hidden = [one for one, number in zip(usable, folds, strict=True) if number == fold]
-            held_out[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
+    held_out = _held_out(usable, [fold_of[configuration(spec)] for spec, _ in usable], prior, power)
+    kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
+    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], prior, power)
     coefficients, factors = _fitted(usable, prior, power)
-    known = held_out[np.isfinite(held_out)]
-    error_frac = float(np.quantile(np.abs(known), 0.95)) if len(known) else prior.error_frac
+    error_frac = _p95(held_out, prior.error_frac)
+    coefficients = replace(
+        coefficients,
+        error_frac=error_frac,
+        elsewhere_error_frac=max(_p95(other, max(prior.error_frac, prior.elsewhere_error_frac)), error_frac),
+        seen=tuple(sorted({_family(spec) for spec, _ in usable})),
+    )
     return StepTimeFit(
-        coefficients=_measured(replace(coefficients, error_frac=error_frac), "measured here"),
+        coefficients=_measured(coefficients, "measured here"),
         factors=factors,
         held_out_frac=held_out,
         num_configurations=len(names),
     )
+
+
+def _family(spec: TrialSpec) -> str:
+    model = spec.model
+    return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
+
+
+def _held_out(
+    trials: Sequence[Trial], fold_of: Sequence[int], prior: StepTimeCoefficients, power: PowerCoefficients
+) -> Floats:
+    """Predicts each fold by a fit to the others; relative errors, NaN where there is one fold."""
+    folds, errors = np.array(fold_of), np.full(len(trials), np.nan)
+    if folds.max() > 0:
+        for fold in range(folds.max() + 1):
+            seen = [one for one, number in zip(trials, folds, strict=True) if number != fold]
+            coefficients, _ = _fitted(seen, prior, power)
+            hidden = [one for one, number in zip(trials, folds, strict=True) if number == fold]
+            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
+    return errors
+
+
+def _p95(errors: Floats, otherwise: float) -> float:
+    known = np.abs(errors[np.isfinite(errors)])
+    return float(np.quantile(known, 0.95)) if len(known) else otherwise
 
 
 def predicted_s(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:

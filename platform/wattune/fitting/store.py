@@ -13,6 +13,9 @@ from wattune.storage.files import read_json_object, write_json
 FITS: Final = "fits"
 """Folder of stored fits inside the storage."""
 
+LINKS: Final = "calibration/links"
+"""Folder of tables of `wattune calibrate --links` inside the storage."""
+
 VERSION: Final = 1
 
 
@@ -52,11 +55,14 @@ class StoredFit(BaseModel):
     """Errors by metric."""
     sharpen: tuple[str, ...]
     """Data that would sharpen the coefficients most, most first."""
+    links: str = ""
+    """Sweep of collectives and kernels that it holds, such as `links of 2026-11-22`; empty where none was given."""
 
     @property
     def label(self) -> str:
         """Short text of the fit, such as `2026-11-22, 46 trials`."""
-        return f"{self.fitted_at[:10]}, {self.num_trials} trials"
+        trials = f"{self.num_trials} trials" if self.num_trials else ""
+        return ", ".join(part for part in (self.fitted_at[:10], trials, self.links) if part)
 
 
 def fit_path(storage: Path, device: str) -> Path:

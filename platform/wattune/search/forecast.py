@@ -45,7 +45,11 @@ class Source:
         """A line for people: device, and the origin of each kind of figure."""
         origins = ", ".join(f"{kind} {origin}" for kind, origin in self.coefficients.origins.items())
         fit = f" (fit {self.coefficients.fit})" if self.coefficients.fit else ""
-        return f"{self.device.name}: {origins}{fit}"
+        excess = "".join(
+            f"; {name} {size_bytes / 1e9:+.2f} GB, as measured trials held"
+            for name, size_bytes in self.coefficients.memory.excess_bytes.items()
+        )
+        return f"{self.device.name}: {origins}{fit}{excess}"
 
 
 class Unfitting(Sequence[Rejected]):

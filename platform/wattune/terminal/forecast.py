@@ -56,6 +56,7 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
 def print_fit(console: Console, fit: StoredFit) -> None:
     """Prints what coefficients were fitted to, their error on held-out configurations, and what would sharpen them."""
     title = f"{fit.device}: {fit.num_trials} trials of {fit.num_configurations} configurations"
+    title += f", {fit.links}" if fit.links else ""
     table = make_table(title, "metric", "median error", "95 % within", right=["median error", "95 % within"])
     for metric, error in fit.hold_out.items():
         median = "-" if error.median_frac is None else f"{error.median_frac:.1%}"

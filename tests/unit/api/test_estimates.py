@@ -1,8 +1,11 @@
 """Estimates of a space use the storage's fit unasked and say so; limits take the low ends."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -10,11 +13,13 @@ from wattune import api
 from wattune.api.estimates import informed_strategy, lowest_figures
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
+from wattune.cost.sweep import COLUMNS, TABLE
 from wattune.errors import PlanError
-from wattune.fitting.store import StoredFit, write_fit
+from wattune.fitting.store import LINKS, StoredFit, write_fit
+from wattune.schema import METRICS
 from wattune.search.forecast import Forecast
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 SPACE = SPACES / "moe_ep_h200x4.yaml"
@@ -128,3 +133,82 @@ def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path)
     cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 4, "simulate_sensors_of": "h200_sxm"}
     planned = guided(tmp_path, cluster=cluster)
     assert informed_strategy(planned, tmp_path).ask(3) == planned.strategy().ask(3)
+
+
+def h200_study(tmp_path: Path, name: str, more_bytes: float = 0.0) -> TrialSpec:
+    """Writes a study with one measured trial of `benchmarks/data`, its memory raised."""
+    path = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"
+    row = next(one for one in pq.read_table(path).to_pylist() if one["status"] == "completed" and one["step_time_s"])
+    spec = TrialSpec.from_json(json.loads(row["spec"]))
+    folder = StudyFolder.create(tmp_path, name, {"study": name}).trial(spec.trial_id, 0)
+    folder.write_spec(spec)
+    metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
+    metrics["memory_peak_bytes"] += more_bytes
+    folder.write_result(
+        TrialResult(
+            trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, quality="indicative", metrics=metrics
+        )
+    )
+    return spec
+
+
+def test_memory_that_earlier_trials_held_beyond_their_estimate_is_carried_over_and_said(tmp_path: Path) -> None:
+    before = api.estimate(SPACE, storage=str(tmp_path))
+    h200_study(tmp_path, "earlier", more_bytes=2e10)
+    after = api.estimate(SPACE, storage=str(tmp_path))
+    trial = before.kept[0].trial_id
+    place = next(index for index, one in enumerate(after.kept) if one.trial_id == trial)
+    peaks = before.estimates.columns["memory_peak_bytes"].value[0], after.estimates.columns["memory_peak_bytes"].value
+    assert peaks[1][place] - peaks[0] == pytest.approx(2e10, rel=0.1)
+    assert "GB, as measured trials held" in after.sources[0].text
+    assert "as measured trials held" not in before.sources[0].text
+
+
+def test_an_estimate_is_laid_beside_a_measured_trial(tmp_path: Path) -> None:
+    spec = h200_study(tmp_path, "measured")
+    found = api.beside_result(f"measured:{spec.trial_id[:6]}", storage=str(tmp_path))
+    assert found.trial == f"measured:{spec.trial_id}-0"
+    assert not found.was_fitted
+    assert all(one.measured is not None for one in found.metrics if one.name == "step_time_s")
+    stored(tmp_path)  # a fit to the study `a`
+    other = h200_study(tmp_path, "a")
+    assert api.beside_result(f"a:{other.trial_id}", storage=str(tmp_path)).was_fitted
+
+
+def test_links_without_a_table_are_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="nothing to fit"):
+        api.fit(storage=str(tmp_path))
+    (tmp_path / "x.parquet").write_text("no table")
+    with pytest.raises(PlanError, match="is not a table of"):
+        api.fit(links=str(tmp_path / "x.parquet"), storage=str(tmp_path))
+
+
+def test_a_swept_table_is_fitted_unasked_and_said(tmp_path: Path) -> None:
+    rows = [
+        {
+            "kind": "all_gather",
+            "device": "h200_sxm",
+            "device_uuid": "GPU-1",
+            "date": "2026-11-22T21:00:00+00:00",
+            "in_graph": False,
+            "size_bytes": size,
+            "group_size": 4,
+            "num_nodes": 1,
+            "time_s": 20e-6 + size / 50e9,
+            "bus_bytes_per_s": 50e9,
+        }
+        for size in (2**12, 2**20, 2**28)
+    ]
+    folder = tmp_path / LINKS / "20261122T210000Z"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS.names} for r in rows], COLUMNS), folder / TABLE)
+    stored(tmp_path)
+    before = api.estimate(SPACE, storage=str(tmp_path))
+    ((path, fit),) = api.fit(storage=str(tmp_path))
+    assert path.exists()
+    assert fit.num_trials == 12, "the trials of the earlier fit stay in it"
+    assert fit.device_uuids == ("GPU-1",)
+    after = api.estimate(SPACE, storage=str(tmp_path))
+    assert "links of 2026-11-22" in after.sources[0].text
+    slowest = [float(one.estimates.columns["step_time_s"].value.max()) for one in (before, after)]
+    assert slowest[1] > 1.2 * slowest[0], "gathers at a tenth of the rate"

@@ -11,7 +11,7 @@ from wattune.cost.batch import batches
 from wattune.cost.coefficients import EngineMemory
 from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict
-from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory
+from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory, measured_excess
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
@@ -82,3 +82,26 @@ def test_errors_below_the_measured_peak_weigh_more() -> None:
     ]
     fit = fit_memory(measured, H200)
     assert np.median(fit.held_out_frac) > 0
+
+
+def test_excess_beyond_the_interval_is_found_and_lowers_the_error_of_other_plans() -> None:
+    own = specs()
+    hidden_bytes = 4e9  # such as the buffers of a version whose counts nobody made
+    engine = replace(H200.engines["torch"], offset_bytes=H200.engines["torch"].offset_bytes + hidden_bytes)
+    actual = peaks(own, engine)
+    excess = measured_excess([(own[0], actual[0])], H200)  # one trial, as Primus
+    assert list(excess.values()) == pytest.approx([hidden_bytes])
+    after, errors = replace(H200, excess_bytes=excess), {}
+    for name, coefficients in (("before", H200), ("after", after)):
+        found = np.empty(len(own))
+        for positions, batch in batches(own):
+            found[positions] = predict(batch, coefficients).peak_bytes
+        errors[name] = np.abs(found[1:] / np.array(actual[1:]) - 1)
+    assert errors["after"].max() < 0.001 < np.median(errors["before"])
+
+
+def test_an_excess_inside_the_interval_is_scatter_and_stays_out() -> None:
+    own = specs()
+    actual = peaks(own, H200.engines["torch"])
+    assert measured_excess([(own[0], actual[0] * (1 + 1.5 * H200.engines["torch"].error_frac))], H200) == {}
+    assert measured_excess([], H200) == {}

@@ -7,7 +7,7 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.fitting.step_time import fit, predicted_s
 from wattune.plan.axes import Plan
@@ -87,3 +87,10 @@ def test_one_wild_trial_does_not_carry_the_fit():
 def test_without_a_step_time_there_is_nothing_to_fit():
     with pytest.raises(PlanError, match="no trial has a step time"):
         fit([(SPECS[0], {"step_time_s": None})], PUBLISHED_STEP_TIME, POWER)
+
+
+def test_a_family_that_the_fit_did_not_see_has_a_wider_interval() -> None:
+    near = replace(PUBLISHED_STEP_TIME, error_frac=0.1, elsewhere_error_frac=0.2, seen=("torch a 4 layers, 4 devices",))
+    assert near.error_frac_of(StepTimeCoefficients.family("torch", "a", 4, 4)) == 0.1
+    assert near.error_frac_of(StepTimeCoefficients.family("torch", "a", 4, 2)) == 0.2
+    assert PUBLISHED_STEP_TIME.error_frac_of("anything") == PUBLISHED_STEP_TIME.error_frac

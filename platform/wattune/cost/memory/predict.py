@@ -82,7 +82,9 @@ def _predict(batch: Batch, coefficients: MemoryCoefficients, vocab: Ints | None)
         for name in PARTS[:-1]:
             value = np.broadcast_to(scaled.get(name, np.zeros(())), shape)[rows, place]
             parts[name] = np.where(fuller, value, parts[name])
-    parts["allocator"] = np.full(len(batch), engine.offset_bytes)
+    # As Primus projects: formula of the target plus the excess of measured trials over their own formula.
+    excess_bytes = coefficients.excess_bytes.get(coefficients.excess_key(batch.engine, batch.model.name), 0.0)
+    parts["allocator"] = np.full(len(batch), max(engine.offset_bytes + excess_bytes, 0.0))
     routing = batch.workload.routing
     known = not batch.model.is_moe or (routing is not None and routing.by == "balanced")
     error_frac = engine.error_frac if known else max(engine.error_frac, SKEWED_ERROR_FRAC)
@@ -91,22 +93,3 @@ def _predict(batch: Batch, coefficients: MemoryCoefficients, vocab: Ints | None)
 
 def _scaled(name: str, value: Floats, activations_frac: float) -> Floats:
     return value * activations_frac if name in ("activations", "logits") else value
-
-
-def with_excess(memory: Memory, excess_bytes: Floats | float, *, error_frac: float | None = None) -> Memory:
-    """Adds what one measured trial held beyond its prediction to all predictions of like candidates.
-
-    As Primus projects: formula of the target plus the excess of a measured trial over its own formula. The part
-    `allocator` takes it, and is never below zero.
-
-    Args:
-        memory: Predictions of candidates like the measured one.
-        excess_bytes: Measured minus predicted peak (`excess`), for all or by candidate.
-        error_frac: Half width of the interval from then on; None leaves it.
-    """
-    allocator = np.maximum(memory.parts_bytes["allocator"] + excess_bytes, 0.0)
-    return Memory(
-        parts_bytes={**memory.parts_bytes, "allocator": allocator},
-        stage=memory.stage,
-        error_frac=memory.error_frac if error_frac is None else np.full_like(memory.error_frac, error_frac),
-    )

@@ -98,7 +98,8 @@ class Links:
             rate = np.where(group.nodes > 1, np.minimum(inside, group.local * outside), inside)
             wire_s = size_bytes * share * (2 if kind == "all_reduce" else 1) / rate
         ramp_s = _RAMP_S * size_bytes / (size_bytes + _RAMP_BYTES)
-        return np.where(group.size > 1, self.latency_s(group) + ramp_s + wire_s / c.in_step_frac, 0.0)
+        found = self.latency_s(group) + ramp_s + wire_s / c.in_step_frac
+        return np.where(group.size > 1, found * self._ratio(kind, group.size, group.nodes, size_bytes), 0.0)
 
     def send_s(self, size_bytes: Floats, distance: Floats) -> Floats:
         """Predicts a message to the rank `distance` ranks away."""
@@ -107,4 +108,31 @@ class Links:
         rate = np.where(
             inside, self.bandwidth_bytes_per_s * BUS_FRAC["all_to_all"][0], c.network_bytes_per_s * c.network_frac
         )
-        return c.latency_s + np.where(inside, 0.0, 2 * c.network_latency_s) + size_bytes / rate / c.in_step_frac
+        found = c.latency_s + np.where(inside, 0.0, 2 * c.network_latency_s) + size_bytes / rate / c.in_step_frac
+        two = np.full(np.shape(found), 2.0)
+        return np.asarray(found * self._ratio("send_recv", two, np.where(inside, 1.0, 2.0), size_bytes))
+
+    def _ratio(self, kind: str, size: Floats, nodes: Floats, size_bytes: Floats) -> Floats:
+        """Returns measured over predicted time: that of the nearest group that was measured, in one node or in several.
+
+        It is interpolated in the logs of size and ratio, and held beyond the smallest and the largest message. Where
+        nothing was measured it is 1.
+        """
+        shape = np.broadcast_shapes(np.shape(size), np.shape(size_bytes))
+        ratio = np.ones(shape)
+        if not self.coefficients.measured:
+            return ratio
+        for several in (False, True):
+            own = [one for one in self.coefficients.measured if one.kind == kind and (one.num_nodes > 1) == several]
+            if not own:
+                continue
+            measured = np.log2([one.group_size for one in own])
+            away = np.abs(np.log2(np.maximum(np.broadcast_to(size, shape), 1))[..., None] - measured)
+            nearest = np.argmin(away, axis=-1)
+            log_bytes = np.log(np.maximum(np.broadcast_to(size_bytes, shape), 1.0))
+            here = np.broadcast_to(nodes > 1, shape) == several
+            for place, one in enumerate(own):
+                rows = here & (nearest == place)
+                knots, values = np.log(one.sizes_bytes), np.log(one.time_ratio)
+                ratio[rows] = np.exp(np.interp(log_bytes[rows], knots, values))
+        return ratio

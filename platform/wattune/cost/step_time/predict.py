@@ -67,8 +67,13 @@ def predict(
     return StepTime(
         parts_s=parts,
         activity=Activity(**stages),
-        error_frac=np.full(len(batch), coefficients.error_frac),
+        error_frac=np.full(len(batch), coefficients.error_frac_of(_family(batch))),
     )
+
+
+def _family(batch: Batch) -> str:
+    model = batch.model
+    return StepTimeCoefficients.family(batch.engine, model.name, model.num_layers, batch.cluster.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,11 @@ def _linears(model: ModelSpec, shapes: Shapes, facts: EngineFacts) -> tuple[list
     return attention, ffn
 
 
+def attention_fill(seq_len: int, head_size: int) -> float:
+    """Returns the rate of fused attention over that at long sequences and heads of 128: others leave units idle."""
+    return seq_len / (seq_len + 600) * min(1.0, float(np.sqrt(head_size / 128)))
+
+
 class _Layer:
     """Builds the work of one layer from its pieces."""
 
@@ -172,9 +177,7 @@ class _Layer:
         """Predicts fused causal attention: 2 products forward, 5 backward (Dao 2023, arXiv 2307.08691, section 4.1)."""
         seq_len, model = self.workload.seq_len, self.model
         flop = 2.0 * self.shapes.tokens * seq_len * model.hidden_size / self.shapes.tp
-        # Short sequences and narrow heads leave units idle.
-        filled = seq_len / (seq_len + 600) * min(1.0, (model.head_size / 128) ** 0.5)
-        rate = self.machine.flop_per_s * filled * self.facts.attention_rate
+        rate = self.machine.flop_per_s * attention_fill(seq_len, model.head_size) * self.facts.attention_rate
         forward_s = flop / (rate * self.kernel.attention_forward_frac)
         backward_s = 2.5 * flop / (rate * self.kernel.attention_backward_frac)
         return (forward_s, flop), (backward_s, 2.5 * flop)

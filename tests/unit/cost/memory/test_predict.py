@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.batch import batches
+from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory.defaults import ELSEWHERE_ERROR_FACTOR, H200, default_coefficients
 from wattune.cost.memory.moments import PARTS
-from wattune.cost.memory.predict import SKEWED_ERROR_FRAC, SLICE, predict, with_excess
+from wattune.cost.memory.predict import SKEWED_ERROR_FRAC, SLICE, predict
 from wattune.cost.tables import Memory
 from wattune.plan.axes import Plan
 from wattune.search.prune import prune
@@ -196,13 +197,17 @@ def test_experts_that_get_more_tokens_take_more_and_are_known_less_well() -> Non
     assert memory.error_frac[0] == SKEWED_ERROR_FRAC > balanced.error_frac[0]
 
 
-def test_the_excess_of_a_measured_trial_is_carried_over() -> None:
-    memory = predicted(spec_of(Plan()), spec_of(Plan(micro_batch_size=2)))
-    more = with_excess(memory, 1e9, error_frac=0.01)
-    assert list(more.peak_bytes - memory.peak_bytes) == pytest.approx([1e9, 1e9])
-    assert list(more.error_frac) == [0.01, 0.01]
-    assert with_excess(memory, -1e12).parts_bytes["allocator"].tolist() == [0, 0]
-    assert with_excess(memory, 0.0).error_frac is memory.error_frac
+def test_the_excess_of_measured_trials_is_carried_over_to_their_engine_and_model() -> None:
+    def peaks(excess_bytes: dict[str, float]) -> list[float]:
+        specs = [spec_of(Plan()), spec_of(Plan(), of=MIXTRAL)]
+        coefficients = replace(default_coefficients("h200_sxm"), excess_bytes=excess_bytes)
+        return [float(predict(batch, coefficients).peak_bytes[0]) for one in specs for _, batch in batches([one])]
+
+    key = MemoryCoefficients.excess_key("torch", spec_of(Plan()).model.name)
+    plain, more, none = peaks({}), peaks({key: 1e9}), peaks({key: -1e15})
+    assert more[0] - plain[0] == pytest.approx(1e9)
+    assert more[1] == plain[1]
+    assert 0 < none[0] <= plain[0]  # what libraries hold is never negative
 
 
 def test_devices_without_a_measured_peak_have_wider_intervals() -> None:

@@ -1,0 +1,123 @@
+"""An estimate beside a result: the same figures and the same parts of a step, in columns of their own."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from wattune.cost.batch import batches
+from wattune.cost.estimate import Coefficients, estimate, predict
+from wattune.trial import TrialResult, TrialSpec
+
+STEP: Final = "step_time_s"
+OTHER: Final = "other"
+
+PARTS: Final = (
+    "compute",
+    "bubble",
+    "exposed_comm_tp",
+    "exposed_comm_pp",
+    "exposed_comm_cp",
+    "exposed_comm_dp",
+    "exposed_comm_ep",
+    "straggler",
+    OTHER,
+)
+"""Parts of a step, as `<part>_frac` measures them and `<part>_s` is predicted; they add up to it."""
+
+UNDIVIDED: Final = "undivided_wait"
+"""Waiting that a measurement does not tell apart: for data, for a slower rank, or for a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a trial. An estimate and a measurement are never in one field."""
+
+    name: str
+    estimated: float | None
+    low: float | None = None
+    """Low end of the estimate's 95 % interval; None for parts, which have none."""
+    high: float | None = None
+    measured: float | None = None
+    """None where the trial did not measure it."""
+
+    @property
+    def error_frac(self) -> float | None:
+        """Estimated over measured, less 1; None where either is missing or nothing was measured of it."""
+        if self.estimated is None or not self.measured:
+            return None
+        return self.estimated / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Tells whether the measurement lies in the estimate's interval; None where there is no interval."""
+        if self.low is None or self.high is None or self.measured is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One trial's estimate and result."""
+
+    trial: str
+    """Study, id and repeat."""
+    plan: str
+    source: str
+    """Device, and the origin of the coefficients."""
+    was_fitted: bool
+    """True where the fit behind the estimate may have used this trial: the study is among those it was fitted to."""
+    metrics: tuple[Figure, ...]
+    parts: tuple[Figure, ...]
+    """Seconds of a step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+
+def beside(
+    trial: str, spec: TrialSpec, result: TrialResult, coefficients: Coefficients, *, source: str, was_fitted: bool
+) -> Beside:
+    """Lays the estimate of a specification beside its result.
+
+    Args:
+        trial: Name of the trial, for people.
+        spec: What was run.
+        result: What was measured.
+        coefficients: Of its device, as `plan --estimate` takes them.
+        source: Their origin, in words.
+        was_fitted: True where they were fitted to the trial's study.
+
+    Raises:
+        PlanError: The device has no estimates.
+    """
+    found = estimate([spec], lambda _device: coefficients).one(0)
+    metrics = tuple(
+        Figure(name=name, estimated=f["value"], low=f["low"], high=f["high"], measured=result.metrics.get(name))
+        for name, f in found.items()
+    )
+    return Beside(
+        trial=trial,
+        plan=spec.label,
+        source=source,
+        was_fitted=was_fitted,
+        metrics=metrics,
+        parts=_parts(spec, result.metrics, coefficients),
+    )
+
+
+def _parts(spec: TrialSpec, measured: Mapping[str, float], coefficients: Coefficients) -> tuple[Figure, ...]:
+    """Returns the parts that either side has, in seconds. Shares of the result are of its own step."""
+    ((_, batch),) = batches([spec])
+    parts_s = {name: float(values[0]) for name, values in predict(batch, coefficients).step.parts_s.items()}
+    step_s = measured.get(STEP)
+    found = []
+    for name in PARTS:
+        estimated, share = parts_s.get(f"{name}_s"), measured.get(f"{name}_frac")
+        seconds = None if share is None or step_s is None else share * step_s
+        if estimated or seconds:
+            found.append(Figure(name=name, estimated=estimated, measured=seconds))
+    known = [one.measured for one in found if one.measured is not None]
+    if step_s is not None and known and (left_s := step_s - sum(known)) > 1e-3 * step_s:
+        found.append(Figure(name=UNDIVIDED, estimated=None, measured=left_s))
+    return tuple(found)
