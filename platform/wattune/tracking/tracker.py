@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.storage.files import is_file_of
+from wattune.tracking.locations import location, make_relative
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
     NS_PER_MS,
@@ -27,10 +28,10 @@ from wattune.tracking.store import (
     READ_WITHIN_S,
     SLOWEST_BYTES_PER_S,
     Store,
-    artifacts_beside,
     check_alive,
     log,
     search,
+    sqlite_file,
 )
 from wattune.tracking.view import view_path, view_tags
 from wattune.trial import TrialResult, TrialSpec
@@ -62,8 +63,8 @@ class Tracker:
         Args:
             uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
             study_name: Becomes the MLflow experiment's name.
-            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, and the
-                server's own choice elsewhere.
+            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, also
+                in a copy of both, and the server's own choice elsewhere.
             document: The search space with every default. With it the store shows the study's objective from the first
                 trial on, and its pages are arranged for comparison.
             clock: Monotonic seconds, for the wait after a failure.
@@ -71,7 +72,7 @@ class Tracker:
         self.uri = uri
         self.study_name = study_name
         self._store = Store(uri, clock)
-        self._artifact_root = artifact_root or artifacts_beside(uri)
+        self._artifact_root = artifact_root
         self._document = document
         self._experiment_id = ""
         self._parent_id = ""
@@ -224,11 +225,16 @@ class Tracker:
             client.set_experiment_tag(self._experiment_id, name, text)
 
     def _experiment(self, client: Any) -> str:
+        database = sqlite_file(self.uri)
         experiment = client.get_experiment_by_name(self.study_name)
         if experiment is None:
-            location = f"{self._artifact_root.rstrip('/')}/{self.study_name}" if self._artifact_root else None
-            return str(client.create_experiment(self.study_name, artifact_location=location, tags=_KIND))
+            place = location(self.study_name) if database else None
+            if self._artifact_root:
+                place = f"{self._artifact_root.rstrip('/')}/{self.study_name}"
+            return str(client.create_experiment(self.study_name, artifact_location=place, tags=_KIND))
         check_alive(experiment, self.uri)
+        if database is not None:  # a copied store of an earlier version names the storage it was copied from
+            make_relative(database, experiment.experiment_id, experiment.artifact_location)
         return str(experiment.experiment_id)
 
 
