@@ -50,7 +50,7 @@ ROOMS = {
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
     "terminal": "forecast progress ranking recording tables",
-    "tracking": "artifacts locations reader run store tracker view",
+    "tracking": "artifacts locations picture reader run store tracker view",
     "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",
 }
