@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from wattune.errors import TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
-from wattune.ranking.table import PLAN_COLUMNS, plan_values
+from wattune.ranking.table import PLAN_COLUMNS, metric_field, plan_values
 from wattune.schema import METRICS
 from wattune.storage.files import Storage, find_storage, named_path
 from wattune.storage.remote import RemoteStorage
@@ -36,12 +36,14 @@ _METRICS_TABLE: Final = pa.schema(
         pa.field("engine", pa.string()),
         pa.field("dp", pa.int32()),
         *(pa.field(name, kind) for name, kind in PLAN_COLUMNS.items()),
-        *(
-            pa.field(name, pa.float64(), metadata={"unit": metric.unit or "", "better": metric.better})
-            for name, metric in METRICS.items()
-        ),
+        *map(metric_field, METRICS),
     ]
 )
+
+
+def metrics_schema() -> pa.Schema:
+    """Returns the columns of `Study.metrics`, with the unit of each metric in its field's metadata."""
+    return _METRICS_TABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
