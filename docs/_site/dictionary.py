@@ -56,7 +56,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
     },
     "result.json": {
         "trial_id": "The trial.",
-        "repeat": "Number of the repeat, from 0; from 1000 on runs of the reference trial.",
+        "repeat": "Number of the repeat, from 0. From 1000 on they are runs of the reference trial.",
         "status": "How it ended, such as `completed` or `out_of_memory`.",
         "reason": "Why, for every status but `completed`.",
         "metrics": "Values by the names below, in the unit of each. One that was not measured is absent.",
@@ -104,18 +104,18 @@ COLUMNS: Final = {
     "cluster": "Nodes, devices and their kind.",
     "engine": "What trains.",
     "dp": "Degree of data parallelism: devices over `tp`, `pp` and `cp`.",
-    "quality": "Quality of the metrics that the objective and the bounds use; of a repeat, its own.",
+    "quality": "Quality of the metrics that the objective and the bounds use. Of a repeat, its own.",
     "simulated": "True if the telemetry was computed instead of measured.",
     "num_repeats": "Repeats that completed.",
     "missing": "Metrics that objective and bounds need and a repeat did not measure.",
-    "reason": "Why it is not feasible; of a repeat, why it did not complete.",
+    "reason": "Why it is not feasible. Of a repeat, why it did not complete.",
     "repeat": "Number of the repeat.",
-    "status": "How the repeat ended; of a combination `kept`, `rejected` or `equivalent`.",
+    "status": "How the repeat ended. Of a combination `kept`, `rejected` or `equivalent`.",
     "rule": "The rule that rejects the combination.",
     "config": "The combination as it was written, as JSON.",
     "trial": "Name of the trial's folder.",
     "node": "The node.",
-    "device": "The device's name on its node; `host` for the node itself.",
+    "device": "The device's name on its node, `host` for the node itself.",
     "mono_ns": "Monotonic clock of the node.",
     "wall_ns": "Wall clock of the node, Unix time.",
     "sensor_ns": "The driver's own time of the sample.",
@@ -144,7 +144,7 @@ _EXAMPLE: Final = ("maximize tokens_per_s", "node_device_power_peak_1s_w <= 2600
 _HEAD: Final = """# Data dictionary
 
 This page lists every file that wattune leaves and every column in them. `docs/_site/dictionary.py` writes it from the
-code's schemas; a test holds it to the folders of real studies.
+code's schemas. A test holds it to the folders of real studies.
 
 All values are SI, with megahertz as the one exception. A fraction is never a percentage. A column's unit is in its name
 and in the metadata of its Parquet field (`unit`). Null and absent mean "not measured", never 0. [Storage](storage.md)
@@ -154,15 +154,15 @@ To take a study along as one table: `wattune export STUDY --to csv`, `parquet` o
 """
 
 
-_RANKED: Final = f"""One row a trial. `wattune rank --csv` and `wattune export --rows trials` have the same columns. The
+_RANKED: Final = f"""One row a trial. `wattune rank STUDY --csv FILE` and `wattune export STUDY --rows trials` have the same columns. The
 metadata has objective, constraints and notes. Each metric has a column: the middle of its interval over the trial's
 repeats. The other columns are those of a study that is to `{_EXAMPLE[0]}` under
 `{_EXAMPLE[1]}`.
 """
 
-_TELEMETRY: Final = """[Telemetry](telemetry.md) says over which time each value holds. A column `<name>_error` beside one
-that could not be read has the vendor's code. `Study.dataset` puts `trial` and `simulated` in front. The metadata of a
-file says which backend wrote it and whether the values are simulated.
+_TELEMETRY: Final = """[Telemetry](telemetry.md) says over which time each value holds. A column `<name>_error` beside
+one that could not be read has the vendor's code. `Study.dataset` puts `trial` and `simulated` in front. The metadata of
+a file says which backend wrote it and whether the values are simulated.
 """
 
 
@@ -188,7 +188,7 @@ def page() -> str:
         "`trial_id` of an equivalent combination is the trial that does the same work.\n",
         f"## ranking.parquet\n\n{_RANKED}",
         _columns(own, {**COLUMNS, **_of_example()}),
-        "## One row a repeat\n\n`wattune export` and `Study.metrics` of Python give what each run measured.\n",
+        "## One row a repeat\n\n`wattune export STUDY` and `Study.metrics` of Python give what each run measured.\n",
         _columns(repeats),
         "## Axes of a plan\n\nColumns of both tables.\n",
         _table(
@@ -227,14 +227,14 @@ def _of_example() -> dict[str, str]:
         f"{objective} runs": "Runs behind it.",
         f"{bound}: got": "Value of the repeat that comes closest to the bound.",
         f"{bound}: bound": "The bound.",
-        f"{bound}: slack": "Distance on the allowed side; negative where it is broken.",
+        f"{bound}: slack": "Distance on the allowed side, negative where it is broken.",
         f"{bound}: holds_probability": "Probability that the next run keeps the bound.",
         f"{bound}: verdict": "`holds`, `undecided` or `breaks`.",
     }
 
 
 def _sources(tier: str) -> dict[str, str]:
-    """Reads the source of each column of a tier from its table in telemetry.md, which another test holds to the code."""
+    """Reads the source of each column of a tier from telemetry.md, which another test holds to the code."""
     below = PAGE.with_name("telemetry.md").read_text().split(f"\n### {tier}\n", 1)[1].split("\n#", 1)[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below.splitlines() if line[:1] == "|"]
     return {row[0].strip("`"): f"Source: {row[2]}." for row in cells[2:]}

@@ -47,7 +47,7 @@ STOP_WITHIN_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """What a tracking store shows of one trial's telemetry."""
+    """The telemetry of one trial as a tracking store shows it."""
 
     series: Series = field(default_factory=dict)
     """Node power over wall time, by node."""

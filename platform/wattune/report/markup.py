@@ -61,7 +61,7 @@ td {{ overflow-wrap: anywhere; }}
 td strong {{ overflow-wrap: normal; }}
 td small {{ display: block; }}
 td .detail {{ display: none; }}
-.mark {{ cursor: help; }}
+.verdict {{ cursor: help; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 td.number {{ white-space: nowrap; overflow-wrap: normal; }}
 td.number small {{ white-space: normal; }}
@@ -137,7 +137,7 @@ for (const block of document.querySelectorAll(".scroll")) {
   }));
   block.before(field);
 }
-// Narrow pages have no room for texts inside charts; pointing at a mark tells them.
+// Narrow pages have no room for texts inside charts; pointing tells them.
 const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach(chart => {
   if ((chart.dataset.narrow ?? "false") === String(narrow)) return;
   chart.dataset.narrow = narrow;

@@ -147,7 +147,7 @@ def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row
 def _margin(margin: Margin, *, brief: bool) -> Html:
     value = format_quantity(margin.metric, margin.got)
     marks = {Holds.HOLDS: "✓", Holds.UNDECIDED: "?", Holds.BREAKS: "✕"}
-    kind = "mark fails" if margin.verdict is Holds.BREAKS else "mark"
+    kind = "verdict fails" if margin.verdict is Holds.BREAKS else "verdict"
     details = slack_text(margin)
     return fill(
         '<span class="{}" title="{}">{} {}</span><small class="detail">{}</small>',

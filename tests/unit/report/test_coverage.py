@@ -1,4 +1,4 @@
-"""What was not measured stands on the first screen, with how many there are."""
+"""The first screen says of how many trials nothing was measured, and why."""
 
 from dataclasses import replace
 

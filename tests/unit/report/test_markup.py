@@ -78,7 +78,7 @@ def test_nothing_on_the_page_has_a_width_that_a_narrow_window_lacks():
 
 
 def test_only_values_are_kept_on_one_line():
-    """What may not wrap sets the least width of a column: a value and its unit, never a sentence."""
+    """A text that may not wrap sets the least width of its column: a value and its unit, never a sentence."""
     page = render()
     kept = re.findall(r'<td class="number"[^>]*><span[^>]*>(.*?)</span>', page)
     assert kept and max(map(len, kept)) <= 24, kept
