@@ -154,9 +154,9 @@ To take a study along as one table: `wattune export STUDY --to csv`, `parquet` o
 """
 
 
-_RANKED: Final = f"""One row a trial. `wattune rank STUDY --csv FILE` and `wattune export STUDY --rows trials` have the same columns. The
-metadata has objective, constraints and notes. Each metric has a column: the middle of its interval over the trial's
-repeats. The other columns are those of a study that is to `{_EXAMPLE[0]}` under
+_RANKED: Final = f"""One row a trial. `wattune rank STUDY --csv FILE` and `wattune export STUDY --rows trials` have the
+same columns. The metadata has objective, constraints and notes. Each metric has a column: the middle of its interval
+over the trial's repeats. The other columns are those of a study that is to `{_EXAMPLE[0]}` under
 `{_EXAMPLE[1]}`.
 """
 

@@ -93,7 +93,8 @@ def to_table(ranking: Ranking) -> pa.Table:
         "wattune.simulated": str(ranking.simulated).lower(),
     }
     schema = ranking_schema(ranking).with_metadata(metadata)
-    return pa.Table.from_pylist([_cells(ranking, row, _measured(ranking)) for row in ranking.trials], schema)
+    measured = _measured(ranking)
+    return pa.Table.from_pylist([_cells(ranking, row, measured) for row in ranking.trials], schema)
 
 
 def to_csv(ranking: Ranking) -> str:
