@@ -128,7 +128,8 @@ def _cells(ranking: Ranking, row: RankedTrial, measured: Sequence[str]) -> dict[
     cells: dict[str, Any] = {name: whole[name] for name in (*_FACTS, "quality", "simulated", "reason")}
     cells |= plan_values(row.spec.plan)
     cells |= {"num_repeats": len(row.counted), "missing": ", ".join(row.missing)}
-    cells |= {name: found.value for name in measured if (found := row.interval(name)) is not None}
+    counted = row.counted
+    cells |= {name: value for name in measured if (value := row.spreads.middle(counted, name)) is not None}
     if row.objective is not None:
         cells[f"{objective} low"], cells[f"{objective} high"] = row.objective.low, row.objective.high
         cells[f"{objective} interval"], cells[f"{objective} runs"] = row.objective.method, row.objective.num_runs

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trials import FASTEST, POWER, speed, trial
+from made_trials import FASTEST, POWER, on_n0, reference_runs, speed, trial
 
 from wattune.errors import PlanError
 from wattune.ranking.assessment import Verdict
@@ -39,6 +39,18 @@ def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
     assert (third["tokens_per_s"], third["missing"], third[POWER.metric]) == (9.0, POWER.metric, None)
     assert fourth["reason"] == "crashed: died" and fourth["tokens_per_s"] is None
     assert all(row["mfu_frac"] is None for row in table.to_pylist()), "nothing measured it"
+
+
+def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
+    """Also where drift and repeats move it from the mean of the runs."""
+    pairs = [speed(n, 100.0 + n, 2000.0 + 7 * n, repeat) for n in (1, 2, 4) for repeat in range(3)]
+    pairs = [on_n0(pair, 600.0 * number) for number, pair in enumerate(pairs)]
+    pairs += reference_runs([100.0, 103.0, 106.0, 109.0])
+    ranking = rank(pairs, FASTEST, [POWER])
+    for row, cells in zip(ranking.trials, to_table(ranking).to_pylist(), strict=True):
+        for name in ("tokens_per_s", POWER.metric):
+            assert cells[name] == row.interval(name).value
+        assert cells["tokens_per_s"] == row.objective.value
 
 
 def test_units_are_in_the_schema_also_after_parquet(tmp_path):
