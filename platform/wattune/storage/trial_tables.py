@@ -83,7 +83,8 @@ def open_tables(study: Path, tier: str, *, read: bool = False) -> "ds.Dataset":
 
 def left_out(schema: pa.Schema) -> list[str]:
     """Returns the reasons, a line each, why trials are left out of a table or dataset of this schema."""
-    return (schema.metadata or {}).get(UNREADABLE, b"").decode().splitlines()
+    reasons: bytes = (schema.metadata or {}).get(UNREADABLE, b"")
+    return reasons.decode().splitlines()
 
 
 def _files(folder: Path, tier: str) -> list[Path]:
