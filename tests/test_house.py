@@ -14,13 +14,13 @@ ROOMS = {
     ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking objective private_folder schema "
     "trial units upload version",
     "analysis": "detail examine quality summary",
-    "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
-    "step_breakdown thermal throttle utilization waterfall",
+    "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
+    "thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
-    "api": "estimates recordings results runs spaces studies",
+    "api": "estimates exports recordings results runs spaces studies",
     "calibration": "fit links run",
     "catalog": "hardware models",
-    "cli": "machine results shell study",
+    "cli": "export machine results shell study",
     "cost": "batch clock coefficients defaults estimate flops power sweep tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
@@ -39,19 +39,20 @@ ROOMS = {
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page race sections step_throughput traces trade_off write",
+    "report": "charts coverage figure labels markup page race sections step_throughput traces trade_off write",
     "search": "forecast grammar problems prune space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",
     "simulation": "activity device_model sensors",
-    "storage": "digests documents files manifests measured parquet remote study trial_files values versions",
+    "storage": "digests documents files manifests measured parquet remote study trial_files trial_tables values "
+    "versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
     "terminal": "beside forecast links progress ranking recording tables",
-    "tracking": "reader run store tracker view",
+    "tracking": "artifacts locations picture reader run store tracker view",
     "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
     "profiler provenance recorder watchdog",
 }
@@ -60,6 +61,7 @@ ROOMS = {
 WITHOUT_TWIN = {
     "__main__": "two calls; tests/e2e/test_wheel.py runs it",
     "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
+    "cli/export": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",

@@ -24,6 +24,7 @@ PRIVATE = re.compile(
 ALLOWED = {
     "end mark": "the last bytes of a stream of telemetry, as the manifest's documentation calls them",
     "✕ marks the bounds": "an ordinary verb: the report shows a symbol",
+    "text-anchor=": "an attribute of SVG",
     "only the last token is judged": "the loss of a prompt, in the words of its rule",
 }
 """Texts that may hold such a word, and the reason."""

@@ -9,20 +9,34 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from wattune.analysis.signals.align import align
+import numpy as np
+from numpy.typing import NDArray
+
+from wattune.analysis.signals.align import Aligned, align
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
+from wattune.ranking.assessment import is_simulated
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
+from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Series
 from wattune.tracking.tracker import Tracker, attempt_of
 from wattune.trial import TrialResult, TrialSpec
-from wattune.units import NS_PER_S
+from wattune.units import NS_PER_S, format_quantity
+
+_FIGURES: Final = {
+    "tokens_per_s": "{} tokens",
+    "step_time_s": "step {}",
+    "node_device_power_mean_w": "node {} mean",
+    "node_device_power_peak_1s_w": "{} peak over 1 s",
+}
+"""Figures under a picture's name, and their words."""
 
 SendTrial = Callable[[TrialSpec, TrialResult], bool]
 """Sends one repeat of a trial in the study folder; returns true if the destination did not have it yet."""
@@ -31,22 +45,54 @@ STOP_WITHIN_S: Final = 300.0
 """Longest time that the end of a study waits for uploads."""
 
 
-def chart_series(folder: MeasuredFolder) -> Series:
-    """Computes node power over wall time for a tracking store's charts, by node.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """The telemetry of one trial as a tracking store shows it."""
 
-    Empty without recorded device power, or if the tables do not have the expected schema.
+    series: Series = field(default_factory=dict)
+    """Node power over wall time, by node."""
+    picture: str = ""
+    """Node power above the time of each step, as SVG."""
+
+
+def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: TrialResult) -> Charts:
+    """Draws a trial's own telemetry for a tracking store.
+
+    Empty without recorded device power and steps, or if the tables do not have the expected schema.
     """
     try:
         tables, spans = folder.telemetry(), folder.spans()
     except ImpossibleValueError:  # the result is invalid and says why
-        return {}
+        return Charts()
     aligned = None if schema_problems(tables, spans) else align(tables, spans, folder.manifests())
     if aligned is None:
-        return {}
-    return {
-        f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), power_w)
-        for node, (time_s, power_w) in node_power_series(aligned).items()
+        return Charts()
+    power_w = node_power_series(aligned)
+    series = {
+        f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), watts)
+        for node, (time_s, watts) in power_w.items()
     }
+    known = [
+        template.format(format_quantity(name, result.metrics[name]))
+        for name, template in _FIGURES.items()
+        if name in result.metrics
+    ]
+    picture = trial_picture(
+        f"{spec.label} #{result.repeat}",
+        ", ".join(known) or str(result.status).replace("_", " "),
+        power_w,
+        _steps_of(aligned),
+        simulated=is_simulated(result),
+    )
+    return Charts(series=series, picture=picture)
+
+
+def _steps_of(aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns when each measured step begins on its first rank, and how long it takes to its last one, in seconds."""
+    if aligned.steps is None:
+        return np.empty(0), np.empty(0)
+    start_ns, end_ns = aligned.steps.start_ns.min(axis=1), aligned.steps.end_ns.max(axis=1)
+    return (start_ns - aligned.start_ns) / NS_PER_S, (end_ns - start_ns) / NS_PER_S
 
 
 def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
@@ -58,7 +104,9 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
     def send(spec: TrialSpec, result: TrialResult) -> bool:
         folder = study.trial(result.trial_id, result.repeat)
         folder.check()
-        return tracker.log_trial(spec, folder.result() or result, folder.path, chart_series(folder))
+        kept = folder.result() or result
+        charts = charts_of(folder, spec, kept)
+        return tracker.log_trial(spec, kept, folder.path, charts.series, charts.picture)
 
     return send
 

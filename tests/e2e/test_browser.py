@@ -1,6 +1,7 @@
 """Pages in a real browser: the report, two trials side by side, and MLflow's own pages of a study."""
 
 import json
+import re
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from headless import Headless, chromium
 from mlflow_server import free_port, mlflow_server
 from small_study import make_study, ranking_of
+from wide_report import write_wide_report
 
 from wattune import api
 from wattune.ranking.evidence import compare_trials
@@ -92,11 +94,51 @@ def test_the_report_prints_on_paper_in_its_width(browser: Headless, study: Study
     browser.wait_for(f"{widest} > 680")
 
 
-def test_a_narrow_screen_does_not_scroll_sideways(browser: Headless, study: StudyFolder) -> None:
-    browser.resize(420, 800)
-    browser.open(study.report_path.as_uri())
-    browser.shows("Throughput against power")
-    browser.wait_for("document.documentElement.scrollWidth <= 421")
+WIDER_THAN_THEIR_PLACE = """[...document.querySelectorAll('main, section, .scroll, table, .plotly-graph-div')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
+  .map(one => one.tagName + '.' + one.className + ' ' + one.scrollWidth + ' > ' + one.clientWidth)"""
+BEYOND_THE_WINDOW = """[...document.querySelectorAll('main *')]
+  .filter(one => !one.closest('.main-svg, thead') && one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => one.tagName + '.' + one.className)"""
+NAMES_THAT_MEET = """(() => {
+  const boxes = [...document.querySelectorAll('#chart-throughput-against-power .textpoint text')]
+    .filter(one => one.textContent).map(one => [one.textContent, one.getBoundingClientRect()]);
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  return boxes.flatMap(([name, box], number) =>
+    boxes.slice(0, number).filter(([, other]) => meet(box, other)).map(([other]) => name + ' / ' + other));
+})()"""
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("num_bounds", [1, 5, 6])
+def test_nothing_needs_sideways_scrolling(browser: Headless, tmp_path: Path, width: int, num_bounds: int) -> None:
+    """Also with long names, settings that vary, six bounds and forty trials."""
+    path = write_wide_report(tmp_path / "report.html", num_bounds)
+    browser.resize(width, 900)
+    browser.open(path.as_uri())
+    browser.shows("Throughput against power", "Measured 40 of 681 trials of the space", "640 not reached")
+    browser.wait_for("document.querySelectorAll('.plotly-graph-div svg.main-svg').length > 0")
+    browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
+    assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == []
+    assert browser.evaluate(BEYOND_THE_WINDOW) == []
+    if width == 1400:
+        assert browser.evaluate("document.querySelectorAll('.textpoint text').length") >= 1
+        assert browser.evaluate(NAMES_THAT_MEET) == []
+        top = browser.evaluate("document.querySelector('.coverage').getBoundingClientRect().bottom")
+        assert top <= 900, "what was not measured is on the first screen"
+    else:
+        browser.wait_for("document.querySelector('.plotly-graph-div').dataset.narrow === 'true'")
+        assert browser.evaluate("getComputedStyle(document.querySelector('td')).display") == "grid"
+        browser.shows("the next run keeps it", "rank")
+
+
+def test_the_small_study_fits_both_widths(browser: Headless, study: StudyFolder) -> None:
+    for width in (1400, 420):
+        browser.resize(width, 900)
+        browser.open(study.report_path.as_uri())
+        browser.shows("Throughput against power")
+        browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
+        assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == []
 
 
 def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:
@@ -110,10 +152,11 @@ def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path
 
 def test_every_figure_is_written_as_an_image(study: StudyFolder, tmp_path: Path) -> None:
     paths = write_figures(study, ranking_of(study), tmp_path)
-    assert len(paths) == 10
+    begins = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
+    assert sorted(path.suffix for path in paths) == sorted(5 * list(begins))
     for path in paths:
         content = path.read_bytes()
-        assert content.startswith(b"\x89PNG" if path.suffix == ".png" else b"<svg")
+        assert content.startswith(begins[path.suffix])
         assert len(content) > 5000
 
 
@@ -138,6 +181,15 @@ def test_mlflow_shows_our_metrics_and_parameters_side_by_side(
         browser.shows("Comparing 3 Runs", "Parallel Coordinates Plot", within_s=60)
         browser.shows("micro_batch_size", "sharding", "overlap", "grad_param", "model.num_layers")
         browser.shows("tokens_per_s", "node_device_power_peak_1s_w", "energy_per_token_j")
+
+        # The link on the study's page leads there, and every run has a picture of its own telemetry or none.
+        note = client.get_experiment(experiment_id).tags["mlflow.note.content"]
+        (link,) = re.findall(r"\[Compare the best \d\]\((.*)\)", note)
+        browser.open("about:blank")
+        browser.open(f"{url}/{link}")
+        browser.shows("Comparing 2 Runs", "tp2 pp2 mbs1 #0", "dp4 mbs1 overlap=grad_param #0", within_s=60)
+        pictures = ["picture.svg" in {one.path for one in client.list_artifacts(run.info.run_id)} for run in runs]
+        assert sorted(pictures) == [False, True, True], "the third ran out of memory before a step"
 
         # The page wattune arranges: its charts first, the columns a study is decided by.
         page = Tracker(url, study.name).page()

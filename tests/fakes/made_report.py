@@ -192,7 +192,7 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
         ]
     )
     candidates = [
-        {"status": "kept", "rule": "", "reason": ""},
+        *({"trial_id": row.trial_id, "status": "kept", "rule": "", "reason": ""} for row in ranking.trials),
         *({"status": "rejected", "rule": "kv_heads", "reason": f"{text} {n}"} for n in range(3)),
         {"status": "rejected", "rule": "layers", "reason": text},
         {"status": "equivalent", "rule": "", "reason": text},

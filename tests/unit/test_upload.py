@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from study_files import DOCUMENT, SPEC, measured, result_of
@@ -18,13 +19,13 @@ from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialStatus
-from wattune.upload import Delivery, Uploader, chart_series, send_all, to_storage
+from wattune.upload import Charts, Delivery, Uploader, charts_of, send_all, to_storage
 
 
 @pytest.fixture(autouse=True)
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The telemetry of these trials is a stand-in that nothing can be drawn of."""
-    monkeypatch.setattr(upload, "chart_series", lambda _folder: {})
+    monkeypatch.setattr(upload, "charts_of", lambda *_: Charts())
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ class FakeTracker:
     def __init__(self, problem: str = "") -> None:
         self.problem, self.trials, self.studies = problem, [], 0
 
-    def log_trial(self, spec, result, folder, series) -> bool:
+    def log_trial(self, spec, result, folder, series, picture) -> bool:
         if self.problem:
             raise TrackingError(self.problem)
         self.trials.append(result.repeat)
@@ -61,9 +62,16 @@ def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder)
     recorded = MeasuredFolder(Path(__file__).parents[1] / "golden" / "h200x4" / "dp4")
     folder.write_telemetry("node0", recorded.telemetry(), {})
     folder.write_spans(recorded.spans())
-    assert list(chart_series(folder)) == ["node0/node_device_power_w"]
+    charts = charts_of(folder, SPEC, result_of(tokens_per_s=131_200.0))
+    assert list(charts.series) == ["node0/node_device_power_w"]
+    (power_w,) = [watts for _, watts in charts.series.values()]
+    picture = ElementTree.fromstring(charts.picture)
+    texts = [one.text for one in picture.iter() if one.tag.endswith("text")]
+    assert texts[:3] == [f"{SPEC.label} #0", "131.2 k/s tokens", "node power [W]"] and "step [ms]" in texts
+    assert {one.get("stroke") for one in picture.iter() if one.tag.endswith("polyline")} == {"#0072B2", "#1b2430"}
+    assert power_w.max() > 2000
     folder.write_spans(recorded.telemetry()["fast"])
-    assert chart_series(folder) == {}
+    assert charts_of(folder, SPEC, result_of()) == Charts()
 
 
 def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: Path) -> None:
@@ -148,7 +156,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(here: StudyFolder, tmp_p
 
 def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> None:
     class Slow(FakeTracker):
-        def log_trial(self, spec, result, folder, series) -> bool:
+        def log_trial(self, spec, result, folder, series, picture) -> bool:
             self.trials.append(result.status)
             return True
 

@@ -1,6 +1,7 @@
 """Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
 
 from wattune.api.estimates import beside_result, estimate, fit
+from wattune.api.exports import export
 from wattune.api.recordings import analyze, calibrate, calibrate_links, record, send_recording
 from wattune.api.results import compare, figures, rank, report, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
@@ -21,6 +22,7 @@ __all__ = [
     "catalog",
     "compare",
     "estimate",
+    "export",
     "figures",
     "fit",
     "load_study",

@@ -81,7 +81,7 @@ def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
 
 
 def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
-    """Writes every figure of the study's report as PNG and SVG, and returns their paths.
+    """Writes every figure of the study's report as PNG, SVG and PDF, and returns their paths.
 
     Raises:
         WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.

@@ -1,5 +1,6 @@
 """A study that was run, read back: its trials, their metrics and their telemetry as Arrow tables."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,12 @@ import pyarrow.compute as pc
 
 from wattune.errors import TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
-from wattune.ranking.table import PLAN_COLUMNS, plan_values
+from wattune.ranking.table import PLAN_COLUMNS, metric_field, plan_values
 from wattune.schema import METRICS
 from wattune.storage.files import Storage, find_storage, named_path
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, check_study_name
+from wattune.storage.trial_tables import left_out
 from wattune.trial import TrialResult, TrialSpec
 
 if TYPE_CHECKING:
@@ -34,12 +36,14 @@ _METRICS_TABLE: Final = pa.schema(
         pa.field("engine", pa.string()),
         pa.field("dp", pa.int32()),
         *(pa.field(name, kind) for name, kind in PLAN_COLUMNS.items()),
-        *(
-            pa.field(name, pa.float64(), metadata={"unit": metric.unit or "", "better": metric.better})
-            for name, metric in METRICS.items()
-        ),
+        *map(metric_field, METRICS),
     ]
 )
+
+
+def metrics_schema() -> pa.Schema:
+    """Returns the columns of `Study.metrics`, with the unit of each metric in its field's metadata."""
+    return _METRICS_TABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +111,21 @@ class Study:
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one telemetry table of all trials without reading it, for queries on more than fits in memory.
 
+        A trial whose files are damaged is left out, it alone. A warning names it, and so does the metadata of the
+        dataset's schema (`wattune.unreadable`, a line each).
+
         Args:
             tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
 
         Raises:
-            TelemetryError: There is no such table, no trial has it, or a file of it cannot be read.
+            TelemetryError: There is no such table, no trial has it, or not one trial's table can be read.
         """
-        try:
-            return self.folder.dataset(tier)
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+        dataset = self.folder.dataset(tier)
+        _warn(left_out(dataset.schema), tier)
+        return dataset
 
     def telemetry(self, tier: str, *, trial_id: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads one telemetry table of all trials, or of one.
+        """Reads one telemetry table of all trials, or of one. A damaged trial is left out as in `dataset`.
 
         Args:
             tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
@@ -131,17 +137,34 @@ class Study:
             `simulated`, true where the values were computed instead of measured.
 
         Raises:
-            TelemetryError: There is no such table or column, no trial has it, or a file of it cannot be read.
+            TelemetryError: There is no such table or column, no trial has it, or not one asked trial's can be read.
         """
-        dataset = self.dataset(tier)
+        dataset = self.folder.dataset(tier)
         for name in columns or ():
             if name not in dataset.schema.names:
                 raise TelemetryError(f'"{name}" is not a column of {tier}; {closest(name, dataset.schema.names)}')
         chosen = None if trial_id is None else pc.starts_with(pc.field("trial"), trial_id)
+        wanted = None if columns is None else list(columns)
         try:
-            return dataset.to_table(columns=None if columns is None else list(columns), filter=chosen)
-        except (pa.ArrowException, OSError) as error:
-            raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+            table = dataset.to_table(columns=wanted, filter=chosen)
+        except (pa.ArrowException, OSError):  # damage in a file without a digest: find it, and leave its trial out
+            dataset = self.folder.dataset(tier, read=True)
+            try:
+                table = dataset.to_table(columns=wanted, filter=chosen)
+            except (pa.ArrowException, OSError) as error:
+                raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+        damaged = [reason for reason in left_out(dataset.schema) if reason.startswith(trial_id or "")]
+        if damaged and not table.num_rows:
+            raise TelemetryError(f"a {tier} table cannot be read: {damaged[0]}")
+        _warn(damaged, tier)
+        return table.replace_schema_metadata(dataset.schema.metadata)
+
+
+def _warn(damaged: Sequence[str], tier: str) -> None:
+    """Warns of the trials that a dataset leaves out, from the line that called the study."""
+    if damaged:
+        more = f"; and {len(damaged) - 1} more" if damaged[1:] else ""
+        warnings.warn(f"{tier} tables without {len(damaged)} damaged trial(s): {damaged[0]}{more}", stacklevel=3)
 
 
 def _row(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:

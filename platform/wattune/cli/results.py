@@ -158,7 +158,7 @@ def report(
     storage: StorageOption = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Write every figure as PNG and SVG to this folder too; needs Chrome.", show_default=False),
+        typer.Option(help="Write figures as PNG, SVG and PDF to this folder too; needs Chrome.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

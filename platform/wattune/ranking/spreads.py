@@ -152,6 +152,17 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None else fitted.number[counted[0].trial_id, all(map(is_soak, counted))]
 
+    def middle(self, counted: Sequence[TrialResult], metric: str) -> float | None:
+        """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
+        number = self.number(counted, metric)
+        if number is None:
+            return None
+        fitted = self._known[metric]
+        assert fitted is not None, "a number has a model"
+        change = float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number])
+        value = _mean(ordinary(counted), metric)
+        return value * math.exp(change) if fitted.logarithmic else value + change
+
     def interval(self, counted: Sequence[TrialResult], metric: str) -> Interval | None:
         """Computes a metric over repeats of one trial, None if one of them did not measure it.
 

@@ -1,13 +1,15 @@
-"""A ranking as files: Parquet with all data, and CSV for spreadsheets with one figure per cell."""
+"""A ranking as flat files, one row a trial and one figure a cell: Parquet with units, and CSV for spreadsheets."""
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from wattune.plan.axes import AXES, Plan
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.storage.files import write_asked
@@ -15,7 +17,7 @@ from wattune.storage.files import write_asked
 _AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
 
 _MARGIN_PARTS: Final = ("got", "bound", "slack", "holds_probability", "verdict")
-"""Parts of a margin that have a column in the CSV."""
+"""Parts of a margin that have a column."""
 
 PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for name, axis in AXES.items()}
 """Columns a plan has in a table: its axes."""
@@ -23,75 +25,65 @@ PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """A plan as one row of `PLAN_COLUMNS`."""
-    return {name: getattr(plan, name) for name in PLAN_COLUMNS} | {"rank_order": str(plan.rank_order)}
+    return {name: getattr(plan, name) for name in PLAN_COLUMNS} | {"rank_order": cell_text(plan.rank_order)}
 
 
-def _struct(**types: pa.DataType) -> pa.DataType:
-    return pa.struct(list(types.items()))
+_FACTS: Final = {
+    "rank": pa.int32(),
+    "best_probability": pa.float64(),
+    "verdict": pa.string(),
+    "study": pa.string(),
+    "trial_id": pa.string(),
+    "label": pa.string(),
+    "model": pa.string(),
+    "num_parameters": pa.int64(),
+    "num_active_parameters": pa.int64(),
+    "cluster": pa.string(),
+    "engine": pa.string(),
+    "dp": pa.int32(),
+}
+"""First columns of a ranking, before those of the plan."""
+
+_ENDS: Final = {
+    "quality": pa.string(),
+    "simulated": pa.bool_(),
+    "num_repeats": pa.int32(),
+    "missing": pa.string(),
+    "reason": pa.string(),
+}
+"""Last columns of a ranking. `missing` has the metrics that objective and constraints need and nothing measured."""
 
 
-_TABLE: Final = pa.schema(
-    {
-        "rank": pa.int32(),
-        "best_probability": pa.float64(),
-        "study": pa.string(),
-        "trial_id": pa.string(),
-        "verdict": pa.string(),
-        "label": pa.string(),
-        "model": pa.string(),
-        "num_parameters": pa.int64(),
-        "num_active_parameters": pa.int64(),
-        "cluster": pa.string(),
-        "engine": pa.string(),
-        "dp": pa.int32(),
-        "plan": _struct(**PLAN_COLUMNS),
-        "objective": _struct(
-            value=pa.float64(),
-            low=pa.float64(),
-            high=pa.float64(),
-            method=pa.string(),
-            num_runs=pa.int32(),
-            confidence_frac=pa.float64(),
-        ),
-        "margins": pa.list_(
-            _struct(
-                constraint=pa.string(),
-                metric=pa.string(),
-                got=pa.float64(),
-                bound=pa.float64(),
-                slack=pa.float64(),
-                slack_frac=pa.float64(),
-                repeat=pa.int32(),
-                holds=pa.bool_(),
-                holds_probability=pa.float64(),
-                verdict=pa.string(),
-            )
-        ),
-        "missing": pa.list_(pa.string()),
-        "reason": pa.string(),
-        "quality": pa.string(),
-        "simulated": pa.bool_(),
-        "repeats": pa.list_(
-            _struct(
-                repeat=pa.int32(),
-                status=pa.string(),
-                reason=pa.string(),
-                quality=pa.string(),
-                quality_reasons=pa.list_(pa.string()),
-                metrics=pa.map_(pa.string(), pa.float64()),
-            )
-        ),
-    }.items()
-)
-"""Columns of `ranking.parquet`: those of a row's JSON. Values are in the units of their metrics."""
+def metric_field(name: str, metric: str | None = None) -> pa.Field:
+    """Returns the column of a figure, with the unit of its metric and which way is better in the field's metadata.
+
+    Args:
+        name: The column's name.
+        metric: The metric, where the column has another name than it.
+    """
+    found = METRICS[metric or name]
+    return pa.field(name, pa.float64(), metadata={"unit": found.unit or "", "better": found.better})
+
+
+def ranking_schema(ranking: Ranking) -> pa.Schema:
+    """Returns the columns of a ranking as a table. None is nested but `layout`, and each metric has a column."""
+    objective = ranking.objective.metric
+    fields = [pa.field(name, kind) for name, kind in {**_FACTS, **PLAN_COLUMNS}.items()]
+    fields += [metric_field(f"{objective} {end}", objective) for end in ("low", "high")]
+    fields += [pa.field(f"{objective} interval", pa.string()), pa.field(f"{objective} runs", pa.int32())]
+    fields += [metric_field(name) for name in METRICS]
+    for bound in ranking.constraints:
+        fields += [metric_field(f"{bound}: {part}", bound.metric) for part in ("got", "bound", "slack")]
+        fields += [pa.field(f"{bound}: holds_probability", pa.float64()), pa.field(f"{bound}: verdict", pa.string())]
+    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in _ENDS.items())])
 
 
 def to_table(ranking: Ranking) -> pa.Table:
-    """Builds `ranking.parquet`: one row per trial; the metadata has objective, constraints and notes."""
-    rows = [row.to_json() for row in ranking.trials]
-    for row, trial in zip(rows, ranking.trials, strict=True):
-        row["plan"] = plan_values(trial.spec.plan)
-        row["repeats"] = [{**repeat, "metrics": list(repeat["metrics"].items())} for repeat in row["repeats"]]
+    """Builds `ranking.parquet`: one row a trial, one column a metric; the metadata has objective, constraints, notes.
+
+    A metric is the middle of its interval over the trial's repeats, null where one of them did not measure it. The
+    repeats themselves are rows of `wattune.Study.metrics`.
+    """
     metadata = {
         "wattune.objective": str(ranking.objective),
         "wattune.constraints": "\n".join(map(str, ranking.constraints)),
@@ -100,54 +92,50 @@ def to_table(ranking: Ranking) -> pa.Table:
         "wattune.unreadable": "\n".join(one.reason for one in ranking.unreadable),
         "wattune.simulated": str(ranking.simulated).lower(),
     }
-    return pa.Table.from_pylist(rows, schema=_TABLE.with_metadata(metadata))
+    schema = ranking_schema(ranking).with_metadata(metadata)
+    measured = _measured(ranking)
+    return pa.Table.from_pylist([_cells(ranking, row, measured) for row in ranking.trials], schema)
 
 
 def to_csv(ranking: Ranking) -> str:
     """Builds the CSV: a line per trial in the order of listing, then one per unreadable repeat (verdict `unreadable`).
 
-    A metric is the middle of its interval, empty where unmeasured. The objective has its interval beside it. Every
-    constraint has the measured value, the bound, the distance to it, the probability that the next run keeps it, and
-    the verdict. Columns are named as in the ranking's JSON.
+    Its columns are those of `to_table`, without metrics that no trial measured. A cell is empty where the table is
+    null.
     """
-    bounds = [str(constraint) for constraint in ranking.constraints]
-    objective = ranking.objective.metric
-    measured = [name for name in METRICS if any(name in one.metrics for row in ranking.trials for one in row.counted)]
-    facts = [
-        "rank",
-        "best_probability",
-        "verdict",
-        "study",
-        "trial_id",
-        "label",
-        "model",
-        "num_parameters",
-        "num_active_parameters",
-    ]
-    facts += ["cluster", "engine", "dp"]
-    trust = ["quality", "simulated", "num_repeats", "reason"]
-    columns = [*facts, *AXES, f"{objective} low", f"{objective} high", f"{objective} interval", *measured]
-    columns += [f"{bound}: {part}" for bound in bounds for part in _MARGIN_PARTS]
+    measured = _measured(ranking)
+    columns = [name for name in ranking_schema(ranking).names if name not in METRICS or name in measured]
     written = io.StringIO()
-    lines = csv.DictWriter(written, [*columns, *trust], restval="", lineterminator="\n")
+    lines = csv.DictWriter(written, columns, restval="", lineterminator="\n")
     lines.writeheader()
     for row in ranking.trials:
-        whole = row.to_json()
-        cells: dict[str, Any] = {name: whole[name] for name in (*facts, "quality", "simulated", "reason")}
-        cells |= {name: _text(value) for name, value in whole["plan"].items()}
-        cells |= {name: found.value for name in measured if (found := row.interval(name)) is not None}
-        if row.objective is not None:
-            cells[f"{objective} low"], cells[f"{objective} high"] = row.objective.low, row.objective.high
-            cells[f"{objective} interval"] = row.objective.method
-        for margin in whole["margins"]:
-            for part in _MARGIN_PARTS:
-                cells[f"{margin['constraint']}: {part}"] = margin[part]
-        lines.writerow(
-            {name: "" if value is None else value for name, value in cells.items()} | {"num_repeats": len(row.counted)}
-        )
+        lines.writerow({name: cell_text(value) for name, value in _cells(ranking, row, measured).items()})
     for one in ranking.unreadable:
         lines.writerow({"verdict": "unreadable", "trial_id": one.name, "reason": one.reason})
     return written.getvalue()
+
+
+def _measured(ranking: Ranking) -> list[str]:
+    """Lists the metrics that any repeat measured."""
+    found = {name for row in ranking.trials for one in row.counted for name in one.metrics}
+    return [name for name in METRICS if name in found]
+
+
+def _cells(ranking: Ranking, row: RankedTrial, measured: Sequence[str]) -> dict[str, Any]:
+    """Returns a trial as one row of `ranking_schema`, without the columns that are null."""
+    objective = ranking.objective.metric
+    whole = row.to_json()
+    cells: dict[str, Any] = {name: whole[name] for name in (*_FACTS, "quality", "simulated", "reason")}
+    cells |= plan_values(row.spec.plan)
+    cells |= {"num_repeats": len(row.counted), "missing": ", ".join(row.missing)}
+    counted = row.counted
+    cells |= {name: value for name in measured if (value := row.spreads.middle(counted, name)) is not None}
+    if row.objective is not None:
+        cells[f"{objective} low"], cells[f"{objective} high"] = row.objective.low, row.objective.high
+        cells[f"{objective} interval"], cells[f"{objective} runs"] = row.objective.method, row.objective.num_runs
+    for margin in whole["margins"]:
+        cells |= {f"{margin['constraint']}: {part}": margin[part] for part in _MARGIN_PARTS}
+    return cells
 
 
 def write_csv(ranking: Ranking, path: Path) -> None:
@@ -159,5 +147,8 @@ def write_csv(ranking: Ranking, path: Path) -> None:
     write_asked(path, to_csv(ranking))
 
 
-def _text(value: Any) -> str:
-    return "-".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+def cell_text(value: Any) -> Any:
+    """Returns a value as a cell of a CSV: empty for null, a list joined by `-`."""
+    if value is None:
+        return ""
+    return "-".join(map(str, value)) if isinstance(value, tuple | list) else value

@@ -1,5 +1,6 @@
 """The report's charts of a whole study, from plain data. Each colour has a symbol, a pattern or a word beside it."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -16,6 +17,9 @@ from wattune.ranking.order import Ranking
 from wattune.report.figure import Chart, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
 from wattune.units import format_quantity
+
+LABEL_CHARS: Final = 18
+"""Characters of a line of a label: eight trials share the width of a page."""
 
 PART_LOOKS: Final = {
     "compute": (FEASIBLE_COLOR, ""),
@@ -75,7 +79,7 @@ def _draw_part(figure: go.Figure, name: str, labels: Sequence[str], breakdowns: 
     times_ms = [1e3 * sum(part.time_s for part in broken.parts if part.name == name) for broken in breakdowns]
     shares = [time_ms / (1e3 * broken.step_s) for time_ms, broken in zip(times_ms, breakdowns, strict=True)]
     figure.add_bar(
-        y=labels,
+        y=wrapped(labels),
         x=times_ms,
         orientation="h",
         name=shown,
@@ -109,7 +113,7 @@ def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Cha
     found = [[cells.get((place, row.trial_id)) for row in shown] for place in places]
     figure = go.Figure(
         go.Heatmap(
-            x=row_labels(shown),
+            x=wrapped(row_labels(shown)),
             y=[plain(place) for place in places],
             z=[[cell and cell["temp_mean_c"] for cell in line] for line in found],
             text=[[f"{cell['temp_mean_c']:.1f}" if cell else "" for cell in line] for line in found],
@@ -214,6 +218,11 @@ def row_labels(rows: Sequence[RankedTrial]) -> list[str]:
         plain(f"{mark}{name}" if counts[name] == 1 else f"{mark}{name} {row.trial_id}")
         for mark, name, row in zip(marks, names, rows, strict=True)
     ]
+
+
+def wrapped(labels: Sequence[str]) -> list[str]:
+    """Breaks labels into lines, so that they leave the room to the figure and do not meet their neighbours."""
+    return ["<br>".join(textwrap.wrap(label, LABEL_CHARS, break_long_words=False)) for label in labels]
 
 
 def _slot_hover(slot: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from wattune.schema import METRICS
 IMAGE_SIZE: Final = (1120, 520)
 """Pixels of an image at scale 1; PNG is written at `PNG_SCALE`."""
 PNG_SCALE: Final = 2
-FORMATS: Final = ("png", "svg")
+FORMATS: Final = ("png", "svg", "pdf")
 
 DASHED: Final = {"dash": "dash", "color": INK, "width": 1.5}
 
@@ -132,4 +132,16 @@ def _styled(chart: Chart) -> go.Figure:
         figure.add_annotation(
             text="SIMULATED", xref="paper", yref="paper", x=0.5, y=0.5, textangle=-18, font=stamp, showarrow=False
         )
+    _note_narrow(figure)
     return figure
+
+
+def _note_narrow(figure: go.Figure) -> None:
+    """Notes for the page's script what a narrow page makes smaller or leaves out (`wattune.report.markup.SCRIPT`)."""
+    for trace in figure.data:
+        if "text" in (getattr(trace, "mode", None) or ""):
+            trace.meta = {"mode": trace.mode}
+        elif trace.type in ("bar", "waterfall") and isinstance(trace.textposition, str):
+            trace.meta = {"textposition": trace.textposition}
+    sizes = [note.font.size or figure.layout.font.size for note in figure.layout.annotations]
+    figure.layout.meta = {"annotation_sizes": sizes, "left": figure.layout.margin.l}

@@ -5,7 +5,7 @@ remember it. Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which 
 """
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 FEASIBLE_COLOR: Final = "#0072B2"
@@ -21,8 +21,8 @@ STYLE: Final = f"""
 :root {{ color-scheme: light; --ink: {INK}; --soft: #566172; --line: {LINE};
   --good: {FEASIBLE_COLOR}; --bad: #b34700; }}
 * {{ box-sizing: border-box; margin: 0; }}
-body {{ background: #f6f7f9; color: var(--ink); font: 15px/1.5 {FONT}; }}
-main {{ max-width: 1120px; margin: 0 auto; padding: 40px 24px 80px; display: grid; gap: 24px; }}
+body {{ background: #f6f7f9; color: var(--ink); overflow-wrap: break-word; font: 15px/1.5 {FONT}; }}
+main {{ max-width: 1240px; margin: 0 auto; padding: 40px 24px 80px; display: grid; gap: 24px; }}
 main > * {{ min-width: 0; }}
 section, .counts li {{ background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 24px 28px; }}
 h1 {{ font-size: 32px; line-height: 1.2; letter-spacing: -.01em; overflow-wrap: anywhere; }}
@@ -48,14 +48,23 @@ small, .eyebrow, .pill {{ font-size: 12.5px; }}
 .counts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(110px, 1fr)); gap: 12px; }}
 .counts li {{ padding: 12px 16px; display: grid; }}
 .counts strong {{ font-size: 24px; line-height: 1.25; }}
+.coverage {{ padding: 16px 28px; }}
+.coverage .meter {{ display: flex; margin-top: 8px; }}
+.coverage .note {{ max-width: none; margin-top: 8px; }}
+.meter .lost {{ background: var(--bad); }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
 caption {{ caption-side: bottom; text-align: left; padding-top: 12px; font-size: 13px; }}
 th, td {{ text-align: left; vertical-align: top; padding: 8px 14px 8px 0; border-bottom: 1px solid var(--line); }}
 th {{ color: var(--soft); font-weight: 600; font-size: 13px; }}
+td {{ overflow-wrap: anywhere; }}
+td strong {{ overflow-wrap: normal; }}
 td small {{ display: block; }}
+td .detail {{ display: none; }}
+.verdict {{ cursor: help; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-td.number {{ white-space: nowrap; }}
+td.number {{ white-space: nowrap; overflow-wrap: normal; }}
+td.number small {{ white-space: normal; }}
 .fails {{ color: var(--bad); font-weight: 650; }}
 tr.found td {{ background: #fff6dd; }}
 input[type=search] {{ font: inherit; font-size: 14px; padding: 6px 12px; margin-bottom: 10px; width: 280px;
@@ -74,6 +83,25 @@ pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monos
 @media (max-width: 720px) {{
   .headline, .meters li, dl {{ grid-template-columns: 1fr; }}
   .figure {{ white-space: normal; }}
+  main {{ padding: 20px 12px 40px; gap: 14px; }}
+  section, .warnings, .banner {{ padding: 16px; }}
+  .counts li, .coverage {{ padding: 10px 12px; }}
+  .counts {{ grid-template-columns: repeat(auto-fit, minmax(96px, 1fr)); gap: 8px; }}
+  h1 {{ font-size: 26px; }}
+  .figure {{ font-size: 28px; }}
+  /* A row becomes a card: each cell on a line of its own, with the name of its column. */
+  thead {{ position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }}
+  table, tbody, caption {{ display: block; }}
+  tbody tr {{ display: block; border-bottom: 2px solid var(--line); padding: 8px 0; }}
+  tbody tr[hidden] {{ display: none; }}
+  td, td.number {{ display: grid; grid-template-columns: 38% 1fr; gap: 0 12px; border: 0; padding: 2px 0;
+    text-align: left; white-space: normal; }}
+  td > * {{ grid-column: 2; min-width: 0; }}
+  td::before {{ content: attr(data-column); grid-column: 1; grid-row: 1 / span 9; color: var(--soft);
+    font-size: 13px; overflow-wrap: anywhere; }}
+  td .pill {{ justify-self: start; }}
+  td .detail {{ display: block; }}
+  .scroll {{ overflow: visible; }}
 }}
 @media print {{
   body {{ background: #fff; font-size: 11pt; }}
@@ -109,13 +137,33 @@ for (const block of document.querySelectorAll(".scroll")) {
   }));
   block.before(field);
 }
+// Narrow pages have no room for texts inside charts; pointing tells them.
+const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach(chart => {
+  if ((chart.dataset.narrow ?? "false") === String(narrow)) return;
+  chart.dataset.narrow = narrow;
+  chart.data.forEach((trace, number) => {
+    const own = trace.meta ?? {};
+    if (own.mode) Plotly.restyle(chart, { mode: narrow ? "markers" : own.mode }, [number]);
+    if (own.textposition) Plotly.restyle(chart, { textposition: narrow ? "none" : own.textposition }, [number]);
+  });
+  const fonts = {};
+  (chart.layout.annotations ?? []).forEach((note, number) => {
+    const size = chart.layout.meta.annotation_sizes[number];
+    fonts[`annotations[${number}].font.size`] = narrow ? size * 0.75 : size;
+  });
+  Plotly.relayout(chart, { ...fonts, "margin.l": narrow ? 52 : chart.layout.meta.left });
+});
+const fit = () => shorten(innerWidth < 1000);
+addEventListener("load", fit);
+addEventListener("resize", fit);
 // A chart keeps the width it was drawn with: paper is narrower than most screens.
 const resize = width => document.querySelectorAll(".plotly-graph-div").forEach(chart =>
   Plotly.relayout(chart, width ? { width, autosize: false } : { width: null, autosize: true }));
-addEventListener("beforeprint", () => resize(680));
-addEventListener("afterprint", () => resize(0));
+addEventListener("beforeprint", () => { shorten(true); resize(680); });
+addEventListener("afterprint", () => { resize(0); fit(); });
 """
-"""Script of the page beside plotly: a click on a point finds its row, long tables get a filter, print fits paper."""
+"""Script of the page beside plotly: a click on a point finds its row, long tables get a filter, charts fit narrow
+windows and paper."""
 
 
 class Html(str):
@@ -150,8 +198,9 @@ def table(
     rows: Iterable[Sequence[str]],
     numeric: Iterable[str] = (),
     ids: Sequence[str] = (),
+    short: Mapping[str, str] | None = None,
 ) -> Html:
-    """Makes a table that scrolls by itself if the page is narrow.
+    """Makes a table that fits its page. On a narrow one each row is a card, with its columns below each other.
 
     Args:
         caption: Text below the table.
@@ -159,18 +208,40 @@ def table(
         rows: Cells, one per column.
         numeric: Headings of columns that align on the right.
         ids: Element ids of the rows; empty for none.
+        short: Shorter texts for headings by heading, which is then told to who points at it.
     """
     listed = list(rows)
     named = [fill(' id="{}"', name) for name in ids] or [Html()] * len(listed)
     kinds = [' class="number"' if column in set(numeric) else "" for column in columns]
 
-    def line(tag: str, cells: Sequence[str], name: Html = Html()) -> Html:  # noqa: B008 - it never changes
-        written = (fill(f"<{tag}{kind}>{{}}</{tag}>", cell) for kind, cell in zip(kinds, cells, strict=True))
+    brief = short or {}
+    heads = [
+        fill('<th{} title="{}">{}</th>', Html(kind), name, brief[name])
+        if name in brief
+        else fill("<th{}>{}</th>", Html(kind), _breakable(name))
+        for kind, name in zip(kinds, columns, strict=True)
+    ]
+
+    def line(cells: Sequence[str], name: Html) -> Html:
+        written = (
+            fill('<td{} data-column="{}">{}</td>', Html(kind), column, _in_one(cell))
+            for kind, column, cell in zip(kinds, columns, cells, strict=True)
+        )
         return fill("<tr{}>{}</tr>\n", name, join(written))
 
     return fill(
         '<div class="scroll"><table><caption>{}</caption><thead>{}</thead><tbody>{}</tbody></table></div>',
         caption,
-        line("th", [Html(escape(column).replace("_", "_<wbr>")) for column in columns]),
-        join(line("td", row, name) for row, name in zip(listed, named, strict=True)),
+        fill("<tr>{}</tr>", join(heads)),
+        join(line(row, name) for row, name in zip(listed, named, strict=True)),
     )
+
+
+def _breakable(text: str) -> Html:
+    """Returns a name that may break after each of its underscores."""
+    return Html(escape(text).replace("_", "_<wbr>"))
+
+
+def _in_one(cell: str) -> Html:
+    """Returns a cell's content as elements: plain text gets one, so that a card can place it."""
+    return cell if isinstance(cell, Html) and cell.startswith("<") else fill("<span>{}</span>", cell)

@@ -3,7 +3,6 @@
 Every figure comes with its method. Simulated figures are marked in a banner, in every table and across every chart.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
+from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
 from wattune.report.race import race
@@ -100,8 +100,9 @@ def render_report(
         _banner(ranking.simulated),
         _heading(study_name, ranking),
         _headline(ranking),
+        coverage_section(ranking, candidates),
+        _counts(ranking),
         _warnings((*ranking.warnings, *problems)),
-        _counts(ranking, candidates),
         *(chart.html() for chart in charts[:1]),
         *verdict_tables(ranking),
         *(chart.html() for chart in charts[1:]),
@@ -281,11 +282,7 @@ def _meter(margin: Margin) -> Html:
     return Html(f'<i class="meter" aria-hidden="true"><b style="width:{100 * low / high:.1f}%"></b></i>')
 
 
-def _counts(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
-    statuses = Counter(row["status"] for row in candidates)
-    figures = [(str(verdict), len(getattr(ranking, verdict)), "trials") for verdict in Verdict]
-    figures += [
-        (status, statuses[status], "combinations") for status in ("kept", "rejected", "equivalent") if candidates
-    ]
-    item = "<li><strong>{}</strong><span>{}</span><small>{}</small></li>"
-    return fill('<ul class="counts">{}</ul>\n', join(fill(item, f"{n:,}", name, of) for name, n, of in figures))
+def _counts(ranking: Ranking) -> Html:
+    figures = [(str(verdict), len(getattr(ranking, verdict))) for verdict in Verdict]
+    item = "<li><strong>{}</strong><span>{}</span><small>trials</small></li>"
+    return fill('<ul class="counts">{}</ul>\n', join(fill(item, f"{number:,}", name) for name, number in figures))

@@ -21,6 +21,9 @@ from wattune.units import NS_PER_S, format_quantity
 MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
 
+MAX_BOUNDS: Final = 5
+"""Most bounds whose names and values fit side by side on a window of 1,400 pixels."""
+
 _BASES: Final = {
     "repeats": "its repeats and all others",
     "pooled": "the repeats of other trials",
@@ -74,6 +77,9 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
     varying = ranking.varying
     columns = ["configuration", *varying, metric, *bounds, "quality"]
     numeric = ["P(best)", "rank", metric, *bounds]
+    # More bounds than fit side by side have numbers at the head of their columns, and marks alone.
+    short = {bound: str(number) for number, bound in enumerate(bounds, start=1)} if len(bounds) > MAX_BOUNDS else {}
+    legend = "".join(f" {number}: {bound}." for bound, number in short.items())
     measured = partial(_trial_cells, metric, bounds, varying)
 
     def part(
@@ -85,14 +91,16 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
         caption = f"{_STAMP if ranking.simulated else ''}{reading}{more}"
         shown = rows[:MAX_ROWS]
         ids = [f"trial-{row.trial_id}" for row in shown]
-        return section(str(rows[0].verdict).capitalize(), table(caption, columns, map(cells, shown), numeric, ids=ids))
+        caption += legend if bounds and bounds[0] in columns else ""
+        body = table(caption, columns, map(cells, shown), numeric, ids=ids, short=short)
+        return section(str(rows[0].verdict).capitalize(), body)
 
     return [
         part(
             ranking.feasible,
             "P(best) is the probability to be the best feasible trial. A rank is 1 plus the number of trials that are "
-            "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it, "
-            "and its distance to the bound.",
+            "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it; "
+            "point at it for its distance to the bound.",
             ["P(best)", "rank", *columns],
             lambda row: [probability_text(row.best_probability or 0.0), str(row.rank), *measured(row)],
         ),
@@ -102,7 +110,12 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
             columns,
             measured,
         ),
-        part(ranking.infeasible, "Best first; ✕ marks the bounds that fail.", columns, measured),
+        part(
+            ranking.infeasible,
+            "Best first; ✕ marks the bounds that fail; point at one for the distance.",
+            columns,
+            measured,
+        ),
         part(
             ranking.unknown,
             "A metric that was not measured neither keeps nor breaks a bound.",
@@ -127,23 +140,29 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
 
 def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row: RankedTrial) -> list[str]:
     """Returns the cells of a measured trial: configuration, setting, objective, margins, quality."""
-    margins = {margin.constraint: _margin(margin) for margin in row.margins}
+    margins = {margin.constraint: _margin(margin, brief=len(bounds) > MAX_BOUNDS) for margin in row.margins}
     return [
         fill("<strong>{}</strong><small>{}</small>", row.label, row.trial_id),
         *(row.setting[name] for name in varying),
-        fill("{}<small>{}</small>", range_text(metric, row.objective), repeats_text(row)),
+        fill("<span>{}</span><small>{}</small>", range_text(metric, row.objective), repeats_text(row)),
         *(margins.get(bound, "–") for bound in bounds),
         quality_pill(row),
     ]
 
 
-def _margin(margin: Margin) -> Html:
+def _margin(margin: Margin, *, brief: bool) -> Html:
     value = format_quantity(margin.metric, margin.got)
-    marks = {Holds.HOLDS: "", Holds.UNDECIDED: "? ", Holds.BREAKS: "✕ "}
-    shown = marks[margin.verdict] + value
-    if margin.verdict is Holds.BREAKS:
-        shown = fill('<span class="fails">{}</span>', shown)
-    return fill("{}<small>{}</small>", shown, slack_text(margin))
+    marks = {Holds.HOLDS: "✓", Holds.UNDECIDED: "?", Holds.BREAKS: "✕"}
+    kind = "verdict fails" if margin.verdict is Holds.BREAKS else "verdict"
+    details = slack_text(margin)
+    return fill(
+        '<span class="{}" title="{}">{} {}</span><small class="detail">{}</small>',
+        kind,
+        f"{margin.constraint}: {value}, {details}",
+        marks[margin.verdict],
+        "" if brief else value,
+        f"{value}, {details}" if brief else details,
+    )
 
 
 def _failures(ranking: Ranking) -> Html:

@@ -1,5 +1,6 @@
 """The chart of the objective over power: feasible and infeasible trials, the bounds, and the Pareto front."""
 
+import html
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,11 +11,15 @@ from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
 from wattune.report.figure import DASHED, Chart, axis_title, plain
+from wattune.report.labels import CHAR_WIDTH_PX, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.schema import METRICS
 
 LABELLED: Final = 10
 """Most trials that a scatter labels; of more trials only the best and the front have labels."""
+
+PLOT_PX: Final = (840.0, 400.0)
+"""Pixels between the axes on a window of 1,000 pixels, below which the page shows no names; a wider one has more."""
 
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
 
@@ -50,10 +55,11 @@ def trade_off(ranking: Ranking) -> Chart | None:
     figure.update_xaxes(title=axis_title(across), automargin=True)
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
+    _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across])
     caption = (
         "Every trial that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
         "runs do not decide it. Bars are 95 % intervals. The dotted line joins the trials that no other beats in both. "
-        "Click a point to find its row."
+        "Point at a trial for its name and figures; click it to find its row."
     )
     return Chart(
         title=f"{'Throughput' if metric.startswith('tokens_per_s') else metric} against "
@@ -122,7 +128,6 @@ def _draw_trials(
         },
         text=texts,
         textfont={"color": color, "size": 12},
-        textposition="top center",
         cliponaxis=False,
         customdata=[row.trial_id for row, _, _ in points],
         hovertext=hovers,
@@ -168,6 +173,38 @@ def _leave_room(figure: go.Figure) -> None:
         low, high = min([*values, *lines]), max([*values, *lines])
         room = 0.14 * ((high - low) or abs(high) or 1.0)
         figure.layout[axis].range = [low - room, high + room]
+
+
+def _place_names(figure: go.Figure, bounds: Sequence[str]) -> None:
+    """Puts each name beside its point where it covers nothing, and leaves it out where there is no such place."""
+    width, height = PLOT_PX
+    low_x, high_x = figure.layout.xaxis.range
+    low_y, high_y = figure.layout.yaxis.range
+    named = [
+        (not text.startswith("<b>"), number, index, text)
+        for number, trace in enumerate(figure.data)
+        for index, text in enumerate(trace.text or ())
+    ]
+    named.sort(key=lambda one: (one[0], -one[1], one[2]))
+    spots = [
+        (
+            width * (figure.data[number].x[index] - low_x) / (high_x - low_x),
+            height * (high_y - figure.data[number].y[index]) / (high_y - low_y),
+        )
+        for _, number, index, _ in named
+    ]
+    lines = [width * (line.x0 - low_x) / (high_x - low_x) for line in figure.layout.shapes if line.x0 == line.x1]
+    # The text of a bound stands at the foot of its line.
+    half = CHAR_WIDTH_PX * max(map(len, bounds), default=0) / 2
+    taken = [(x - half, 0.9 * height, x + half, height) for x in lines]
+    plain_texts = [html.unescape(text.removeprefix("<b>").removesuffix("</b>")) for *_, text in named]
+    sides = placed(spots, plain_texts, PLOT_PX, taken)
+    shown = {(number, index): side for (_, number, index, _), side in zip(named, sides, strict=True)}
+    for number, trace in enumerate(figure.data):
+        if trace.text:
+            own = [shown[number, index] for index in range(len(trace.text))]
+            trace.text = [text if side else "" for text, side in zip(trace.text, own, strict=True)]
+            trace.textposition = [side or "top center" for side in own]
 
 
 def _hover(row: RankedTrial, metric: str, across: str) -> str:

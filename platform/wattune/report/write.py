@@ -62,7 +62,7 @@ def write_report(study: StudyFolder, ranking: Ranking) -> Path:
 
 
 def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Path]:
-    """Writes every figure of the report as PNG and SVG, and returns their paths.
+    """Writes every figure of the report as PNG, SVG and PDF, and returns their paths.
 
     Raises:
         WattuneError: The plotting library, its exporter, or the browser it draws with is not installed.

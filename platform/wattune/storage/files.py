@@ -208,8 +208,13 @@ def write_asked(path: Path, text: str) -> None:
     Raises:
         PlanError: The path cannot be written to.
     """
+    write_asked_bytes(path, text.encode())
+
+
+def write_asked_bytes(path: Path, content: bytes) -> None:
+    """Writes bytes to a path of the user; see `write_asked`."""
     try:
-        path.write_text(text)
+        path.write_bytes(content)
     except OSError as error:
         raise PlanError(f"{path} cannot be written: {error.strerror}; give a file in a folder that is there") from error
 

@@ -24,12 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import yaml
 
-from wattune.errors import PlanError, SpaceError, TelemetryError, closest
-from wattune.schema import TELEMETRY
+from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.storage.digests import object_of
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import (
@@ -42,7 +39,7 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
-from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder, table_path
+from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder
 from wattune.storage.parquet import read_table
 from wattune.storage.trial_files import (
     NO_TRIAL,
@@ -56,6 +53,7 @@ from wattune.storage.trial_files import (
     spec_of,
     with_digests,
 )
+from wattune.storage.trial_tables import open_tables
 from wattune.storage.versions import (
     VERSION,
     check_version,
@@ -404,50 +402,9 @@ class StudyFolder:
         unreadable = [UnreadableTrial(name=Path(where).name, reason=str(why)) for where, why in problems.items()]
         return Finished(results=results, unreadable=unreadable, num_undigested=num_undigested)
 
-    def dataset(self, tier: str) -> "ds.Dataset":
-        """Opens one table of all trials, for queries beyond one. pyarrow and duckdb read only the parts they need.
-
-        Args:
-            tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
-
-        Returns:
-            The rows of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
-            `simulated` is true where the file's values were computed instead of measured. A column that a file lacks
-            is null.
-
-        Raises:
-            TelemetryError: The tier does not exist or no trial has it, or a file does not agree with its digest.
-        """
-        # This loads pandas where it is installed; every command would wait a fifth of a second for it.
-        import pyarrow.dataset as ds
-        from pyarrow.fs import LocalFileSystem
-
-        if tier not in (*TELEMETRY, "spans"):
-            raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "spans"))}')
-        trials = self.path / "trials"
-        if tier == "spans":
-            paths = [path for folder in sorted(trials.glob("*/")) if (path := table_path(folder, "spans")) is not None]
-        else:
-            paths = sorted(trials.glob(f"*/telemetry/*/{tier}.parquet"))
-        for name in sorted({path.relative_to(trials).parts[0] for path in paths}):
-            try:
-                TrialFolder(trials / name).check()
-            except TelemetryError as error:
-                raise TelemetryError(f"a {tier} table cannot be read: {error}") from error
-        schemas = {path: pq.read_schema(path) for path in paths}
-        if not schemas:
-            raise TelemetryError(f'no trial of {self.path} has a table "{tier}"; run trials whose sensors give it')
-        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        parquet, disk = ds.ParquetFileFormat(default_fragment_scan_options=checked), LocalFileSystem()
-        fragments = []
-        for path, schema in schemas.items():
-            simulated = (schema.metadata or {}).get(b"wattune.simulated") == b"true"
-            belongs = (pc.field("trial") == path.relative_to(trials).parts[0]) & (pc.field("simulated") == simulated)
-            fragments.append(parquet.make_fragment(str(path), disk, belongs))
-        added = pa.schema([pa.field("trial", pa.string()), pa.field("simulated", pa.bool_())])
-        # The metadata of one file does not hold for all of them.
-        whole = pa.unify_schemas([added, *(schema.remove_metadata() for schema in schemas.values())])
-        return ds.FileSystemDataset(fragments, whole, parquet, disk)
+    def dataset(self, tier: str, *, read: bool = False) -> "ds.Dataset":
+        """Opens one table of all trials that can be read; see `wattune.storage.trial_tables.open_tables`."""
+        return open_tables(self.path, tier, read=read)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes every combination of the space: kept, rejected by a rule, or equivalent to a kept one."""

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from wattune.deadline import within
 from wattune.errors import TrackingError
 from wattune.masking import without_secrets
+from wattune.tracking.locations import ARTIFACTS
 
 _T = TypeVar("_T")
 
@@ -68,7 +69,9 @@ def ui_command(uri: str) -> str:
     """Returns the command that serves a store's studies at `ui_url`; empty if a server already does."""
     if uri.startswith(_SERVER):
         return ""
-    return f"MLFLOW_DISABLE_TELEMETRY=true mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    database = sqlite_file(uri)
+    files = "" if database is None else f" --artifacts-destination {shlex.quote(str(database.parent / ARTIFACTS))}"
+    return f"MLFLOW_DISABLE_TELEMETRY=true mlflow ui --backend-store-uri {shlex.quote(uri)}{files}"
 
 
 def ui_url(uri: str, page: str = "") -> str:
@@ -146,13 +149,17 @@ def _make_client(uri: str) -> Any:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
-    database = _sqlite_file(uri)
-    if database is not None and not _is_filled(database):
+    from wattune.tracking.artifacts import BesideClient
+
+    database = sqlite_file(uri)
+    if database is None:
+        return MlflowClient(tracking_uri=uri)
+    if not _is_filled(database):
         _make_database(database)
-    return MlflowClient(tracking_uri=uri)
+    return BesideClient(uri, database)
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
     """Returns the file of an sqlite store, None for any other store."""
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     return Path(name).absolute() if uri.startswith(_SQLITE) and name != ":memory:" else None
@@ -164,7 +171,7 @@ def require_store(uri: str) -> None:
     Raises:
         TrackingError: There is no such file.
     """
-    database = _sqlite_file(uri)
+    database = sqlite_file(uri)
     if database is not None and not _is_filled(database):
         raise TrackingError(f"there is no MLflow store {database}; give the file or server that a study was sent to")
 
@@ -213,12 +220,6 @@ def _first_cause(error: BaseException) -> BaseException:
 
 def _one_line(error: BaseException) -> str:
     return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__
-
-
-def artifacts_beside(uri: str) -> str | None:
-    """Returns a folder beside an sqlite file, because MLflow's default is in the current directory; else None."""
-    database = _sqlite_file(uri)
-    return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
 def check_alive(experiment: Any, uri: str) -> None:

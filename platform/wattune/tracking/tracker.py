@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.storage.files import is_file_of
+from wattune.tracking.locations import location, make_relative
+from wattune.tracking.picture import PICTURE
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
     NS_PER_MS,
@@ -27,12 +29,12 @@ from wattune.tracking.store import (
     READ_WITHIN_S,
     SLOWEST_BYTES_PER_S,
     Store,
-    artifacts_beside,
     check_alive,
     log,
     search,
+    sqlite_file,
 )
-from wattune.tracking.view import view_path, view_tags
+from wattune.tracking.view import NOTE_TAG, compare_path, view_path, view_tags
 from wattune.trial import TrialResult, TrialSpec
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
@@ -42,6 +44,10 @@ _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
 _BYTES_A_TRIAL: Final = 20_000
 """Generous size of a trial in the delivery log."""
 
+MOST_COMPARED: Final = 6
+"""Most runs that the link on a study's page compares: so many columns fit on a screen."""
+
+_COMPARED: Final = ("feasible", "undecided", "infeasible")
 _VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "interrupted", "failed")
 
 
@@ -62,8 +68,8 @@ class Tracker:
         Args:
             uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
             study_name: Becomes the MLflow experiment's name.
-            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, and the
-                server's own choice elsewhere.
+            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, also
+                in a copy of both, and the server's own choice elsewhere.
             document: The search space with every default. With it the store shows the study's objective from the first
                 trial on, and its pages are arranged for comparison.
             clock: Monotonic seconds, for the wait after a failure.
@@ -71,12 +77,14 @@ class Tracker:
         self.uri = uri
         self.study_name = study_name
         self._store = Store(uri, clock)
-        self._artifact_root = artifact_root or artifacts_beside(uri)
+        self._artifact_root = artifact_root
         self._document = document
         self._experiment_id = ""
         self._parent_id = ""
 
-    def log_trial(self, spec: TrialSpec, result: TrialResult, folder: Path, series: Series | None = None) -> bool:
+    def log_trial(
+        self, spec: TrialSpec, result: TrialResult, folder: Path, series: Series | None = None, picture: str = ""
+    ) -> bool:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
         Args:
@@ -84,6 +92,7 @@ class Tracker:
             result: Result of the repeat.
             folder: The trial's folder; every file in it becomes an artifact with the same path, except hidden ones.
             series: Curves for MLflow's charts; they are averaged to at most one point a second.
+            picture: An SVG of the trial, which becomes an artifact too; empty for none.
 
         Returns:
             True if it was sent now.
@@ -114,6 +123,8 @@ class Tracker:
                 inside = path.relative_to(folder)
                 if not any(part.startswith(".") for part in inside.parts):
                     client.log_artifact(run_id, str(path), inside.parent.as_posix() if len(inside.parts) > 1 else None)
+            if picture:
+                client.log_text(run_id, picture, PICTURE)
             client.set_terminated(
                 run_id,
                 status=RUN_STATUS.get(result.status, "FAILED"),
@@ -161,6 +172,7 @@ class Tracker:
             if results:
                 write_delivery_log(client, parent_id, results)
             log(client, parent_id, tags=known)
+            self._link(client, ranking)
             client.set_terminated(parent_id)
 
         moving_s = len(results) * _BYTES_A_TRIAL / SLOWEST_BYTES_PER_S
@@ -223,12 +235,30 @@ class Tracker:
         for name, text in view_tags(self._document, objective, constraints).items():
             client.set_experiment_tag(self._experiment_id, name, text)
 
+    def _link(self, client: Any, ranking: Mapping[str, Any]) -> None:
+        """Adds a link to MLflow's comparison of the best runs to the note on the study's page."""
+        rows = [row for verdict in _COMPARED for row in ranking[verdict]][:MOST_COMPARED]
+        run_ids = []
+        for row in rows:
+            repeat = next((one["repeat"] for one in row["repeats"] if one["status"] == "completed"), 0)
+            found = next(search(client, self._experiment_id, {TRIAL_TAG: f"{row['trial_id']}-{repeat}"}), None)
+            run_ids += [found.info.run_id] if found is not None else []
+        note = client.get_experiment(self._experiment_id).tags.get(NOTE_TAG, "")
+        if note and len(run_ids) > 1:
+            linked = f"{note}\n\n[Compare the best {len(run_ids)}]({compare_path(self._experiment_id, run_ids)})"
+            client.set_experiment_tag(self._experiment_id, NOTE_TAG, linked)
+
     def _experiment(self, client: Any) -> str:
+        database = sqlite_file(self.uri)
         experiment = client.get_experiment_by_name(self.study_name)
         if experiment is None:
-            location = f"{self._artifact_root.rstrip('/')}/{self.study_name}" if self._artifact_root else None
-            return str(client.create_experiment(self.study_name, artifact_location=location, tags=_KIND))
+            place = location(self.study_name) if database else None
+            if self._artifact_root:
+                place = f"{self._artifact_root.rstrip('/')}/{self.study_name}"
+            return str(client.create_experiment(self.study_name, artifact_location=place, tags=_KIND))
         check_alive(experiment, self.uri)
+        if database is not None:  # a copied store of an earlier version names the storage it was copied from
+            make_relative(database, experiment.experiment_id, experiment.artifact_location)
         return str(experiment.experiment_id)
 
 

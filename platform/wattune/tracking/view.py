@@ -10,9 +10,11 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 from wattune.objective import Constraint, Objective
 from wattune.plan.axes import AXES
+from wattune.schema import METRICS
 
 VIEW_KEY: Final = "wattune"
 VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW_KEY}"
@@ -40,6 +42,12 @@ def view_path(experiment_id: str) -> str:
     return f"#/experiments/{experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey={VIEW_KEY}"
 
 
+def compare_path(experiment_id: str, run_ids: Sequence[str]) -> str:
+    """Returns the path of MLflow's classic comparison of runs, a named column each, after the server's address."""
+    runs, experiments = (quote(json.dumps(list(ids))) for ids in (run_ids, [experiment_id]))
+    return f"#/compare-runs?runs={runs}&experiments={experiments}"
+
+
 def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Sequence[Constraint]) -> dict[str, str]:
     """Returns tags of an experiment that arrange its page for comparison.
 
@@ -61,7 +69,10 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
     charts = [
         _chart("PARALLEL", selectedParams=varied, selectedMetrics=[*first, objective.metric], showAllRuns=True),
         _chart("SCATTER", xaxis=_axis(first[0]), yaxis=_axis(objective.metric)),
-        *(_chart("BAR", metricKey=name, displayName=name) for name in dict.fromkeys([objective.metric, *first])),
+        *(
+            _chart("BAR", metricKey=name, displayName=_titled(name))
+            for name in dict.fromkeys([objective.metric, *first])
+        ),
     ]
     # The flat state of the page: first the search, then the display.
     state = {
@@ -124,6 +135,12 @@ def _chart(kind: str, **settings: Any) -> dict[str, Any]:
         "runsCountToCompare": MOST_RUNS,
         **settings,
     }
+
+
+def _titled(metric: str) -> str:
+    """Returns a metric's name with its unit."""
+    unit = METRICS[metric].unit if metric in METRICS else None
+    return f"{metric} [{unit}]" if unit not in (None, "1") else metric
 
 
 def _axis(metric: str) -> dict[str, str]:

@@ -101,13 +101,35 @@ def test_a_table_or_column_that_is_not_there_is_one_message(
         study.telemetry(tier, columns=columns)
 
 
-def test_files_that_are_damaged_are_errors_of_wattune(tmp_path: Path) -> None:
+def test_one_damaged_trial_costs_itself_alone(tmp_path: Path) -> None:
     study = wattune.load_study(make_study(tmp_path).path)
-    (first, *_) = [trial for trial in study.trials() if trial.result.metrics or (trial.path / "telemetry").is_dir()]
-    (ring,) = (first.path / "telemetry").glob("*/ring.parquet")
+    first, second = sorted(trial.path for trial in study.trials() if (trial.path / "telemetry").is_dir())
+    whole = study.telemetry("ring")
+    (ring,) = (first / "telemetry").glob("*/ring.parquet")
+    content = ring.read_bytes()
+    ring.write_bytes(content[:2000] + bytes([content[2000] ^ 0x55]) + content[2001:])
+    with pytest.warns(UserWarning, match=rf"ring tables without 1 damaged trial\(s\): {first.name}: .*digest"):
+        dataset = study.dataset("ring")
+    with pytest.warns(UserWarning, match=first.name) as warned:
+        left = study.telemetry("ring")
+    assert Path(warned[0].filename).name == Path(__file__).name
+    assert pc.unique(left["trial"]).to_pylist() == [second.name] and dataset.count_rows() == left.num_rows
+    assert left.equals(whole.filter(pc.field("trial") == second.name)), "the other trial's rows are as they were"
+    assert first.name in left.schema.metadata[b"wattune.unreadable"].decode()
+    assert study.metrics().num_rows == 3, "its metrics were not damaged"
+    with pytest.raises(wattune.WattuneError, match=first.name):
+        study.telemetry("ring", trial_id=first.name[:8])
     ring.write_bytes(b"PAR1 and no more")
+    (other,) = (second / "telemetry").glob("*/ring.parquet")
+    other.unlink()
+    other.mkdir()
     with pytest.raises(wattune.WattuneError, match="a ring table cannot be read"):
         study.telemetry("ring")
+
+
+def test_files_that_are_damaged_are_errors_of_wattune(tmp_path: Path) -> None:
+    study = wattune.load_study(make_study(tmp_path).path)
+    (first, *_) = [trial for trial in study.trials() if trial.result.metrics]
     (first.path / "result.json").write_text("{")
     table = study.metrics()
     assert table.num_rows == 2

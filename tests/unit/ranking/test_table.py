@@ -4,31 +4,65 @@ import csv
 import io
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trials import FASTEST, POWER, speed, trial
+from made_trials import FASTEST, POWER, on_n0, reference_runs, speed, trial
 
 from wattune.errors import PlanError
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import rank
 from wattune.ranking.table import to_csv, to_table, write_csv
+from wattune.schema import METRICS
 from wattune.trial import TrialStatus
 
 
-def test_json_and_table_hold_every_row():
-    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), trial(3, status=TrialStatus.CRASHED)]
+def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
+    failed = trial(3, status=TrialStatus.CRASHED, reason="died")
+    unmeasured = trial(4, {"tokens_per_s": 9.0})
+    pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), failed, unmeasured]
     ranking = rank(pairs, FASTEST, [POWER], where=[])
     data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
-    assert [len(data[verdict]) for verdict in Verdict] == [1, 0, 1, 0, 0, 1]
+    assert [len(data[verdict]) for verdict in Verdict] == [1, 0, 1, 1, 0, 1]
     assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
     table = to_table(ranking)
-    assert table.column("verdict").to_pylist() == ["feasible", "infeasible", "failed"]
-    first = table.slice(0, 1).to_pylist()[0]
-    assert (first["objective"]["value"], first["objective"]["method"]) == (1.5, "repeats")
-    assert (first["plan"]["layout"], first["plan"]["rank_order"]) == ([8, 8], "(1, 0)")
-    assert dict(first["repeats"][1]["metrics"])["tokens_per_s"] == 2.0
-    assert table.schema.metadata[b"wattune.objective"] == b"maximize tokens_per_s"
+    assert [name for name in table.column_names if name in METRICS] == list(METRICS)
+    assert [field.name for field in table.schema if pa.types.is_nested(field.type)] == ["layout"]
+    assert table["verdict"].to_pylist() == ["feasible", "infeasible", "unknown", "failed"]
+    first, second, third, fourth = table.to_pylist()
+    assert (first["tokens_per_s"], first["num_repeats"], first["tokens_per_s interval"]) == (1.5, 2, "repeats")
+    assert first["tokens_per_s low"] < 1.5 < first["tokens_per_s high"]
+    assert (first["layout"], first["rank_order"], first["dp"], first["missing"]) == ([8, 8], "1-0", 4, "")
+    assert (second[f"{POWER}: slack"], second[f"{POWER}: verdict"], second["rank"]) == (-250.0, "breaks", None)
+    assert (third["tokens_per_s"], third["missing"], third[POWER.metric]) == (9.0, POWER.metric, None)
+    assert fourth["reason"] == "crashed: died" and fourth["tokens_per_s"] is None
+    assert all(row["mfu_frac"] is None for row in table.to_pylist()), "nothing measured it"
+
+
+def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
+    """Also where drift and repeats move it from the mean of the runs."""
+    pairs = [speed(n, 100.0 + n, 2000.0 + 7 * n, repeat) for n in (1, 2, 4) for repeat in range(3)]
+    pairs = [on_n0(pair, 600.0 * number) for number, pair in enumerate(pairs)]
+    pairs += reference_runs([100.0, 103.0, 106.0, 109.0])
+    ranking = rank(pairs, FASTEST, [POWER])
+    for row, cells in zip(ranking.trials, to_table(ranking).to_pylist(), strict=True):
+        for name in ("tokens_per_s", POWER.metric):
+            assert cells[name] == row.interval(name).value
+        assert cells["tokens_per_s"] == row.objective.value
+
+
+def test_units_are_in_the_schema_also_after_parquet(tmp_path):
+    ranking = rank([speed(1, 1.0)], FASTEST, [POWER])
+    pq.write_table(to_table(ranking), tmp_path / "ranking.parquet")
+    schema = pq.read_schema(tmp_path / "ranking.parquet")
+    for name, metric in METRICS.items():
+        assert schema.field(name).metadata[b"unit"].decode() == (metric.unit or ""), name
+    for part in ("got", "bound", "slack"):
+        assert schema.field(f"{POWER}: {part}").metadata[b"unit"] == b"W"
+    assert schema.field("tokens_per_s low").metadata[b"unit"] == b"1/s"
+    assert schema.metadata[b"wattune.objective"] == b"maximize tokens_per_s"
 
 
 def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():

@@ -1,12 +1,14 @@
 """HTML templates that escape their values."""
 
+import re
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_report import render
 
-from wattune.report.markup import fill, section, table
+from wattune.report.markup import STYLE, fill, section, table
 
 
 @settings(deadline=None)
@@ -27,7 +29,7 @@ def test_markup_is_not_escaped_twice():
 
 
 def test_a_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="argument 2 is"):
+    with pytest.raises(ValueError, match="longer than"):
         table("", ["a", "b"], [["1", "2", "3"]])
 
 
@@ -43,7 +45,41 @@ def test_a_section_shows_its_title_and_its_parts_as_text(parts, title):
 
 def test_numbers_align_on_the_right_and_rows_have_the_names_given():
     html = table("how", ["what", "time above"], [["a", "1"], ["b", "2"]], ["time above"], ids=["r1", "r2"])
-    assert html.count('<td class="number">') == 2 and html.count('<th class="number">') == 1
-    assert '<tr id="r1"><td>a</td><td class="number">1</td></tr>' in html
+    assert html.count('<td class="number"') == 2 and html.count('<th class="number">') == 1
+    first = '<tr id="r1"><td data-column="what"><span>a</span></td>'
+    assert f'{first}<td class="number" data-column="time above"><span>1</span></td></tr>' in html
     assert "<caption>how</caption>" in html
     assert "device_<wbr>power" in table("", ["device_power"], [])
+
+
+def test_a_short_heading_tells_its_whole_one_and_a_card_has_it():
+    bound = 'a_w <= "1"'
+    html = table("how", ["what", bound], [["x", "y"]], short={bound: "1"})
+    assert '<th title="a_w &lt;= &quot;1&quot;">1</th>' in html and 'data-column="a_w &lt;= &quot;1&quot;"' in html
+
+
+def widths(rules: str) -> list[str]:
+    """Lengths in pixels that could be wider than a window of 420 pixels."""
+    found = re.findall(r"(?<![-\w])(?:min-)?width: *(\d+)px", rules)
+    return [length for length in found if int(length) > 340]
+
+
+def test_nothing_on_the_page_has_a_width_that_a_narrow_window_lacks():
+    wide, narrow = STYLE.split("@media (max-width: 720px)")
+    assert widths(wide) == [] and widths(narrow) == []
+    assert "max-width: 1240px" in wide and "minmax(110px, 1fr)" in wide
+    assert "overflow-wrap: anywhere" in wide, "long words of cells break"
+    assert "content: attr(data-column)" in narrow, "a row is a card with the names of its columns"
+    page = render()
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in page
+    tables = "".join(re.findall(r"<div class=\"scroll\"><table>.*?</table>", page, re.DOTALL))
+    assert tables.count("<table>") == 6
+    assert not re.search(r"<(?:table|td|th|div|section)[^>]*(?:width=|style=\"[^\"]*width: *\d{3,}px)", tables)
+
+
+def test_only_values_are_kept_on_one_line():
+    """A text that may not wrap sets the least width of its column: a value and its unit, never a sentence."""
+    page = render()
+    kept = re.findall(r'<td class="number"[^>]*><span[^>]*>(.*?)</span>', page)
+    assert kept and max(map(len, kept)) <= 24, kept
+    assert STYLE.split("td.number small {")[1].split("}")[0].strip() == "white-space: normal;"

@@ -16,9 +16,10 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def client(uri: str):
-    from mlflow import MlflowClient
+    from wattune.tracking.artifacts import BesideClient
+    from wattune.tracking.store import sqlite_file
 
-    return MlflowClient(tracking_uri=uri)
+    return BesideClient(uri, sqlite_file(uri))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tracked_trials import result_of, spec_of
 
 from wattune.errors import TrackingError
 from wattune.tracking.reader import read_study
-from wattune.tracking.store import RETRY_AFTER_S, artifacts_beside, default_uri, log, search, ui_command, ui_url
+from wattune.tracking.store import RETRY_AFTER_S, default_uri, log, search, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
 
 
@@ -132,7 +132,8 @@ def test_processes_that_need_a_new_store_at_once_share_it(tmp_path):
 
 def test_the_ui_command_can_be_pasted_and_the_page_opened():
     file, server, page = "sqlite:////a b/mlflow.db", "https://mlflow.example:5000/", "#/experiments/3"
-    assert ui_command(file).endswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db'")
+    told = "mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' --artifacts-destination '/a b/mlartifacts'"
+    assert ui_command(file).endswith(told)
     assert ui_url(file, page) == "http://127.0.0.1:5000/#/experiments/3", "where that command serves"
     assert (ui_command(server), ui_url(server, page)) == ("", "https://mlflow.example:5000/#/experiments/3")
 
@@ -142,20 +143,6 @@ def test_reading_never_makes_a_store(tmp_path):
     with pytest.raises(TrackingError, match=f"no MLflow store {tmp_path}/none/mlflow.db; give the file"):
         read_study(uri, "study")
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    ("uri", "folder"),
-    [
-        ("sqlite:////data/a b/mlflow.db", "file:///data/a%20b/mlartifacts"),
-        ("sqlite:////data/mlflow.db?timeout=5", "file:///data/mlartifacts"),
-        ("sqlite:///:memory:", None),
-        ("https://mlflow.example", None),
-        ("postgresql://host/db", None),
-    ],
-)
-def test_artifacts_lie_beside_a_file_and_elsewhere_where_the_server_wants_them(uri, folder):
-    assert artifacts_beside(uri) == folder
 
 
 def test_pages_of_runs_are_searched_to_the_last_one():

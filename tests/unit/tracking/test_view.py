@@ -2,12 +2,15 @@
 
 import base64
 import json
+import re
 import zlib
+from urllib.parse import unquote
 
 import pytest
-from tracked_trials import DOCUMENT
+from tracked_trials import DOCUMENT, result_of, runs_of, spec_of
 
 from wattune.objective import parse_constraint, parse_objective
+from wattune.ranking.order import rank
 from wattune.tracking.tracker import Tracker
 from wattune.tracking.view import NOTE_TAG, VIEW_TAG, dimensions, view_path, view_tags
 
@@ -60,6 +63,8 @@ def test_trials_are_ordered_by_the_objective_and_charted_over_the_first_bound():
         "device_power_peak_1s_w",
         "energy_per_token_j",
     )
+    bars = [chart["displayName"] for chart in state["compareRunCharts"] if chart["type"] == "BAR"]
+    assert bars == ["energy_per_token_j [J]", "device_power_peak_1s_w [W]"]
     assert len({chart["uuid"] for chart in state["compareRunCharts"]}) == len(state["compareRunCharts"])
     assert state_of("maximize tokens_per_s")["orderByAsc"] is False
 
@@ -71,3 +76,23 @@ def test_the_note_names_every_bound_and_the_state_fits_in_a_tag():
     assert "no constraints" in view_tags(DOCUMENT, parse_objective("maximize mfu_frac"), [])[NOTE_TAG]
     assert max(map(len, tags.values())) <= 5000, "what a tag of an experiment holds"
     assert view_path("7") == "#/experiments/7/runs?compareRunsMode=CHART&viewStateShareKey=wattune"
+
+
+def test_the_page_links_to_the_best_runs_side_by_side(tracker, client, tmp_path):
+    tracker = Tracker(tracker.uri, tracker.study_name, document=DOCUMENT)
+    specs = [spec_of(number) for number in (1, 2, 4)]
+    for spec in specs:
+        tracker.log_trial(spec, result_of(spec), tmp_path / "none", picture="<svg/>")
+    best = rank([(spec, result_of(spec)) for spec in specs], parse_objective("maximize tokens_per_s"), []).to_json()
+    tracker.log_study(DOCUMENT, best, None)
+    tracker.log_study(DOCUMENT, best, None)
+    note = client.get_experiment_by_name(tracker.study_name).tags[NOTE_TAG]
+    ((number, runs, experiments),) = re.findall(
+        r"\[Compare the best (\d)\]\(#/compare-runs\?runs=(.*)&experiments=(.*)\)", note
+    )
+    wanted = {run.info.run_id: run.info.run_name for run in runs_of(client, tracker)}
+    assert number == "3" and set(json.loads(unquote(runs))) == set(wanted)
+    assert set(wanted.values()) == {f"{spec.label} #0" for spec in specs}, "each column has a name"
+    assert json.loads(unquote(experiments)) == [client.get_experiment_by_name(tracker.study_name).experiment_id]
+    for run_id in wanted:
+        assert "picture.svg" in {entry.path for entry in client.list_artifacts(run_id)}

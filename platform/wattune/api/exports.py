@@ -1,0 +1,67 @@
+"""A study's results as one file for other tools: CSV, Parquet or JSON, one row a repeat or a trial."""
+
+import csv
+import io
+from typing import Final, Literal, get_args
+
+import pyarrow as pa
+
+from wattune.api.results import AnyStudy, folder_of, rank
+from wattune.api.studies import Study
+from wattune.errors import SpaceError, closest
+from wattune.ranking.table import cell_text, to_table
+from wattune.storage.documents import json_text
+from wattune.storage.parquet import encoded
+from wattune.version import __version__
+
+Format = Literal["csv", "parquet", "json"]
+Rows = Literal["repeats", "trials"]
+
+FORMATS: Final[tuple[str, ...]] = get_args(Format)
+ROWS: Final[tuple[str, ...]] = get_args(Rows)
+
+
+def export(study: AnyStudy, to: Format, *, rows: Rows = "repeats", storage: str | None = None) -> bytes:
+    """Returns a study's results as the content of one file.
+
+    Args:
+        study: A study, its name, or its folder.
+        to: `csv`, `parquet` with units in the fields' metadata, or `json` with the unit of each column.
+        rows: `repeats` is one row for each finished repeat with what it measured (`Study.metrics`). `trials` is one
+            row for each trial as it is ranked, with verdict, interval and margins (`ranking.parquet`).
+        storage: The place studies are kept in.
+
+    Raises:
+        SpaceError: There is no such format, or rows.
+        PlanError: There is no such study, or none of its finished trials can be read.
+    """
+    for name, got, allowed in (("to", to, FORMATS), ("rows", rows, ROWS)):
+        if got not in allowed:
+            raise SpaceError(f'--{name}: got "{got}"; {closest(got, allowed)}')
+    folder = folder_of(study, storage=storage)
+    table = Study(folder).metrics() if rows == "repeats" else to_table(rank(folder))
+    known = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    facts = {**known, "wattune.study": folder.name, "wattune.rows": rows, "wattune.version": __version__}
+    table = table.replace_schema_metadata(facts)
+    if to == "parquet":
+        return bytes(encoded(table).to_pybytes())
+    return (_csv(table) if to == "csv" else _json(table)).encode()
+
+
+def _csv(table: pa.Table) -> str:
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(table.column_names)
+    columns = [column.to_pylist() for column in table.columns]
+    lines.writerows([cell_text(value) for value in row] for row in zip(*columns, strict=True))
+    return written.getvalue()
+
+
+def _json(table: pa.Table) -> str:
+    columns = [
+        {"name": field.name, "type": str(field.type), "unit": (field.metadata or {}).get(b"unit", b"").decode() or None}
+        for field in table.schema
+    ]
+    facts = {key.decode().removeprefix("wattune."): value.decode() for key, value in table.schema.metadata.items()}
+    kind = facts.pop("rows")
+    return json_text({**facts, "kind": kind, "columns": columns, "rows": table.to_pylist()}) + "\n"

@@ -1,0 +1,49 @@
+"""`export`: a study's results as one file for other tools."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from wattune import api
+from wattune.api.exports import FORMATS, ROWS, Format, Rows
+from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, app, err, print_json, print_line
+from wattune.masking import printable
+from wattune.storage.files import write_asked_bytes
+
+
+@app.command(rich_help_panel="Decide")
+def export(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")] = "csv",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write; - is standard output. Else STUDY.FORMAT here.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help=f"{ROWS[0]}: what each run measured; {ROWS[1]}: ranked, with verdict and margins.")
+    ] = "repeats",
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a study's results as one table: a column for each setting and metric, with units."""
+    to_screen = str(out) == "-"
+    if to_screen and as_json:
+        raise typer.BadParameter("--json and --out - both want standard output; give --out a file")
+    if to_screen and to == "parquet" and sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is no text for a terminal; give --out a file")
+    found = api.load_study(study, storage=storage)
+    content = api.export(found, cast(Format, to), rows=cast(Rows, rows))
+    for one in found.folder.finished().unreadable:
+        err.print(f"left out: {printable(one.reason)}", style="yellow", highlight=False, soft_wrap=True)
+    if to_screen:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    path = out or Path(f"{found.name}.{to}")
+    write_asked_bytes(path, content)
+    if as_json:
+        print_json({"path": str(path), "format": to, "rows": rows, "bytes": len(content)})
+    else:
+        print_line(str(path))

@@ -1,0 +1,67 @@
+"""Places for the names of points, so that no name covers another name or a point."""
+
+from collections.abc import Sequence
+from typing import Final
+
+CHAR_WIDTH_PX: Final = 7.2
+"""Width of a character at `FONT_PX`: 0.6 em, as in DejaVu Sans, the widest font of the page's list."""
+FONT_PX: Final = 12
+_LINE_PX: Final = 15
+_POINT_PX: Final = 9
+"""Half the width of the greatest marker."""
+
+_SIDES: Final = (
+    ("top center", 0, -1),
+    ("bottom center", 0, 1),
+    ("middle right", 1, 0),
+    ("middle left", -1, 0),
+    ("top right", 1, -1),
+    ("top left", -1, -1),
+    ("bottom right", 1, 1),
+    ("bottom left", -1, 1),
+)
+"""Plotly's names of places beside a point, in the order they are tried, and their directions."""
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
+
+
+def placed(
+    points: Sequence[tuple[float, float]], texts: Sequence[str], size: tuple[float, float], taken: Sequence[Box] = ()
+) -> list[str]:
+    """Finds a place for the name of each point.
+
+    Args:
+        points: Pixels from the left and from the top, all points of the figure.
+        texts: The name of each point, empty where it has none. Earlier ones are placed first.
+        size: Width and height of the figure in pixels; a name stays inside.
+        taken: Places that hold something else.
+
+    Returns:
+        For each point the side of it as plotly names it; empty where its name has no room.
+    """
+    boxes = [(x - _POINT_PX, y - _POINT_PX, x + _POINT_PX, y + _POINT_PX) for x, y in points]
+    filled = list(taken)
+    sides = []
+    for number, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
+        others = [*filled, *boxes[:number], *boxes[number + 1 :]]
+        found = ""
+        for side, across, down in _SIDES if text else ():
+            box = _box(x, y, CHAR_WIDTH_PX * len(text), across, down)
+            inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
+            if inside and not any(_overlap(box, other) for other in others):
+                found = side
+                filled.append(box)
+                break
+        sides.append(found)
+    return sides
+
+
+def _box(x: float, y: float, width: float, across: int, down: int) -> Box:
+    left = x - width / 2 if not across else x + _POINT_PX if across > 0 else x - _POINT_PX - width
+    top = y - _LINE_PX / 2 if not down else y + _POINT_PX if down > 0 else y - _POINT_PX - _LINE_PX
+    return left, top, left + width, top + _LINE_PX
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,0 +1,129 @@
+"""One telemetry table of all trials of a study as a dataset. A damaged trial is named and left out, it alone."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from wattune.errors import TelemetryError, closest
+from wattune.schema import TELEMETRY
+from wattune.storage.measured import MeasuredFolder, table_path
+from wattune.storage.values import wrong_columns
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+UNREADABLE: Final = b"wattune.unreadable"
+"""Key in the metadata of a dataset's schema: the trials that are left out, a line each. Absent where none is."""
+
+_ADDED: Final = pa.schema([pa.field("trial", pa.string()), pa.field("simulated", pa.bool_())])
+_DAMAGE: Final = (TelemetryError, pa.ArrowException, OSError, ValueError)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """The files that can be read, and the reason for each trial that cannot."""
+
+    schemas: dict[Path, pa.Schema] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def open_tables(study: Path, tier: str, *, read: bool = False) -> "ds.Dataset":
+    """Opens one table of all trials of a study.
+
+    Args:
+        study: The study's folder.
+        tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
+        read: Read every file once to find damage. Files of earlier versions have no digest that would show it.
+
+    Returns:
+        The rows of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
+        `simulated` is true where the file's values were computed instead of measured. A column that a file lacks is
+        null. The metadata of the schema names the trials that are left out (`UNREADABLE`).
+
+    Raises:
+        TelemetryError: The tier does not exist or no trial has it, or not one trial's table can be read.
+    """
+    # This loads pandas where it is installed; every command would wait a fifth of a second for it.
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    if tier not in (*TELEMETRY, "spans"):
+        raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "spans"))}')
+    trials = study / "trials"
+    found = _Opened()
+    for folder in sorted(path for path in trials.glob("*/") if not path.is_symlink()):
+        paths = _files(folder, tier)
+        if not paths:
+            continue
+        try:
+            MeasuredFolder(folder).check()
+            found.schemas |= {path: _schema(path, tier, read=read) for path in paths}
+        except _DAMAGE as error:
+            found.problems[folder.name] = f"{folder.name}: {' '.join(str(error).split())}"
+    whole = _joined(found, trials)
+    if not found.schemas:
+        if found.problems:
+            raise TelemetryError(f"a {tier} table cannot be read: {next(iter(found.problems.values()))}")
+        raise TelemetryError(f'no trial of {study} has a table "{tier}"; run trials whose sensors give it')
+    checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    parquet, disk = ds.ParquetFileFormat(default_fragment_scan_options=checked), LocalFileSystem()
+    fragments = []
+    for path, schema in found.schemas.items():
+        simulated = (schema.metadata or {}).get(b"wattune.simulated") == b"true"
+        belongs = (pc.field("trial") == _trial(path, trials)) & (pc.field("simulated") == simulated)
+        fragments.append(parquet.make_fragment(str(path), disk, belongs))
+    if found.problems:
+        whole = whole.with_metadata({UNREADABLE: "\n".join(found.problems.values()).encode()})
+    return ds.FileSystemDataset(fragments, whole, parquet, disk)
+
+
+def left_out(schema: pa.Schema) -> list[str]:
+    """Returns the reasons, a line each, why trials are left out of a table or dataset of this schema."""
+    reasons: bytes = (schema.metadata or {}).get(UNREADABLE, b"")
+    return reasons.decode().splitlines()
+
+
+def _files(folder: Path, tier: str) -> list[Path]:
+    if tier == "spans":
+        path = table_path(folder, "spans")
+        return [] if path is None else [path]
+    return sorted(folder.glob(f"telemetry/*/{tier}.parquet"))
+
+
+def _schema(path: Path, tier: str, *, read: bool) -> pa.Schema:
+    """Reads a file's schema, and all of the file if asked to.
+
+    Raises:
+        TelemetryError: A column is missing or of another type than the schema's.
+        ArrowException, OSError: The file is damaged.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            schema = file.read().schema if read else file.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise TelemetryError(f"{path} cannot be read: {error}") from error
+    wrong = wrong_columns(schema, tier)
+    if wrong:
+        raise TelemetryError(f"{path}: {', '.join(wrong)}; it was not written by wattune, or is damaged")
+    return schema
+
+
+def _joined(found: _Opened, trials: Path) -> pa.Schema:
+    """Joins the schemas, without the metadata of single files. A trial whose columns contradict others is left out."""
+    whole = _ADDED
+    for path, schema in list(found.schemas.items()):
+        try:
+            whole = pa.unify_schemas([whole, schema.remove_metadata()])
+        except (pa.ArrowException, ValueError) as error:
+            name = _trial(path, trials)
+            found.problems[name] = f"{name}: {path}: columns of other types than in other trials: {error}"
+    found.schemas = {path: one for path, one in found.schemas.items() if _trial(path, trials) not in found.problems}
+    return whole
+
+
+def _trial(path: Path, trials: Path) -> str:
+    return path.relative_to(trials).parts[0]
