@@ -273,7 +273,7 @@ def _ladder(case: Case, promote_frac: float) -> Ladder:
 
 
 def _burst(result: TrialResult, dice: np.random.Generator) -> TrialResult:
-    """What a burst in the place of a full run would have measured."""
+    """Returns the result that a burst in the place of a full run would have had."""
     errors = {name: BURST_ERRORS.get(name, OTHER_ERROR) for name in result.metrics}
     metrics = {
         name: value * math.exp(errors[name][0] + errors[name][1] * dice.standard_normal())

@@ -1,4 +1,4 @@
-"""A study on a ladder as a user runs it: bursts, promotions, a stop between, and what ranking and report say of them."""
+"""A study on a ladder as a user runs it: bursts, promotions, a stop between, and what ranking and report say."""
 
 import json
 from pathlib import Path
