@@ -17,10 +17,10 @@ ROOMS = {
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
-    "api": "estimates recordings results runs spaces studies",
+    "api": "decisions estimates recordings reports results runs spaces studies",
     "calibration": "fit run",
     "catalog": "hardware models",
-    "cli": "machine results shell study",
+    "cli": "decide machine results shell study",
     "cost": "batch clock coefficients defaults estimate flops power tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
@@ -35,13 +35,13 @@ ROOMS = {
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
-    "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
-    "spreads table",
+    "ranking": "assessment best bounds common_steps comparison difference evidence frontier order racing scatter "
+    "sources spreads suggestions table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page race sections step_throughput traces trade_off write",
+    "report": "charts figure frontier markup page predictions race sections step_throughput traces trade_off write",
     "search": "forecast grammar problems prune space strategy",
-    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
-    "surrogate",
+    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
+    "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
     "storage": "digests documents files manifests measured parquet remote study trial_files values versions",
     "telemetry": "backend host probe registry replay",
@@ -49,7 +49,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "forecast progress ranking recording tables",
+    "terminal": "decisions forecast progress ranking recording tables",
     "tracking": "reader run store tracker view",
     "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",
@@ -59,6 +59,7 @@ ROOMS = {
 WITHOUT_TWIN = {
     "__main__": "two calls; tests/e2e/test_wheel.py runs it",
     "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
+    "cli/decide": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",

@@ -1,8 +1,10 @@
 """Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
 
+from wattune.api.decisions import frontier, suggest
 from wattune.api.estimates import estimate, fit
 from wattune.api.recordings import analyze, calibrate, record, send_recording
-from wattune.api.results import compare, figures, rank, report, sync
+from wattune.api.reports import figures, report
+from wattune.api.results import compare, rank, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
 from wattune.api.studies import Study, Trial, load_study
@@ -21,6 +23,7 @@ __all__ = [
     "estimate",
     "figures",
     "fit",
+    "frontier",
     "load_study",
     "plan",
     "preview",
@@ -29,5 +32,6 @@ __all__ = [
     "report",
     "run_study",
     "send_recording",
+    "suggest",
     "sync",
 ]

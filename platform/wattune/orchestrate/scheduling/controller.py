@@ -19,6 +19,7 @@ from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, 
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.trial_queue import QueuedTrial, RunningTrial, StudyRun, TrialQueue
 from wattune.ranking.racing import RACE_TAG
+from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -289,6 +290,7 @@ class StudyController:
         tags |= {"soak": "true"} if queued.role == "finalist" else {}
         if queued.role == "race" and self._run.race is not None:
             tags |= {RACE_TAG: f"{self._run.race.until:g}"}
+        tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
         num_attempts = len(self._folder(queued).attempts())
         if self._folder(queued).result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
@@ -410,6 +412,7 @@ class StudyController:
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,
+                predicted=Prediction.of_tags(running.tags),
             )
         )
 

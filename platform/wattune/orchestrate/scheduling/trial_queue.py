@@ -15,6 +15,7 @@ from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.race import Race, RaceRule
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
+from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -73,6 +74,8 @@ class QueuedTrial:
     role: Role = "trial"
     avoid: frozenset[str] = frozenset()
     """Names of nodes that failed it; others come first."""
+    predicted: str = ""
+    """The strategy's prediction when it proposed the trial, as a tag; empty where it made none."""
 
     @property
     def name(self) -> str:
@@ -323,7 +326,8 @@ class TrialQueue:
             proposed = self._strategy.ask(1)
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
-                self._enqueue(self._trial(spec, 0, measure) for spec in proposed)
+                trials = [self._trial(spec, 0, measure) for spec in proposed]
+                self._enqueue(replace(one, predicted=prediction_tag(self._strategy, one.spec)) for one in trials)
                 return True
         if self.num_waiting or not (idle or self._racing):
             return False
