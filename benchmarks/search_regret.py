@@ -1,19 +1,22 @@
 #!/usr/bin/env python
 """Replays measured tables for every search strategy, and says how many trials and GPU-seconds each takes.
 
-    python benchmarks/search_regret.py --table benchmarks/data/moe_ep_h200x4.parquet \
-        --objective "maximize tokens_per_s" --where "node_device_power_peak_1s_w <= 2750" --csv rows.csv
+    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml    # every table; prints rows
+    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml --case moe_ep_h200x4_2750w \
+        --csv benchmarks/results/search_regret.csv --markdown benchmarks/results/search_regret.md \
+        --svg benchmarks/results/search_regret    # one table anew: its rows, its part of the page, its drawing
+    python benchmarks/search_regret.py --table PATH --objective "maximize tokens_per_s" --where "METRIC <= NUMBER"
 
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
-prior. `--estimates` takes them from another table. A trial costs its whole time, from build to end, on all its devices.
+prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole time, from build to end, on all its devices.
 """
 
 import argparse
-import csv
 import itertools
 import json
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,6 +26,9 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
+import yaml
+from search_estimates import held_out_estimates
+from search_regret_page import draw_regret, merge_rows, write_tables
 
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.schema import METRICS
@@ -37,6 +43,10 @@ LOG_STD: Final = "_log_std"
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
+PAIRS_AFTER: Final = 20
+"""Trials, or half of a smaller table, after which a surrogate's order is judged."""
+SLOW_SEEDS: Final = 5
+"""Seeds of a strategy that a case calls slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +84,18 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(path: Path, estimates: Path | None = None) -> tuple[Trial, ...]:
-    """Reads a table of trials, with its estimates or those of another table."""
+def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = False) -> tuple[Trial, ...]:
+    """Reads a table of trials, with its estimates, those of another table, or held-out ones."""
     rows = pq.read_table(path).to_pylist()
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_trial[row["trial_id"]].append(row)
     source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    return tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    if not held_out:
+        return found
+    known = held_out_estimates(path, [trial.spec for trial in found])
+    return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
 def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
@@ -153,6 +167,10 @@ class Run:
     stopped_because: str | None
     ask_s: float
     """Longest single question."""
+    inside: tuple[bool, ...] = ()
+    """For each predicted trial whether its measurement was in the 95 % interval."""
+    pairs_frac: float | None = None
+    """Share of pairs with a trial not yet run that the surrogate orders rightly, after `PAIRS_AFTER` trials."""
 
 
 def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Run:
@@ -168,6 +186,8 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
         estimates=estimates_of(trials),
     )
     strategy, done, ask_s = make(problem), [], 0.0
+    inside: list[bool] = []
+    pairs_frac = None
     while len(done) < most:
         start_s = time.perf_counter()
         asked = strategy.ask(1)
@@ -176,8 +196,37 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
             break
         trial = by_spec[asked[0]]
         done.append(trial)
-        strategy.tell(trial.spec, trial.results[dice.integers(len(trial.results))])
-    return Run(trials=tuple(done), stopped_because=strategy.stopped_because, ask_s=ask_s)
+        predicted = strategy.prediction(trial.spec) if isinstance(strategy, ModelGuided) else None
+        result = trial.results[dice.integers(len(trial.results))]
+        strategy.tell(trial.spec, result)
+        if predicted is not None and predicted.metric in result.metrics:
+            inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
+        if isinstance(strategy, ModelGuided) and len(done) == min(PAIRS_AFTER, len(trials) // 2):
+            pairs_frac = surrogate_pairs(case, strategy, trials, done)
+    return Run(
+        trials=tuple(done),
+        stopped_because=strategy.stopped_because,
+        ask_s=ask_s,
+        inside=tuple(inside),
+        pairs_frac=pairs_frac,
+    )
+
+
+def surrogate_pairs(case: Case, strategy: ModelGuided, trials: Sequence[Trial], done: Sequence[Trial]) -> float | None:
+    """Share of pairs that a strategy's surrogate of the objective orders rightly, one of each not yet run."""
+    metric = case.objective.metric
+    known = [trial for trial in trials if metric in trial.metrics]
+    found = strategy.predict([trial.spec for trial in known])
+    if found is None:
+        return None
+    ran = {trial.spec for trial in done}
+    truth, guess = np.array([trial.metrics[metric] for trial in known]), found.objective.mean
+    new = np.array([trial.spec not in ran for trial in known])
+    first, second = np.triu_indices(len(known), 1)
+    counted = (new[first] | new[second]) & (truth[first] != truth[second])
+    first, second = first[counted], second[counted]
+    right = (truth[first] - truth[second]) * (guess[first] - guess[second]) > 0
+    return float(right.mean()) if len(right) else None
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
@@ -233,8 +282,15 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         "end_regret_median_frac": _short(float(np.median(ends))),
         "feasible_frac": round(float(np.mean(feasible)), 3),
         "hypervolume_frac": _hypervolume_frac(case, runs, power),
+        "pairwise_frac": _mean([run.pairs_frac for run in runs if run.pairs_frac is not None]),
+        "inside_frac": _mean([inside for run in runs for inside in run.inside]),
+        "estimate_pairs_frac": _mean([one for one in [pairwise_accuracy(case)] if one is not None]),
         "ask_longest_s": _short(max(run.ask_s for run in runs)),
     }
+
+
+def _mean(numbers: Sequence[float]) -> float | str:
+    return round(float(np.mean(numbers)), 3) if numbers else ""
 
 
 def _whole(number: float) -> int | str:
@@ -304,49 +360,99 @@ def print_rows(case: Case, rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def replay_case(
+    case: Case, given: argparse.Namespace, most: dict[str, int], slow: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Replays a case for every strategy; prints its rows, and draws them where asked."""
+    if max(map(case.value, case.trials)) == -math.inf:
+        raise SystemExit(f"{case.name}: no trial holds every bound; loosen them")
+    rows, curves = [], {}
+    best = max(map(case.value, case.trials))
+    for name, make in variants(case).items():
+        if given.only and name not in given.only:
+            continue
+        own_most = min(most.get(name, most["others"]), len(case.trials))
+        seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
+        runs = [replay(make, case, seed, own_most) for seed in range(seeds)]
+        rows.append(figures(case, name, runs, own_most, given.power))
+        curves[name] = np.array([curve(case, run, best, own_most) for run in runs])
+    print_rows(case, rows)
+    if given.plot:
+        draw_plot(given.plot, curves)
+    if given.svg:
+        draw_regret(given.svg / f"{case.name}.svg", f"{case.name}: regret to the best feasible", curves, WITHIN)
+    return rows
+
+
+def cases_of(path: Path, wanted: Sequence[str]) -> list[tuple[Case, dict[str, int], list[str]]]:
+    """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
+    listed = yaml.safe_load(path.read_text())
+    unknown = set(wanted) - {one["name"] for one in listed}
+    if unknown:
+        raise SystemExit(
+            f"{path}: has no case {', '.join(sorted(unknown))}; it has {', '.join(c['name'] for c in listed)}"
+        )
+    found = []
+    for one in listed:
+        if wanted and one["name"] not in wanted:
+            continue
+        case = Case(
+            name=one["name"],
+            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False)),
+            objective=parse_objective(one["objective"]),
+            constraints=tuple(map(parse_constraint, one["where"])),
+            warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
+        )
+        found.append((case, {"others": 200, **one.get("most", {})}, one.get("slow", [])))
+    return found
+
+
 def main() -> None:
     """Replays the tables that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cases", type=Path, help="file of tables with goals, such as benchmarks/data/search_cases.yaml")
+    what.add_argument("--table", type=Path)
+    parser.add_argument("--case", action="append", default=[], help="only this one of the cases; may be repeated")
     parser.add_argument("--estimates", type=Path, help="a table with trial_id and estimated_METRIC columns")
+    parser.add_argument("--held-out", action="store_true", help="estimates fitted to the other H200 tables")
     parser.add_argument("--warm", type=Path, help="a table of an earlier study, for the warm start")
-    parser.add_argument("--objective", type=parse_objective, required=True)
+    parser.add_argument("--objective", type=parse_objective)
     parser.add_argument("--where", type=parse_constraint, action="append", default=[])
     parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--most", type=int, default=200, help="most trials of a run")
+    parser.add_argument("--most", type=int, default=200, help="most trials of a run of --table")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
     parser.add_argument("--name", help="name of the table in the output")
-    parser.add_argument("--csv", type=Path, help="file that the rows are added to")
-    parser.add_argument("--plot", type=Path, help="PNG or HTML file of the regret curves")
-    args = parser.parse_args()
-    case = Case(
-        name=args.name or args.table.stem,
-        trials=read_table(args.table, args.estimates),
-        objective=args.objective,
-        constraints=tuple(args.where),
-        warm=read_table(args.warm) if args.warm else (),
+    parser.add_argument("--csv", type=Path, help="file whose rows of the same table and strategy are replaced")
+    parser.add_argument(
+        "--markdown", type=Path, help="results page whose tables are written anew from all rows of --csv"
     )
-    if max(map(case.value, case.trials)) == -math.inf:
-        parser.error(f"{args.table}: no trial holds every bound; loosen --where")
-    most, rows, curves = min(args.most, len(case.trials)), [], {}
-    best = max(map(case.value, case.trials))
-    for name, make in variants(case).items():
-        if args.only and name not in args.only:
-            continue
-        runs = [replay(make, case, seed, most) for seed in range(args.seeds)]
-        rows.append(figures(case, name, runs, most, args.power))
-        curves[name] = np.array([curve(case, run, best, most) for run in runs])
-    print_rows(case, rows)
-    if args.csv:
-        is_new = not args.csv.exists()
-        with args.csv.open("a", newline="") as out:
-            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerows(rows)
-    if args.plot:
-        draw_plot(args.plot, curves)
+    parser.add_argument("--svg", type=Path, help="folder that a drawing of each table's regret is written to")
+    parser.add_argument("--plot", type=Path, help="PNG or HTML file of the regret curves of --table")
+    given = parser.parse_args()
+    if given.markdown and not given.csv:
+        parser.error("--markdown needs --csv, whose rows it shows")
+    if given.cases:
+        cases = cases_of(given.cases, given.case)
+    elif given.objective is None:
+        parser.error("--table needs --objective")
+    else:
+        case = Case(
+            name=given.name or given.table.stem,
+            trials=read_table(given.table, given.estimates, held_out=given.held_out),
+            objective=given.objective,
+            constraints=tuple(given.where),
+            warm=read_table(given.warm) if given.warm else (),
+        )
+        cases = [(case, {"others": given.most}, [])]
+    for case, most, slow in cases:
+        rows = replay_case(case, given, most, slow)
+        if given.csv and rows:  # after each table, so that a run that is cut short keeps what it has
+            every = merge_rows(given.csv, rows)
+            if given.markdown:
+                drawings = os.path.relpath(given.svg, given.markdown.parent) if given.svg else given.markdown.stem
+                write_tables(given.markdown, every, drawings)
 
 
 if __name__ == "__main__":
