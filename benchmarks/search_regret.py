@@ -9,7 +9,8 @@
 
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
-prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole time, from build to end, on all its devices.
+prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole
+time, from build to end, on all its devices.
 """
 
 import argparse
@@ -17,12 +18,13 @@ import itertools
 import json
 import math
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -365,7 +367,7 @@ def replay_case(
 ) -> list[dict[str, Any]]:
     """Replays a case for every strategy; prints its rows, and draws them where asked."""
     if max(map(case.value, case.trials)) == -math.inf:
-        raise SystemExit(f"{case.name}: no trial holds every bound; loosen them")
+        refuse(f"{case.name}: no trial holds every bound; loosen them")
     rows, curves = [], {}
     best = max(map(case.value, case.trials))
     for name, make in variants(case).items():
@@ -384,14 +386,18 @@ def replay_case(
     return rows
 
 
+def refuse(text: str) -> NoReturn:
+    """Ends the program as wrong input does."""
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def cases_of(path: Path, wanted: Sequence[str]) -> list[tuple[Case, dict[str, int], list[str]]]:
     """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
     listed = yaml.safe_load(path.read_text())
     unknown = set(wanted) - {one["name"] for one in listed}
     if unknown:
-        raise SystemExit(
-            f"{path}: has no case {', '.join(sorted(unknown))}; it has {', '.join(c['name'] for c in listed)}"
-        )
+        refuse(f"{path}: has no case {', '.join(sorted(unknown))}; it has {', '.join(c['name'] for c in listed)}")
     found = []
     for one in listed:
         if wanted and one["name"] not in wanted:

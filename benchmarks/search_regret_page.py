@@ -123,7 +123,8 @@ def draw_regret(path: Path, title: str, curves: Mapping[str, np.ndarray], within
 
     font = 'font-family="sans-serif" font-size="12"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
+        '<svg xmlns="http://www.w3.org/2000/svg"',
+        f' width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="18" {font} font-weight="bold">{html.escape(title)}</text>',
     ]
@@ -132,8 +133,8 @@ def draw_regret(path: Path, title: str, curves: Mapping[str, np.ndarray], within
         parts.append(f'<path d="M{_LEFT} {y(regret):.1f}H{_WIDTH - 20}" stroke="#dfe3e8"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y(regret) + 4:.1f}" {font} text-anchor="end">{label}</text>')
     parts.append(f'<path d="M{_LEFT} {y(within):.1f}H{_WIDTH - 20}" stroke="#1f2933" stroke-dasharray="3 3"/>')
-    for step in sorted({1, *(round(longest * share / 4) for share in (1, 2, 3, 4))} - {0}):
-        parts.append(f'<text x="{x(step):.1f}" y="{_HEIGHT - 24}" {font} text-anchor="middle">{step}</text>')
+    steps = sorted({1, *(round(longest * share / 4) for share in (1, 2, 3, 4))} - {0})
+    parts += [f'<text x="{x(step):.1f}" y="{_HEIGHT - 24}" {font} text-anchor="middle">{step}</text>' for step in steps]
     parts.append(f'<text x="{_WIDTH / 2:.0f}" y="{_HEIGHT - 6}" {font} text-anchor="middle">trials</text>')
     place = _LEFT
     for name, (low, median, high) in bands.items():

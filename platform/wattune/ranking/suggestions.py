@@ -169,9 +169,9 @@ def _nothing(found: Suggestions, wanted: Sequence[Suggestion], ranking: Ranking)
     if ranking.best is None:
         parts.append("no repeat is likely to make a plan feasible; loosen a bound or widen the space")
     elif len(ranking.feasible) > 1:
-        parts.append(f"{ranking.best.label} is the best with P {ranking.best.best_probability or 0.0:.2f}")
+        parts.append(f"{_name(ranking.best, ranking)} is the best with P {ranking.best.best_probability or 0.0:.2f}")
     else:
-        parts.append(f"{ranking.best.label} is the only feasible plan")
+        parts.append(f"{_name(ranking.best, ranking)} is the only feasible plan")
     return f"nothing is worth measuring: {'; '.join(parts)}"
 
 
@@ -186,7 +186,9 @@ def _new_plans(
         left_s -= expected_s(proposed[0])
     found = model.predict(asked) if asked else None
     gains = None if found is None else found.gain(ranking.constraints)
-    now = f"the best plan, now {ranking.best.label}" if ranking.best else "the first plan known to hold every bound"
+    now = "the first plan known to hold every bound"
+    if ranking.best is not None:
+        now = f"the best plan, now {_name(ranking.best, ranking)}"
     suggestions = []
     for row, spec in enumerate(asked):
         predicted = None if found is None else found.one(row, ranking.objective.metric, ranking.constraints)
@@ -255,7 +257,7 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
         return []
     first, second = rows
     text = (
-        f"whether {first.label} or {second.label} is best: P(best) {first.best_probability or 0.0:.2f} against "
+        f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) {first.best_probability or 0.0:.2f} against "
         f"{second.best_probability or 0.0:.2f}"
     )
     return [
@@ -270,6 +272,11 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
         )
         for row in rows
     ]
+
+
+def _name(row: RankedTrial, ranking: Ranking) -> str:
+    """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
+    return " ".join([*(row.setting[name] for name in ranking.varying), row.label])
 
 
 def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:
