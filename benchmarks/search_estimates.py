@@ -1,7 +1,7 @@
 """Estimates of a measured table's trials, by coefficients that are fitted without that table."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,8 @@ from wattune.trial import TrialSpec
 DEVICE: Final = "h200_sxm"
 
 
-def held_out_estimates(table: Path, specs: Sequence[TrialSpec]) -> dict[str, dict[str, float]]:
+@cache
+def held_out_estimates(table: Path, specs: tuple[TrialSpec, ...]) -> dict[str, dict[str, float]]:
     """Predicts a table's trials with coefficients fitted, as `wattune fit` does, to the other tables beside it.
 
     The shipped coefficients were fitted to these tables too, so the fit begins with published ones.

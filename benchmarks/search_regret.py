@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -96,7 +96,7 @@ def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = Fa
     found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
     if not held_out:
         return found
-    known = held_out_estimates(path, [trial.spec for trial in found])
+    known = held_out_estimates(path, tuple(trial.spec for trial in found))
     return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
@@ -392,13 +392,12 @@ def refuse(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def cases_of(path: Path, wanted: Sequence[str]) -> list[tuple[Case, dict[str, int], list[str]]]:
+def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
     """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
     listed = yaml.safe_load(path.read_text())
     unknown = set(wanted) - {one["name"] for one in listed}
     if unknown:
         refuse(f"{path}: has no case {', '.join(sorted(unknown))}; it has {', '.join(c['name'] for c in listed)}")
-    found = []
     for one in listed:
         if wanted and one["name"] not in wanted:
             continue
@@ -409,8 +408,7 @@ def cases_of(path: Path, wanted: Sequence[str]) -> list[tuple[Case, dict[str, in
             constraints=tuple(map(parse_constraint, one["where"])),
             warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
         )
-        found.append((case, {"others": 200, **one.get("most", {})}, one.get("slow", [])))
-    return found
+        yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
 
 
 def main() -> None:
@@ -439,6 +437,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.markdown and not given.csv:
         parser.error("--markdown needs --csv, whose rows it shows")
+    cases: Iterable[tuple[Case, dict[str, int], list[str]]]
     if given.cases:
         cases = cases_of(given.cases, given.case)
     elif given.objective is None:

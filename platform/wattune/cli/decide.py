@@ -1,4 +1,4 @@
-"""`frontier` and `suggest`: what a bound costs, and what to measure next. Both only read the study's folder."""
+"""`frontier` and `suggest`: the price of a bound, and the next trials to measure. Both only read the study's folder."""
 
 from typing import Annotated, Final
 

@@ -120,7 +120,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """What loosening one bound buys."""
+    """The best plans by value of one bound: the gain of loosening it."""
 
     objective: Objective
     varied: VariedBound

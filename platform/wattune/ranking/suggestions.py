@@ -1,4 +1,4 @@
-"""What to measure next within a budget of time, what it is expected to gain, and which answer it could change.
+"""Suggestions of what to measure next within a budget: the expected gain of each, and the answer it could change.
 
 A plan that never ran may become the best one: its expected gain is the strategy's, expected improvement times the
 probability of feasibility. A measured plan is worth a repeat where its bounds are undecided and repeats can decide
@@ -71,7 +71,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestions:
-    """What a budget is best spent on."""
+    """The best use of a budget."""
 
     objective: Objective
     budget_s: float
@@ -257,8 +257,8 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
         return []
     first, second = rows
     text = (
-        f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) {first.best_probability or 0.0:.2f} against "
-        f"{second.best_probability or 0.0:.2f}"
+        f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) "
+        f"{first.best_probability or 0.0:.2f} against {second.best_probability or 0.0:.2f}"
     )
     return [
         Suggestion(
