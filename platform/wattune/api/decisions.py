@@ -1,10 +1,11 @@
 """Questions of an operator to a study that was measured: what a bound costs, and what to measure next."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Final
 
-from wattune.api.estimates import known_before
+from wattune.api.estimates import MOST_EARLIER, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
@@ -21,7 +22,7 @@ from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder
-from wattune.trial import FIRST_REFERENCE_REPEAT
+from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult
 from wattune.units import NS_PER_S
 
 _DURATION: Final = re.compile(
@@ -155,10 +156,33 @@ def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constr
         warm=warm,
     )
     model = ModelGuided(problem, stops=False)
+    taught = _taught([one for one in results if one[1].status.is_final], problem)
     for spec, result in results:
-        if result.status.is_final:
+        if result.trial_id in taught and result.status.is_final:
             model.tell(spec, result)
     return model
+
+
+def _taught(results: Results, problem: Problem) -> set[str]:
+    """Chooses the trials that surrogates learn from: all, else `MOST_EARLIER`, since fitting costs the cube of that.
+
+    Half of them are the best that hold every bound. The others are spread evenly over the rest, best to worst.
+    """
+    objective, first = problem.objective, {result.trial_id: result for _, result in reversed(results)}
+    assert objective is not None, "a study has an objective"
+    if len(first) <= MOST_EARLIER:
+        return set(first)
+    sign = -1.0 if objective.maximize else 1.0
+
+    def worse(result: TrialResult) -> float:
+        return sign * result.metrics.get(objective.metric, -sign * math.inf)
+
+    ordered = sorted(first.values(), key=worse)
+    good = [one for one in ordered if all(bound.holds(one.metrics) for bound in problem.constraints)]
+    leaders = [one.trial_id for one in good[: MOST_EARLIER // 2]]
+    rest = [one.trial_id for one in ordered if one.trial_id not in set(leaders)]
+    count = MOST_EARLIER - len(leaders)
+    return {*leaders, *(rest[place * (len(rest) - 1) // max(count - 1, 1)] for place in range(count))}
 
 
 def _usual(planned: StudyPlan, results: Results, folder: StudyFolder) -> VariedBound:

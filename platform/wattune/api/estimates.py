@@ -32,7 +32,8 @@ GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
 
 MOST_EARLIER: Final = 500
-"""Most results of earlier studies that a search starts from: fitting costs time with the cube of their number."""
+"""Most results of earlier studies that a search starts from, and most trials of a study that its surrogates learn
+from for a question: fitting costs time with the cube of their number."""
 
 
 def estimate(space: Space, *, storage: str | None = None) -> Forecast:

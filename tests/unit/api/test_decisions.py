@@ -97,3 +97,17 @@ def test_trials_that_are_no_candidates_any_more_still_count(tmp_path) -> None:
     (study.path / "study.yaml").write_text(written.replace("vocab_size: 512", "vocab_size: 1024"))
     found = api.suggest(study, budget="10m")
     assert found.best is not None and found.gain_frac is not None and found.num_left == 16
+
+
+def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 6)
+    told: list[TrialSpec] = []
+    monkeypatch.setattr("wattune.api.decisions.ModelGuided.tell", lambda _self, spec, _result: told.append(spec))
+    study = write_study(tmp_path, lambda _: True, constraints=[f"{POWER} <= 1000"])
+    monkeypatch.setattr("wattune.api.decisions.suggest_for", lambda *_, **__: None)
+    api.suggest(study, budget="1m")
+    chosen = set(told)
+    assert len(chosen) == 6 and len(told) == 12, "each with both repeats"
+    assert best_below(1000, tmp_path) in chosen
+    speeds = sorted(truth(spec)["tokens_per_s"] for spec in chosen)
+    assert speeds[0] < 600 and speeds[-1] > 1400, "slow ones and infeasible ones too"
