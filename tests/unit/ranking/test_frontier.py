@@ -1,4 +1,4 @@
-"""What each value of a bound buys, by what was measured and, apart from it, by what is predicted."""
+"""The price of a bound: the best measured plan at each value and, apart from it, the best that is predicted."""
 
 import numpy as np
 import pytest

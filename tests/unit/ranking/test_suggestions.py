@@ -1,4 +1,4 @@
-"""What is worth measuring next: new plans, repeats that decide, or nothing."""
+"""Suggestions of what to measure next: new plans, repeats that decide, or nothing."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def test_a_budget_that_no_trial_fits_into_says_how_long_one_takes() -> None:
 
 
 def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_decide_is_not() -> None:
-    """Where sensors were measured, their accuracy alone leaves a plan 1 % below its bound open."""
+    """The accuracy of measured sensors alone leaves a plan close below its bound open."""
     close = replace(POWER, factor=metrics(BEST)[POWER.metric] * 1.004)
     runs = [
         (spec, replace(result(spec, repeat, **{POWER.metric: metrics(spec)[POWER.metric] * (1 + off)}), tags=SIMULATED))

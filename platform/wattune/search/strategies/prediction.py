@@ -124,7 +124,7 @@ class Predictions:
     best: float | None
     """The objective of the best trial measured to hold every bound, in the units of `objective.mean` times `sign`."""
     bounded: Mapping[Quantity, Predicted]
-    """What bounds are on, where anything is known of it."""
+    """Quantities that bounds are on, where anything is known of them."""
     log_runs: Sequence[Vector]
     """Logs of the probabilities that the trial completes, of which one is about memory and one about failures."""
 
