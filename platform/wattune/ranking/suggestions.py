@@ -30,6 +30,8 @@ _NUM_DRAWS: Final = 2000
 _SEED: Final = 20261122
 _LEAST_DECIDED: Final = 0.05
 """Least probability that repeats decide a bound as held, for a repeat to be suggested."""
+_LEAST_SHARE: Final = 0.1
+"""Least expected gain of a plan, as a share of the noise of one measurement, for it to be suggested."""
 _MOST_REPEATS: Final = 5
 """Most undecided trials that a repeat is suggested of."""
 
@@ -129,6 +131,9 @@ def suggest(
     gain, noise = joint if joint is not None else (None, None)
     is_worth = gain is None or noise is None or gain >= noise
     new = _new_plans(model, ranking, expected_s, budget_s) if is_worth and left else []
+    if noise is not None:  # the first stays: all plans left together are worth it, so the best of them is
+        least = _LEAST_SHARE * noise
+        new = [one for one in new if one is new[0] or one.gain_frac is None or one.gain_frac >= least]
     undecided = _undecided(ranking, expected_s)
     by_rate = sorted(
         (*undecided, *new), key=lambda one: -math.inf if one.gain_frac is None else -one.gain_frac / one.expected_s

@@ -43,6 +43,13 @@ def test_new_plans_fill_the_budget_and_what_gains_most_for_its_time_comes_first(
     assert found.gain_frac > found.noise_frac and not found.nothing
 
 
+def test_a_long_budget_is_not_filled_with_plans_that_gain_nothing() -> None:
+    model, ranking, left = told(SPECS[10:290:8])
+    found = suggest(model, ranking, left, lambda _: 1.0, budget_s=1000.0)
+    new = [one for one in found.listed if one.kind == "new"]
+    assert new and all(one.gain_frac >= 0.1 * found.noise_frac for one in new[1:])
+
+
 def test_what_is_suggested_is_better_than_what_was_measured() -> None:
     """The truth of the suggestions is known here: half of their gain is real."""
     model, ranking, left = told(SPECS[10:290:12])
