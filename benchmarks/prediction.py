@@ -61,21 +61,25 @@ PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 def trials(pattern: str = "*_h200x4.parquet") -> list[Measured]:
     """Reads every completed trial with measured sensors from the tables of that name."""
+    return [one for path in sorted((HERE / "data").glob(pattern)) for one in trials_of(path)]
+
+
+def trials_of(path: Path) -> list[Measured]:
+    """Reads the completed trials of one table."""
     found = []
-    for path in sorted((HERE / "data").glob(pattern)):
-        for row in pq.read_table(path).to_pylist():
-            if row["status"] != "completed" or not row["step_time_s"]:
-                continue
-            metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
-            result = TrialResult(
-                trial_id=row["trial_id"],
-                repeat=row["repeat"],
-                status=TrialStatus.COMPLETED,
-                metrics=metrics,
-                start_wall_ns=row["start_wall_ns"],
-                end_wall_ns=row["end_wall_ns"],
-            )
-            found.append((TrialSpec.from_json(json.loads(row["spec"])), result))
+    for row in pq.read_table(path).to_pylist():
+        if row["status"] != "completed" or not row["step_time_s"]:
+            continue
+        metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
+        result = TrialResult(
+            trial_id=row["trial_id"],
+            repeat=row["repeat"],
+            status=TrialStatus.COMPLETED,
+            metrics=metrics,
+            start_wall_ns=row["start_wall_ns"],
+            end_wall_ns=row["end_wall_ns"],
+        )
+        found.append((TrialSpec.from_json(json.loads(row["spec"])), result))
     return found
 
 

@@ -1,42 +1,43 @@
 #!/usr/bin/env python
 """Replays measured tables for every search strategy, and says how many trials and GPU-seconds each takes.
 
-    python benchmarks/search_regret.py --table benchmarks/data/moe_ep_h200x4.parquet \
-        --objective "maximize tokens_per_s" --where "node_device_power_peak_1s_w <= 2750" --csv rows.csv
+    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml    # every table; prints rows
+    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml --case moe_ep_h200x4_2750w \
+        --csv benchmarks/results/search_regret.csv --markdown benchmarks/results/search_regret.md \
+        --svg benchmarks/results/search_regret    # one table anew: its rows, its part of the page, its drawing
+    python benchmarks/search_regret.py --table PATH --objective "maximize tokens_per_s" --where "METRIC <= NUMBER"
 
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
-prior. `--estimates` takes them from another table. A trial costs its whole time, from build to end, on all its devices.
-
-With a ladder (`search.ladder`) each proposal is a burst first, and the best are measured in full. A burst costs its
-trial's time with a shorter window. What it measures is drawn: `BURST_ERRORS` says from what. `--window` sets the
-seconds of full windows, since measured tables have short ones. A trial is found once it is measured in full; bursts
-count in GPU-seconds.
+prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole
+time, from build to end, on all its devices.
 """
 
 import argparse
-import csv
 import itertools
 import json
 import math
+import os
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow.parquet as pq
+import yaml
+from search_estimates import held_out_estimates
+from search_regret_page import draw_regret, merge_rows, write_tables
 
-from wattune.fidelity import BURST, FIDELITY
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
-from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 ESTIMATES: Final = "estimated_"
@@ -44,27 +45,10 @@ LOG_STD: Final = "_log_std"
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
-
-
-BURST_STEPS: Final = 3
-BURST_S: Final = 1.5
-"""Least length of a burst: the defaults of `search.ladder.burst`."""
-BURST_ERRORS: Final = {
-    "tokens_per_s": (0.005, 0.02),
-    "tokens_per_s_per_device": (0.005, 0.02),
-    "step_time_s": (-0.005, 0.02),
-    "node_device_power_peak_1s_w": (-0.007, 0.006),
-    "device_temp_max_c": (-0.085, 0.02),
-    "memory_peak_bytes": (0.0, 0.0),
-    "memory_headroom_frac": (0.0, 0.0),
-}
-"""Bias and standard deviation of log(burst / full) by metric. `benchmarks/burst_noise.py` measures them, on two trials
-of four H200s: too few for more than one digit."""
-OTHER_ERROR: Final = (0.0, 0.02)
-SYNTHETIC_WARMUP_STEPS: Final = 5
-"""Of the 15 steps of a synthetic trial, those that a burst runs too before its window."""
-LADDERED: Final = ("random", "tpe", "model_guided")
-"""Strategies that are replayed with a ladder too."""
+PAIRS_AFTER: Final = 20
+"""Trials, or half of a smaller table, after which a surrogate's order is judged."""
+SLOW_SEEDS: Final = 5
+"""Seeds of a strategy that a case calls slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +61,7 @@ class Trial:
     """Means over completed repeats."""
     estimate: dict[str, float]
     cost_s: float
-    """Mean seconds of its first repeats on all its devices together, with a window as long as is asked for."""
-    burst_cost_s: float
-    """The same of a burst."""
+    """Mean seconds of its first repeats on all its devices together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +86,21 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(path: Path, estimates: Path | None = None, window_s: float | None = None) -> tuple[Trial, ...]:
-    """Reads a table of trials, with its estimates or those of another table; windows are as long as asked, if asked."""
+def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = False) -> tuple[Trial, ...]:
+    """Reads a table of trials, with its estimates, those of another table, or held-out ones."""
     rows = pq.read_table(path).to_pylist()
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_trial[row["trial_id"]].append(row)
     source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    return tuple(_trial(group, source.get(trial_id, {}), window_s) for trial_id, group in of_trial.items())
+    found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    if not held_out:
+        return found
+    known = held_out_estimates(path, tuple(trial.spec for trial in found))
+    return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
-def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float | None) -> Trial:
+def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
     spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
     results = tuple(
         TrialResult(
@@ -128,27 +114,14 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float |
     done = [result.metrics for result in results if result.status is TrialStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
-    costs_s = np.mean([_costs_s(row, window_s) for row in rows if row["repeat"] == first], axis=0)
+    times_s = [(row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S for row in rows if row["repeat"] == first]
     return Trial(
         spec=spec,
         results=results,
         metrics={name: float(np.mean([metrics[name] for metrics in done])) for name in common},
         estimate={key: value for key, value in source.items() if key.startswith(ESTIMATES) and value is not None},
-        cost_s=float(costs_s[0]) * spec.cluster.world_size,
-        burst_cost_s=float(costs_s[1]) * spec.cluster.world_size,
+        cost_s=float(np.mean(times_s)) * spec.cluster.world_size,
     )
-
-
-def _costs_s(row: dict[str, Any], window_s: float | None) -> tuple[float, float]:
-    """Seconds of a run from build to end, and of a burst in its place. A run that failed takes as long as a burst."""
-    took_s, step_s = (row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S, row.get("step_time_s")
-    if step_s is None:
-        return took_s, took_s
-    tags = json.loads(row["tags"])
-    warmup_s = SYNTHETIC_WARMUP_STEPS * step_s
-    own_s = float(tags["window_s"]) if "window_s" in tags else took_s - float(tags["build_time_s"]) - warmup_s
-    full_s = own_s if window_s is None else max(window_s, step_s)
-    return took_s - own_s + full_s, took_s - own_s + max(BURST_S, BURST_STEPS * step_s)
 
 
 def estimates_of(trials: Sequence[Trial]) -> Estimates | None:
@@ -193,27 +166,17 @@ class Run:
     """One replay: the trials in order."""
 
     trials: tuple[Trial, ...]
-    """Those measured in full."""
-    costs_s: tuple[float, ...]
-    """Device-seconds until each of them ended, with bursts."""
-    num_bursts: int
     stopped_because: str | None
     ask_s: float
     """Longest single question."""
+    inside: tuple[bool, ...] = ()
+    """For each predicted trial whether its measurement was in the 95 % interval."""
+    pairs_frac: float | None = None
+    """Share of pairs with a trial not yet run that the surrogate orders rightly, after `PAIRS_AFTER` trials."""
 
 
-def replay(
-    make: Callable[[Problem], Strategy], case: Case, seed: int, most: int, promote_frac: float | None = None
-) -> Run:
-    """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
-
-    Args:
-        make: Makes the strategy.
-        case: The table.
-        seed: Seed of the order of candidates, of what is drawn, and of the strategy.
-        most: Most proposals.
-        promote_frac: Share of the bursts that is measured in full; None measures every proposal in full.
-    """
+def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Run:
+    """Runs a strategy on a table, one trial after another, until it stops or has run so many."""
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
     by_spec = {trial.spec: trial for trial in trials}
@@ -224,62 +187,48 @@ def replay(
         constraints=case.constraints,
         estimates=estimates_of(trials),
     )
-    strategy, done, ask_s = make(problem), list[Trial](), 0.0
-    ladder = None if promote_frac is None else _ladder(case, promote_frac)
-    costs_s, spent_s, num_asked = list[float](), 0.0, 0
-    while True:
-        # As the queue of a study: a strategy that does not learn has all its bursts first.
-        promoted = ladder.next((), searching=True) if ladder and strategy.learns else None
-        asked: list[TrialSpec] = []
-        if promoted is None and num_asked < most:
-            start_s = time.perf_counter()
-            asked = strategy.ask(1)
-            ask_s = max(ask_s, time.perf_counter() - start_s)
-            num_asked += len(asked)
-        if promoted is None and not asked and ladder is not None:
-            promoted = ladder.next((), searching=False)
-        if promoted is None and not asked:
+    strategy, done, ask_s = make(problem), [], 0.0
+    inside: list[bool] = []
+    pairs_frac = None
+    while len(done) < most:
+        start_s = time.perf_counter()
+        asked = strategy.ask(1)
+        ask_s = max(ask_s, time.perf_counter() - start_s)
+        if not asked:
             break
-        trial = by_spec[promoted or asked[0]]
+        trial = by_spec[asked[0]]
+        done.append(trial)
+        predicted = strategy.prediction(trial.spec) if isinstance(strategy, ModelGuided) else None
         result = trial.results[dice.integers(len(trial.results))]
-        if promoted is None and ladder is not None:
-            result = _burst(result, dice)
-            spent_s += trial.burst_cost_s
-        else:
-            spent_s += trial.cost_s
-            done.append(trial)
-            costs_s.append(spent_s)
-        if ladder is not None:
-            ladder.note(trial.spec, result)
         strategy.tell(trial.spec, result)
+        if predicted is not None and predicted.metric in result.metrics:
+            inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
+        if isinstance(strategy, ModelGuided) and len(done) == min(PAIRS_AFTER, len(trials) // 2):
+            pairs_frac = surrogate_pairs(case, strategy, trials, done)
     return Run(
         trials=tuple(done),
-        costs_s=tuple(costs_s),
-        num_bursts=num_asked if ladder is not None else 0,
         stopped_because=strategy.stopped_because,
         ask_s=ask_s,
+        inside=tuple(inside),
+        pairs_frac=pairs_frac,
     )
 
 
-def _ladder(case: Case, promote_frac: float) -> Ladder:
-    rule = LadderRule(
-        min_steps=BURST_STEPS,
-        min_seconds=BURST_S,
-        promote_frac=promote_frac,
-        objective=case.objective,
-        constraints=case.constraints,
-    )
-    return Ladder(rule)
-
-
-def _burst(result: TrialResult, dice: np.random.Generator) -> TrialResult:
-    """Returns the result that a burst in the place of a full run would have had."""
-    errors = {name: BURST_ERRORS.get(name, OTHER_ERROR) for name in result.metrics}
-    metrics = {
-        name: value * math.exp(errors[name][0] + errors[name][1] * dice.standard_normal())
-        for name, value in result.metrics.items()
-    }
-    return replace(result, repeat=FIRST_BURST_REPEAT, metrics=metrics, tags={FIDELITY: BURST})
+def surrogate_pairs(case: Case, strategy: ModelGuided, trials: Sequence[Trial], done: Sequence[Trial]) -> float | None:
+    """Share of pairs that a strategy's surrogate of the objective orders rightly, one of each not yet run."""
+    metric = case.objective.metric
+    known = [trial for trial in trials if metric in trial.metrics]
+    found = strategy.predict([trial.spec for trial in known])
+    if found is None:
+        return None
+    ran = {trial.spec for trial in done}
+    truth, guess = np.array([trial.metrics[metric] for trial in known]), found.objective.mean
+    new = np.array([trial.spec not in ran for trial in known])
+    first, second = np.triu_indices(len(known), 1)
+    counted = (new[first] | new[second]) & (truth[first] != truth[second])
+    first, second = first[counted], second[counted]
+    right = (truth[first] - truth[second]) * (guess[first] - guess[second]) > 0
+    return float(right.mean()) if len(right) else None
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
@@ -304,7 +253,7 @@ def curve(case: Case, run: Run, best: float, most: int) -> list[float]:
     """The regret after each trial; a run that stopped stays where it was."""
     values = itertools.accumulate((case.value(trial) for trial in run.trials), max)
     regrets = [case.regret(value, best) for value in values]
-    return (regrets + (regrets[-1:] or [math.inf]) * (most - len(regrets)))[:most]
+    return regrets + regrets[-1:] * (most - len(regrets))
 
 
 def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: str) -> dict[str, Any]:
@@ -315,8 +264,8 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         regrets = curve(case, run, best, most)
         at = next((index for index, regret in enumerate(regrets) if regret <= WITHIN), None)
         found.append(math.inf if at is None else at + 1)
-        costs.append(math.inf if at is None else run.costs_s[at])
-    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / max(len(run.trials), 1) for run in runs]
+        costs.append(math.inf if at is None else sum(trial.cost_s for trial in run.trials[: at + 1]))
+    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / len(run.trials) for run in runs]
     low, median, high = np.quantile(found, QUANTILES, method="higher")
     ends = [curve(case, run, best, most)[-1] for run in runs]
     return {
@@ -330,15 +279,20 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         "num_trials_p90": _whole(high),
         "found_frac": round(float(np.mean(np.isfinite(found))), 3),
         "gpu_time_median_s": _whole(float(np.quantile(costs, 0.5, method="higher"))),
-        "gpu_time_whole_median_s": _whole(float(np.median([run.costs_s[-1] if run.costs_s else 0 for run in runs]))),
-        "num_bursts": _whole(float(np.median([run.num_bursts for run in runs]))),
         "num_trials_run": _whole(float(np.median([len(run.trials) for run in runs]))),
         "stopped_frac": round(float(np.mean([run.stopped_because is not None for run in runs])), 3),
         "end_regret_median_frac": _short(float(np.median(ends))),
         "feasible_frac": round(float(np.mean(feasible)), 3),
         "hypervolume_frac": _hypervolume_frac(case, runs, power),
+        "pairwise_frac": _mean([run.pairs_frac for run in runs if run.pairs_frac is not None]),
+        "inside_frac": _mean([inside for run in runs for inside in run.inside]),
+        "estimate_pairs_frac": _mean([one for one in [pairwise_accuracy(case)] if one is not None]),
         "ask_longest_s": _short(max(run.ask_s for run in runs)),
     }
+
+
+def _mean(numbers: Sequence[float]) -> float | str:
+    return round(float(np.mean(numbers)), 3) if numbers else ""
 
 
 def _whole(number: float) -> int | str:
@@ -395,68 +349,115 @@ def print_rows(case: Case, rows: Sequence[dict[str, Any]]) -> None:
     known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
     print(f"\n{case.name}: {len(case.trials)} candidates, best feasible {best.spec.label}; {known}\n")
     print(
-        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | GPU-s whole | bursts | run | stopped | end regret | "
-        "feasible | HV | ask s |"
+        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | run | stopped | end regret | feasible | HV | ask s |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['strategy']} | {row['num_trials_median']} ({row['num_trials_p10']}, {row['num_trials_p90']}) | "
-            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['gpu_time_whole_median_s']} | "
-            f"{row['num_bursts']} | {row['num_trials_run']} | "
+            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['num_trials_run']} | "
             f"{row['stopped_frac']:.0%} | {row['end_regret_median_frac']} | {row['feasible_frac']:.0%} | "
             f"{row['hypervolume_frac']} | {row['ask_longest_s']} |",
             flush=True,
         )
 
 
+def replay_case(
+    case: Case, given: argparse.Namespace, most: dict[str, int], slow: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Replays a case for every strategy; prints its rows, and draws them where asked."""
+    if max(map(case.value, case.trials)) == -math.inf:
+        refuse(f"{case.name}: no trial holds every bound; loosen them")
+    rows, curves = [], {}
+    best = max(map(case.value, case.trials))
+    for name, make in variants(case).items():
+        if given.only and name not in given.only:
+            continue
+        own_most = min(most.get(name, most["others"]), len(case.trials))
+        seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
+        runs = [replay(make, case, seed, own_most) for seed in range(seeds)]
+        rows.append(figures(case, name, runs, own_most, given.power))
+        curves[name] = np.array([curve(case, run, best, own_most) for run in runs])
+    print_rows(case, rows)
+    if given.plot:
+        draw_plot(given.plot, curves)
+    if given.svg:
+        draw_regret(given.svg / f"{case.name}.svg", f"{case.name}: regret to the best feasible", curves, WITHIN)
+    return rows
+
+
+def refuse(text: str) -> NoReturn:
+    """Ends the program as wrong input does."""
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
+    """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
+    listed = yaml.safe_load(path.read_text())
+    unknown = set(wanted) - {one["name"] for one in listed}
+    if unknown:
+        refuse(f"{path}: has no case {', '.join(sorted(unknown))}; it has {', '.join(c['name'] for c in listed)}")
+    for one in listed:
+        if wanted and one["name"] not in wanted:
+            continue
+        case = Case(
+            name=one["name"],
+            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False)),
+            objective=parse_objective(one["objective"]),
+            constraints=tuple(map(parse_constraint, one["where"])),
+            warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
+        )
+        yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
+
+
 def main() -> None:
     """Replays the tables that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cases", type=Path, help="file of tables with goals, such as benchmarks/data/search_cases.yaml")
+    what.add_argument("--table", type=Path)
+    parser.add_argument("--case", action="append", default=[], help="only this one of the cases; may be repeated")
     parser.add_argument("--estimates", type=Path, help="a table with trial_id and estimated_METRIC columns")
+    parser.add_argument("--held-out", action="store_true", help="estimates fitted to the other H200 tables")
     parser.add_argument("--warm", type=Path, help="a table of an earlier study, for the warm start")
-    parser.add_argument("--objective", type=parse_objective, required=True)
+    parser.add_argument("--objective", type=parse_objective)
     parser.add_argument("--where", type=parse_constraint, action="append", default=[])
     parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
-    parser.add_argument("--window", type=float, help="seconds of a full window, instead of the table's own")
-    parser.add_argument("--promote", type=float, default=0.25, help="share of the bursts that is measured in full")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--most", type=int, default=200, help="most trials of a run")
+    parser.add_argument("--most", type=int, default=200, help="most trials of a run of --table")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
     parser.add_argument("--name", help="name of the table in the output")
-    parser.add_argument("--csv", type=Path, help="file that the rows are added to")
-    parser.add_argument("--plot", type=Path, help="PNG or HTML file of the regret curves")
-    args = parser.parse_args()
-    case = Case(
-        name=args.name or args.table.stem,
-        trials=read_table(args.table, args.estimates, args.window),
-        objective=args.objective,
-        constraints=tuple(args.where),
-        warm=read_table(args.warm) if args.warm else (),
+    parser.add_argument("--csv", type=Path, help="file whose rows of the same table and strategy are replaced")
+    parser.add_argument(
+        "--markdown", type=Path, help="results page whose tables are written anew from all rows of --csv"
     )
-    if max(map(case.value, case.trials)) == -math.inf:
-        parser.error(f"{args.table}: no trial holds every bound; loosen --where")
-    most, rows, curves = min(args.most, len(case.trials)), [], {}
-    best = max(map(case.value, case.trials))
-    compared = {name: (make, None) for name, make in variants(case).items()}
-    compared |= {f"{name}, ladder": (STRATEGIES[name], args.promote) for name in LADDERED}
-    for name, (make, promote_frac) in compared.items():
-        if args.only and name not in args.only:
-            continue
-        runs = [replay(make, case, seed, most, promote_frac) for seed in range(args.seeds)]
-        rows.append(figures(case, name, runs, most, args.power))
-        curves[name] = np.array([curve(case, run, best, most) for run in runs])
-    print_rows(case, rows)
-    if args.csv:
-        is_new = not args.csv.exists()
-        with args.csv.open("a", newline="") as out:
-            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerows(rows)
-    if args.plot:
-        draw_plot(args.plot, curves)
+    parser.add_argument("--svg", type=Path, help="folder that a drawing of each table's regret is written to")
+    parser.add_argument("--plot", type=Path, help="PNG or HTML file of the regret curves of --table")
+    given = parser.parse_args()
+    if given.markdown and not given.csv:
+        parser.error("--markdown needs --csv, whose rows it shows")
+    cases: Iterable[tuple[Case, dict[str, int], list[str]]]
+    if given.cases:
+        cases = cases_of(given.cases, given.case)
+    elif given.objective is None:
+        parser.error("--table needs --objective")
+    else:
+        case = Case(
+            name=given.name or given.table.stem,
+            trials=read_table(given.table, given.estimates, held_out=given.held_out),
+            objective=given.objective,
+            constraints=tuple(given.where),
+            warm=read_table(given.warm) if given.warm else (),
+        )
+        cases = [(case, {"others": given.most}, [])]
+    for case, most, slow in cases:
+        rows = replay_case(case, given, most, slow)
+        if given.csv and rows:  # after each table, so that a run that is cut short keeps what it has
+            every = merge_rows(given.csv, rows)
+            if given.markdown:
+                drawings = os.path.relpath(given.svg, given.markdown.parent) if given.svg else given.markdown.stem
+                write_tables(given.markdown, every, drawings)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ ROOMS = {
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
-    "api": "estimates exports recordings results runs spaces studies",
+    "api": "decisions estimates exports recordings reports results runs spaces studies",
     "calibration": "fit links run",
     "catalog": "hardware models",
-    "cli": "export machine results shell study",
+    "cli": "decide export machine results shell study",
     "cost": "batch clock coefficients defaults estimate flops power sweep tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
@@ -36,13 +36,14 @@ ROOMS = {
     "orchestrate/scheduling": "backfill budget controller early_stop graphs ladder nodes race references run_order "
     "study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
-    "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
-    "spreads table",
+    "ranking": "assessment best bounds common_steps comparison difference evidence frontier order racing scatter "
+    "sources spreads suggestions table",
     "record": "command recorder recording sensors",
-    "report": "charts coverage figure labels markup page race sections step_throughput traces trade_off write",
+    "report": "charts coverage figure frontier labels markup page predictions race sections step_throughput traces "
+    "trade_off write",
     "search": "forecast grammar problems prune space strategy",
-    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
-    "surrogate",
+    "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
+    "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
     "storage": "digests documents files manifests measured parquet remote study trial_files trial_tables values "
     "versions",
@@ -51,7 +52,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "beside forecast links progress ranking recording tables",
+    "terminal": "beside decisions forecast links progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
     "profiler provenance recorder watchdog",
@@ -62,6 +63,7 @@ WITHOUT_TWIN = {
     "__main__": "two calls; tests/e2e/test_wheel.py runs it",
     "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
     "cli/export": "the verbs are one surface: tests/unit/test_cli*.py",
+    "cli/decide": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",

@@ -16,25 +16,31 @@ if TYPE_CHECKING:
     from wattune.api import StudyPlan as StudyPlan
     from wattune.api import Trial as Trial
     from wattune.api import compare as compare
+    from wattune.api import frontier as frontier
     from wattune.api import load_study as load_study
     from wattune.api import plan as plan
     from wattune.api import rank as rank
     from wattune.api import record as record
     from wattune.api import run_study as run_study
+    from wattune.api import suggest as suggest
     from wattune.errors import WattuneError as WattuneError
     from wattune.ranking.assessment import RankedTrial as RankedTrial
     from wattune.ranking.comparison import Comparison as Comparison
+    from wattune.ranking.frontier import Frontier as Frontier
     from wattune.ranking.order import Ranking as Ranking
+    from wattune.ranking.suggestions import Suggestions as Suggestions
     from wattune.record.recording import Recording as Recording
     from wattune.trial import TrialResult as TrialResult
     from wattune.trial import TrialSpec as TrialSpec
 
 _HOMES: Final = {
-    "wattune.api": "compare load_study plan rank record run_study Study StudyOutcome StudyPlan Trial",
+    "wattune.api": "compare frontier load_study plan rank record run_study suggest Study StudyOutcome StudyPlan Trial",
     "wattune.errors": "WattuneError",
     "wattune.ranking.assessment": "RankedTrial",
     "wattune.ranking.comparison": "Comparison",
+    "wattune.ranking.frontier": "Frontier",
     "wattune.ranking.order": "Ranking",
+    "wattune.ranking.suggestions": "Suggestions",
     "wattune.record.recording": "Recording",
     "wattune.trial": "TrialResult TrialSpec",
 }
@@ -42,23 +48,27 @@ _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in name
 
 __all__ = [
     "Comparison",
+    "Frontier",
     "RankedTrial",
     "Ranking",
     "Recording",
     "Study",
     "StudyOutcome",
     "StudyPlan",
+    "Suggestions",
     "Trial",
     "TrialResult",
     "TrialSpec",
     "WattuneError",
     "__version__",
     "compare",
+    "frontier",
     "load_study",
     "plan",
     "rank",
     "record",
     "run_study",
+    "suggest",
 ]
 
 

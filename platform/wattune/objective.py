@@ -1,6 +1,7 @@
 """Objectives and constraints: a small grammar, parsed and never evaluated as code.
 
-`maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`.
+`maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`. A
+bound at several values is `METRIC OP LOW..HIGH step STEP`, with `* METRIC` after it where it is a share of a limit.
 """
 
 import math
@@ -15,7 +16,13 @@ from wattune.schema import METRICS
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
 _CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
+_VARIED: Final = re.compile(
+    rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s+step\s+({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
+)
 _LONGEST_TEXT: Final = 200
+
+MOST_VALUES: Final = 100
+"""Most values of a varied bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,24 @@ class Constraint:
         return slack > 0 if self.operator in ("<", ">") else slack >= 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariedBound:
+    """A bound at several values, the tightest first."""
+
+    metric: str
+    operator: str
+    values: tuple[float, ...]
+    limit_metric: str | None = None
+
+    def at(self, value: float) -> Constraint:
+        """Returns the bound at one value."""
+        return Constraint(metric=self.metric, operator=self.operator, factor=value, limit_metric=self.limit_metric)
+
+    def replaces(self, constraint: Constraint) -> bool:
+        """Returns whether a constraint bounds the same metric on the same side, so that this one stands for it."""
+        return constraint.metric == self.metric and constraint.operator[0] == self.operator[0]
+
+
 def _metric(name: str, text: str) -> str:
     if name not in METRICS:
         raise SpaceError(f'unknown metric "{name}" in "{text}"; {closest(name, METRICS)}')
@@ -121,4 +146,36 @@ def parse_constraint(text: str) -> Constraint:
         operator=match[2],
         factor=factor,
         limit_metric=_metric(match[4], text) if match[4] else None,
+    )
+
+
+def parse_varied(text: str) -> VariedBound:
+    """Reads a bound at several values, such as `node_device_power_peak_1s_w <= 2000..2800 step 100`.
+
+    Raises:
+        SpaceError: The text has another form or names an unknown metric. Or its values are not a range that rises by a
+            positive step, are more than `MOST_VALUES`, or are percentages where the metric is a fraction.
+    """
+    match = _VARIED.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None:
+        raise SpaceError(
+            f'"{text[:_LONGEST_TEXT]}" is not a range of a bound; write "METRIC OP LOW..HIGH step STEP" with OP one of '
+            '<= < >= >, such as "node_device_power_peak_1s_w <= 2000..2800 step 100"'
+        )
+    low, high, step = (float(match[group]) for group in (3, 4, 5))
+    if not all(map(math.isfinite, (low, high, step))) or step <= 0 or high < low:
+        raise SpaceError(f'"{text}": got {low:g}..{high:g} step {step:g}; give LOW <= HIGH and a step above 0')
+    if (high - low) / step >= MOST_VALUES:
+        raise SpaceError(f'"{text}" has more than {MOST_VALUES} values; give a larger step')
+    metric = _metric(match[1], text)
+    if match[6] is None and high > 1 and _is_share(metric):
+        raise SpaceError(f'"{text}": {metric} is at most 1, a fraction; write {high / 100:g} for {high:g} %')
+    count = math.floor((high - low) / step * (1 + 1e-12) + 1e-9) + 1
+    values = tuple(float(f"{low + number * step:.12g}") for number in range(count))
+    operator = match[2]
+    return VariedBound(
+        metric=metric,
+        operator=operator,
+        values=values if operator.startswith("<") else values[::-1],
+        limit_metric=_metric(match[6], text) if match[6] else None,
     )

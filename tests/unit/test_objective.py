@@ -1,5 +1,6 @@
 """Objectives and constraints: a grammar that is parsed and never evaluated."""
 
+import re
 import sys
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.objective import Constraint, Objective, parse_constraint, parse_objective, parse_varied
 from wattune.schema import METRICS
 
 METRIC = st.sampled_from(sorted(METRICS))
@@ -142,3 +143,41 @@ def test_nothing_in_a_text_is_ever_executed(text):
         finally:
             events, _watched = _watched, None
         assert events == []
+
+
+def test_a_range_has_its_tightest_value_first_and_both_ends() -> None:
+    varied = parse_varied("node_device_power_peak_1s_w <= 2000..2800 step 100")
+    assert varied.values == (2000, 2100, 2200, 2300, 2400, 2500, 2600, 2700, 2800)
+    assert str(varied.at(2600)) == "node_device_power_peak_1s_w <= 2600"
+    assert parse_varied("mfu_frac >= 0.1..0.5 step 0.1").values == (0.5, 0.4, 0.3, 0.2, 0.1)
+    assert parse_varied("device_temp_max_c<60 ..64.9 step 2").values == (60, 62, 64)
+    share = parse_varied("device_power_peak_1s_w <= 0.8..1 step 0.1 * device_power_limit_w")
+    assert str(share.at(0.9)) == "device_power_peak_1s_w <= 0.9 * device_power_limit_w"
+
+
+def test_a_range_stands_for_bounds_on_its_side_of_its_metric_only() -> None:
+    varied = parse_varied("node_device_power_peak_1s_w <= 2000..2800 step 100")
+    assert varied.replaces(parse_constraint("node_device_power_peak_1s_w < 2750"))
+    assert not varied.replaces(parse_constraint("node_device_power_peak_1s_w >= 1000"))
+    assert not varied.replaces(parse_constraint("device_temp_max_c <= 80"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("node_device_power_peak_1s_w <= 2000", "LOW..HIGH step STEP"),
+        ("node_device_power_peak_1s_w <= 2000..2800", "LOW..HIGH step STEP"),
+        ("node_device_power_peak_1s_w == 1..2 step 1", "LOW..HIGH step STEP"),
+        ("node_device_power_peak_1s_w <= 2800..2000 step 100", "LOW <= HIGH"),
+        ("node_device_power_peak_1s_w <= 1..2 step 0", "a step above 0"),
+        ("node_device_power_peak_1s_w <= 1..2 step 1e999", "a step above 0"),
+        ("node_device_power_peak_1s_w <= 0..1e9 step 1", "more than 100 values"),
+        ("watts <= 1..2 step 1", 'unknown metric "watts"'),
+        ("mfu_frac <= 10..50 step 10", "write 0.5 for 50 %"),
+        ("x" * 300, "is not a range"),
+    ],
+)
+def test_a_range_that_is_none_is_refused_in_one_line(text, said) -> None:
+    with pytest.raises(SpaceError, match=re.escape(said)) as raised:
+        parse_varied(text)
+    assert len(str(raised.value)) < 450

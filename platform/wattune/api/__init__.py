@@ -1,9 +1,11 @@
 """Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
 
+from wattune.api.decisions import frontier, suggest
 from wattune.api.estimates import beside_result, estimate, fit
 from wattune.api.exports import export
 from wattune.api.recordings import analyze, calibrate, calibrate_links, record, send_recording
-from wattune.api.results import compare, figures, rank, report, sync
+from wattune.api.reports import figures, report
+from wattune.api.results import compare, rank, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
 from wattune.api.studies import Study, Trial, load_study
@@ -25,6 +27,7 @@ __all__ = [
     "export",
     "figures",
     "fit",
+    "frontier",
     "load_study",
     "plan",
     "preview",
@@ -33,5 +36,6 @@ __all__ = [
     "report",
     "run_study",
     "send_recording",
+    "suggest",
     "sync",
 ]

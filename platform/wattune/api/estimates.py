@@ -44,7 +44,8 @@ GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
 
 MOST_EARLIER: Final = 500
-"""Most results of earlier studies that a search starts from: fitting costs time with the cube of their number."""
+"""Most results of earlier studies that a search starts from, and most trials of a study that its surrogates learn
+from for a question: fitting costs time with the cube of their number."""
 
 
 def estimate(space: Space, *, storage: str | None = None) -> Forecast:
@@ -249,14 +250,28 @@ def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:
         planned: The study.
         storage: The local folder of studies and fits.
     """
-    specs = planned.candidates.specs
     if planned.spec.search.strategy != GUIDED:
         return planned.strategy()
+    estimates, warm = known_before(planned, storage)
+    return planned.strategy(estimates=estimates, warm=warm)
+
+
+def known_before(
+    planned: StudyPlan, storage: Path, specs: Sequence[TrialSpec] | None = None
+) -> tuple[Estimates | None, list[Observation]]:
+    """Returns estimates of a study's candidates, None where there are none, and the results of earlier studies.
+
+    Args:
+        planned: The study.
+        storage: The local folder of studies and fits.
+        specs: Instead of the candidates.
+    """
+    specs = planned.candidates.specs if specs is None else specs
     find = coefficients_in(storage, apart_from=planned.name)
     seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name)
     estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
     if estimated is None:
-        return planned.strategy(warm=[Observation(spec=spec, result=result) for spec, result in seen])
+        return None, [Observation(spec=spec, result=result) for spec, result in seen]
     own = Estimates(
         values={name: c.value[: len(specs)] for name, c in estimated.columns.items()},
         log_std={name: _log_std(c)[: len(specs)] for name, c in estimated.columns.items()},
@@ -269,7 +284,7 @@ def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:
         )
         for place, (spec, result) in enumerate(seen)
     ]
-    return planned.strategy(estimates=own, warm=warm)
+    return own, warm
 
 
 def _predicted(specs: Sequence[TrialSpec], find: Find) -> Predictions | None:

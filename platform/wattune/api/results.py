@@ -1,4 +1,4 @@
-"""Decisions from results: rank, compare, report; and sending results on."""
+"""Decisions from results: rank, compare; and sending results on."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,8 +9,7 @@ from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import compare_trials
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Question, Source, collector_paused, rank_sources
-from wattune.report.write import write_figures, write_report
-from wattune.storage.files import find_storage, named_path
+from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
@@ -73,20 +72,6 @@ def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
         TelemetryError: A trial's telemetry cannot be read.
     """
     return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True))
-
-
-def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
-    """Writes the study's `report.html` and returns its path."""
-    return write_report(folder_of(study), ranking or rank(study))
-
-
-def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
-    """Writes every figure of the study's report as PNG, SVG and PDF, and returns their paths.
-
-    Raises:
-        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
-    """
-    return write_figures(folder_of(study), rank(study), named_path(folder))
 
 
 def sync(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from wattune.api.estimates import informed_strategy, lowest_figures
-from wattune.api.results import rank, report
+from wattune.api.reports import report
+from wattune.api.results import rank
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec

@@ -5,7 +5,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 others with 130.
 """
 
-from wattune.cli import export, machine, results, study
+from wattune.cli import decide, export, machine, results, study
 from wattune.cli.shell import app, main
 
-__all__ = ["app", "export", "machine", "main", "results", "study"]
+__all__ = ["app", "decide", "export", "machine", "main", "results", "study"]

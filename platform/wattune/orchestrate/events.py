@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
@@ -107,6 +108,8 @@ class TrialEvent:
     num_left: int | None = None
     """Trials this call is expected to start after those that run now, with repeats, reference trials and finalists;
     None if nobody counted them."""
+    predicted: Prediction | None = None
+    """The strategy's prediction when it proposed the trial; None where it made none."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
     """Asks the workers of a trial that started for its progress. May take a moment; None if nobody answers."""
 

@@ -12,11 +12,14 @@ from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Margin
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
+from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
 from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
+from wattune.report.frontier import frontier_chart
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.predictions import predictions
 from wattune.report.race import race
 from wattune.report.sections import (
     method_section,
@@ -50,6 +53,7 @@ def draw(
     evidence: Mapping[str, Evidence],
     comparison: Comparison | None = None,
     limits: Mapping[str, float] | None = None,
+    price: Frontier | None = None,
 ) -> list[Chart]:
     """Draws every figure that has data, in the report's order.
 
@@ -58,12 +62,15 @@ def draw(
         evidence: Evidence of the trials shown in detail, by trial id.
         comparison: The best feasible trial against the best one that breaks a bound.
         limits: Hard limits by metric name.
+        price: The best plan at each value of a bound.
     """
     others = ranking.infeasible[:1] or ranking.undecided[:1]
     closely = (*ranking.feasible[:1], *others, *ranking.feasible[1:])
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
         trade_off(ranking),
+        frontier_chart(price) if price is not None else None,
+        predictions(ranking),
         race(ranking),
         waterfall(comparison) if comparison is not None else None,
         step_parts(ranking, evidence),
@@ -82,6 +89,7 @@ def render_report(
     evidence: Mapping[str, Evidence] | None = None,
     comparison: Comparison | None = None,
     problems: Sequence[str] = (),
+    price: Frontier | None = None,
 ) -> str:
     """Renders the whole report as HTML text.
 
@@ -93,9 +101,10 @@ def render_report(
         evidence: Evidence of the trials shown in detail, by trial id.
         comparison: The best feasible trial against the best one that breaks a bound.
         problems: Messages about evidence that could not be read.
+        price: The best plan at each value of a bound.
     """
     evidence = evidence or {}
-    charts = draw(ranking, evidence, comparison, document.get("limits"))
+    charts = draw(ranking, evidence, comparison, document.get("limits"), price)
     body = [
         _banner(ranking.simulated),
         _heading(study_name, ranking),

@@ -8,6 +8,7 @@ from typing import Final
 from wattune.errors import WattuneError
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
+from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.storage.files import write_asked
 from wattune.storage.study import StudyFolder
@@ -38,7 +39,7 @@ def _plotting(what: str, remedy: str) -> Iterator[None]:
         ) from None
 
 
-def write_report(study: StudyFolder, ranking: Ranking) -> Path:
+def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = None) -> Path:
     """Writes the study's `report.html` and returns its path.
 
     Raises:
@@ -57,11 +58,12 @@ def write_report(study: StudyFolder, ranking: Ranking) -> Path:
         evidence,
         _telling_pair(study, ranking, evidence),
         problems,
+        price,
     )
     return study.write_report(html)
 
 
-def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Path]:
+def write_figures(study: StudyFolder, ranking: Ranking, folder: Path, price: Frontier | None = None) -> list[Path]:
     """Writes every figure of the report as PNG, SVG and PDF, and returns their paths.
 
     Raises:
@@ -73,7 +75,7 @@ def write_figures(study: StudyFolder, ranking: Ranking, folder: Path) -> list[Pa
 
     evidence, _ = _closely(study, ranking)
     pair = _telling_pair(study, ranking, evidence)
-    charts = draw(ranking, evidence, pair, study.document().get("limits"))
+    charts = draw(ranking, evidence, pair, study.document().get("limits"), price)
     return write_images(charts, folder)
 
 

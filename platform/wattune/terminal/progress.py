@@ -281,6 +281,7 @@ class StudyProgress:
                 Text(described(one.event)),
                 Text(", ".join(one.event.nodes), style="dim"),
                 Text(_part(one.progress)),
+                Text(_predicted(one.event), style="magenta"),
                 Text(_duration(now_s - one.begun_s), style="dim"),
             )
         if len(running) > MOST_LANES:
@@ -374,6 +375,8 @@ class StudyProgress:
         metric = self._tally.objective.metric
         value = result.metrics.get(metric)
         line.append(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")
+        if event.predicted is not None:
+            line.append(f"  {_predicted(event)}", style="magenta")
         power_w = result.metrics.get("node_device_power_peak_1s_w")
         if power_w is not None:
             line.append(f"  1 s node peak {shown('peak_w', power_w)}", style="dim")
@@ -424,6 +427,15 @@ def described(event: TrialEvent) -> str:
     else:
         apart = f" #{event.repeat}" if event.repeat else ""
     return f"{event.spec.model.name} {event.spec.label}{apart}"
+
+
+def _predicted(event: TrialEvent) -> str:
+    """Describes the prediction that a trial was proposed by; empty where there is none."""
+    found = event.predicted
+    if found is None:
+        return ""
+    low, high = (format_quantity(found.metric, end) for end in (found.low, found.high))
+    return f"predicted {format_quantity(found.metric, found.value)} ({low} to {high})"
 
 
 def _part(progress: TrialProgress | None) -> str:

@@ -21,7 +21,10 @@ from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 
 ROOT = Path(__file__).parents[3]
-SPACE: dict[str, Any] = yaml.safe_load((ROOT / "search_spaces" / "cpu_smoke.yaml").read_text())
+SPACE: dict[str, Any] = {
+    **yaml.safe_load((ROOT / "search_spaces" / "cpu_smoke.yaml").read_text()),
+    "search": {"strategy": "grid"},  # asks for every trial at once, so that a preview knows them
+}
 
 
 def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """The replay of measured tables: its figures are those of a table that is known, and the shipped tables can be read."""
 
+import csv
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import yaml
 from known_space import BEST, OBJECTIVE, POWER, SPECS, metrics, result
 
 from wattune.trial import TrialStatus
@@ -16,16 +19,19 @@ from wattune.trial import TrialStatus
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "search_regret.py"
 DATA = ROOT / "benchmarks" / "data"
+CASES = DATA / "search_cases.yaml"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))  # as Python does for a script: it uses modules beside it
     spec = importlib.util.spec_from_file_location("search_regret", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +111,68 @@ def test_bounds_that_nothing_holds_are_refused():
         [sys.executable, str(SCRIPT), "--table", table, *where], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 2 and "no trial holds every bound" in done.stderr
+
+
+def test_a_surrogate_s_order_and_intervals_are_judged_on_what_it_had_not_seen(script, case):
+    run = script.replay(lambda problem: script.ModelGuided(problem, stops=False), case, 0, 30)
+    assert run.pairs_frac is not None and run.pairs_frac > 0.7
+    assert len(run.inside) >= 20 and np.mean(run.inside) > 0.7
+    row = script.figures(case, "model_guided", [run], 30, "node_device_power_peak_1s_w")
+    assert row["inside_frac"] == pytest.approx(np.mean(run.inside), abs=1e-3)
+    plain = script.replay(script.STRATEGIES["random"], case, 0, 30)
+    assert plain.pairs_frac is None and plain.inside == ()
+    assert script.figures(case, "random", [plain], 30, "node_device_power_peak_1s_w")["pairwise_frac"] == ""
+
+
+def test_rows_of_a_table_that_is_replayed_again_are_replaced_and_others_stay(script, tmp_path):
+    path = tmp_path / "rows.csv"
+    script.merge_rows(
+        path, [{"table": "a", "strategy": "grid", "x_frac": 1}, {"table": "b", "strategy": "grid", "x_frac": 2}]
+    )
+    script.merge_rows(path, [{"table": "a", "strategy": "grid", "x_frac": 3, "y_frac": 4}])
+    with path.open(newline="") as lines:
+        rows = [(row["table"], row["x_frac"], row["y_frac"]) for row in csv.DictReader(lines)]
+    assert rows == [("a", "3", "4"), ("b", "2", "")]
+
+
+def test_one_command_writes_rows_page_and_drawing(script, tmp_path):
+    import search_regret_page  # the script's own folder is on the path now
+
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\nbefore\n\n{search_regret_page.BEGIN}\nold\n{search_regret_page.END}\n\nafter\n")
+    cases = tmp_path / "cases.yaml"
+    (one,) = [one for one in yaml.safe_load(CASES.read_text()) if one["name"] == "dense_gpt_h200x4_2700w"]
+    # A held-out fit takes seconds; `test_held_out_estimates_are_fitted_to_other_tables` makes one.
+    cases.write_text(yaml.safe_dump([one | {"table": str(DATA / one["table"]), "held_out": False}]))
+    command = [sys.executable, str(SCRIPT), "--cases", str(cases), "--case", "dense_gpt_h200x4_2700w", "--seeds", "2"]
+    command += ["--only", "random", "--only", "model_guided", "--csv", str(tmp_path / "rows.csv")]
+    command += ["--markdown", str(page), "--svg", str(tmp_path / "page")]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    text = page.read_text()
+    assert text.startswith("# Page\n\nbefore") and text.endswith("after\n") and "old" not in text
+    assert "**dense_gpt_h200x4_2700w**, 7 candidates, 2 seeds ([drawing](page/dense_gpt_h200x4_2700w.svg)):" in text
+    assert "| random | " in text and "| model_guided | " in text
+    assert (tmp_path / "page" / "dense_gpt_h200x4_2700w.svg").read_text().count("<polyline") == 2
+
+
+def test_every_case_names_a_table_and_a_bound_that_excludes_the_fastest_plan(script):
+    """Without a bound that matters nothing is learned of constraints."""
+    tables = {path.name: script.read_table(path) for path in TABLES}
+    for one in yaml.safe_load(CASES.read_text()):
+        objective = script.parse_objective(one["objective"])
+        bounds = tuple(map(script.parse_constraint, one["where"]))
+        case = script.Case(name=one["name"], trials=tables[one["table"]], objective=objective, constraints=bounds)
+        fastest = max((t for t in case.trials if t.metrics), key=lambda t: t.metrics[objective.metric])
+        assert case.value(fastest) == -np.inf, case.name
+        assert max(map(case.value, case.trials)) > -np.inf, case.name
+
+
+@pytest.mark.slow
+def test_held_out_estimates_are_fitted_to_other_tables(script):
+    """They order a table's plans better than chance, and the table itself is not needed for them."""
+    path = DATA / "moe_ep_h200x4.parquet"
+    case = script.Case(
+        name="moe", trials=script.read_table(path, held_out=True), objective=OBJECTIVE, constraints=(POWER,)
+    )
+    assert 0.5 < script.pairwise_accuracy(case) < 1.0
+    assert all(0.0 < trial.estimate["estimated_tokens_per_s_log_std"] < 0.5 for trial in case.trials)

@@ -17,6 +17,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.orchestrate.events import Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.plan.axes import Plan
 from wattune.ranking.order import rank
+from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
 from wattune.terminal.progress import StudyProgress, Tally
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
@@ -387,3 +388,18 @@ def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
         progress(event)
     shown = rendered(progress)
     assert "P(best) 0.71 -> 0.84" in shown and "race #0" in shown
+
+
+def test_what_was_predicted_stands_beside_what_was_measured() -> None:
+    made = Prediction(metric="tokens_per_s", value=12300.0, low=11000.0, high=13700.0, feasible_probability=0.9)
+    out = io.StringIO()
+    progress = StudyProgress(Console(file=out, width=160), OBJECTIVE, CONSTRAINTS, clock_s=lambda: 0.0)
+    progress(replace(started(1), predicted=made))
+    running = io.StringIO()
+    Console(file=running, width=160).print(progress.view())
+    assert "predicted 12.3 k/s (11 k/s to 13.7 k/s)" in running.getvalue()
+    progress(replace(ended(1, 12900.0), predicted=made))
+    progress(ended(2, 100.0))
+    first, second = out.getvalue().splitlines()
+    assert "tokens_per_s 12.9 k/s  predicted 12.3 k/s (11 k/s to 13.7 k/s)" in first
+    assert "predicted" not in second

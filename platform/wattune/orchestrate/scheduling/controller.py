@@ -21,6 +21,7 @@ from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, RunningTrial, StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.racing import RACE_TAG
+from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -292,6 +293,7 @@ class StudyController:
         tags |= {FIDELITY: BURST} if queued.role == "burst" else {}
         if queued.role == "race" and self._run.race is not None:
             tags |= {RACE_TAG: f"{self._run.race.until:g}"}
+        tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
         num_attempts = len(self._folder(queued).attempts())
         if self._folder(queued).result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
@@ -413,6 +415,7 @@ class StudyController:
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,
+                predicted=Prediction.of_tags(running.tags),
             )
         )
 

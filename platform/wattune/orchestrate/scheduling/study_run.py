@@ -64,6 +64,8 @@ class QueuedTrial:
     role: Role = "trial"
     avoid: frozenset[str] = frozenset()
     """Names of nodes that failed it; others come first."""
+    predicted: str = ""
+    """The strategy's prediction when it proposed the trial, as a tag; empty where it made none."""
 
     @property
     def name(self) -> str:

@@ -23,6 +23,7 @@ from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
+from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -301,7 +302,8 @@ class TrialQueue:
             proposed = self._proposed()
             if proposed:
                 self._asked |= {spec.trial_id: spec for spec in proposed}
-                self._waiting.add(self._first_runs(proposed))
+                trials = self._first_runs(proposed)
+                self._waiting.add(replace(one, predicted=prediction_tag(self._strategy, one.spec)) for one in trials)
                 return True
         if self.num_waiting or not (idle or self._racing):
             return False

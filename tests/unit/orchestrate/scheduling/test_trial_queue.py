@@ -14,6 +14,7 @@ from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
+from wattune.search.strategies.prediction import Prediction
 from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
@@ -167,6 +168,24 @@ def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, mak
     controller = world.controller(make_specs(5), strategy=taught)
     controller.next("t0")
     assert controller.next("t1") is None and len(taught.knew) == 1
+
+
+def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(world, make_specs, learner) -> None:
+    class Predicting(learner):
+        def prediction(self, spec):
+            size = float(spec.plan.micro_batch_size)
+            return Prediction(metric="tokens_per_s", value=size, low=0.0, high=9.0, feasible_probability=0.5)
+
+    specs = make_specs(3)
+    controller = world.controller(specs, strategy=Predicting(specs), num_trials=3, measure=Measure(repeats=2))
+    ran = world.drain(controller)
+    values = {one.queued.name: Prediction.of_tags(one.tags) for one in ran}
+    for one in ran:
+        found = values[one.queued.name]
+        assert (found is None) == (one.queued.repeat > 0)
+        assert found is None or found.value == one.queued.spec.plan.micro_batch_size
+    plain = world.drain(world.controller(make_specs(2), strategy=learner(make_specs(2))))
+    assert all("predicted" not in one.tags for one in plain)
 
 
 def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:

@@ -1,0 +1,200 @@
+"""Questions of an operator to a study that was measured: what a bound costs, and what to measure next."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from wattune.api.estimates import MOST_EARLIER, known_before
+from wattune.api.results import AnyStudy, folder_of
+from wattune.api.spaces import StudyPlan, plan
+from wattune.errors import PlanError, SpaceError
+from wattune.objective import Constraint, VariedBound, parse_varied
+from wattune.orchestrate.scheduling.budget import Pace
+from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
+from wattune.ranking.frontier import frontier as frontier_of
+from wattune.ranking.order import rank
+from wattune.ranking.sources import Source, collector_paused
+from wattune.ranking.spreads import Results
+from wattune.ranking.suggestions import Suggestions
+from wattune.ranking.suggestions import suggest as suggest_for
+from wattune.schema import METRICS
+from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.protocol import Problem
+from wattune.storage.study import StudyFolder
+from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult
+from wattune.units import NS_PER_S
+
+_DURATION: Final = re.compile(
+    r"\s*(?:(\d+\.?\d*)\s*h)?\s*(?:(\d+\.?\d*)\s*m(?:in)?)?\s*(?:(\d+\.?\d*)\s*s)?\s*", re.ASCII
+)
+_LONGEST_TEXT: Final = 40
+
+
+def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage: str | None = None) -> Frontier:
+    """Finds what loosening one bound buys: the best plan at each of its values, and what is only predicted.
+
+    Args:
+        study: A study, its name, or its folder.
+        vary: The bound and its values, such as `node_device_power_peak_1s_w <= 2000..2800 step 100`. It stands for the
+            study's own bounds on that side of the metric. None takes the study's bound on power, else its first one,
+            over the measured range.
+        storage: The place studies are kept in.
+
+    Raises:
+        PlanError: There is no such study, it has no finished trial, no bound, or no trial measured the metric.
+        SpaceError: The range cannot be used as written.
+    """
+    varied = parse_varied(vary) if isinstance(vary, str) else vary
+    folder = folder_of(study, storage=storage)
+    planned, results = _measured(folder)
+    varied = varied or _usual(planned, results, folder)
+    missing = next(
+        (
+            name
+            for name in varied.at(0.0).missing({})
+            if not any(name in result.metrics for _, result in completed_pairs(results))
+        ),
+        None,
+    )
+    if missing is not None:
+        raise PlanError(f"no trial of {folder.path} measured {missing}; vary a bound on a metric that was measured")
+    spec = planned.spec
+    others = [one for one in spec.constraints if not varied.replaces(one)]
+    model = _model(planned, folder, (*others, varied.at(varied.values[-1])), results)
+    tried = {result.trial_id for _, result in results if result.status.is_final}
+    left = [one for one in planned.candidates.specs if one.trial_id not in tried]
+    predictions = model.predict(left) if left else None
+    with collector_paused():
+        return frontier_of(
+            results,
+            spec.objective,
+            spec.constraints,
+            varied,
+            unmeasured=None if predictions is None else Unmeasured(specs=left, predictions=predictions),
+            num_unmeasured=len(left),
+        )
+
+
+def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None) -> Suggestions:
+    """Finds what to measure next, what it is expected to gain, and which answer it could change.
+
+    It works on the results of any strategy. `model_guided`'s surrogates learn from them and from estimates.
+
+    Args:
+        study: A study, its name, or its folder.
+        budget: Time for all suggestions, one trial after another: seconds, or text such as `10m` or `1h30m`.
+        storage: The place studies are kept in.
+
+    Raises:
+        PlanError: There is no such study, it has no finished trial, or the budget is not a time above 0.
+    """
+    budget_s = parse_budget(budget)
+    folder = folder_of(study, storage=storage)
+    planned, results = _measured(folder)
+    spec, pace = planned.spec, Pace()
+    for one, result in completed_pairs(results):
+        if result.repeat < FIRST_REFERENCE_REPEAT:
+            pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+    tried = {result.trial_id for _, result in results if result.status.is_final}
+    left = [one for one in planned.candidates.specs if one.trial_id not in tried]
+    with collector_paused():
+        ranking = rank(results, spec.objective, spec.constraints)
+    return suggest_for(
+        _model(planned, folder, spec.constraints, results),
+        ranking,
+        left,
+        lambda one: pace.expected_s(one, spec.measure.min_seconds),
+        budget_s=budget_s,
+    )
+
+
+def parse_budget(budget: str | float) -> float:
+    """Returns the seconds of a budget.
+
+    Raises:
+        PlanError: It is not a time above 0.
+    """
+    seconds = 0.0
+    if isinstance(budget, str):
+        match = _DURATION.fullmatch(budget) if len(budget) <= _LONGEST_TEXT else None
+        if match is not None:
+            seconds = sum(float(text) * unit for text, unit in zip(match.groups(), (3600, 60, 1), strict=True) if text)
+    else:
+        seconds = float(budget)
+    if not 0 < seconds < 1e9:
+        raise PlanError(f'--budget: got "{str(budget)[:_LONGEST_TEXT]}", allowed: a time such as 90s, 10m or 1h30m')
+    return seconds
+
+
+def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
+    """Reads a study's space and results.
+
+    Raises:
+        PlanError: It has no finished trial, or its space is not one of this version.
+    """
+    source = Source.of_folder(folder)
+    if not any(result.status.is_final for _, result in source.results):
+        raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
+    try:
+        return plan(folder.document()), source.results
+    except SpaceError as error:
+        raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
+
+
+def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:
+    """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
+    # A trial that an earlier version measured may be none of the candidates now; what it measured still counts.
+    specs = list(dict.fromkeys([*planned.candidates.specs, *(spec for spec, _ in results)]))
+    estimates, warm = known_before(planned, folder.path.parent, specs)
+    problem = Problem(
+        specs=specs,
+        seed=planned.spec.search.seed,
+        objective=planned.spec.objective,
+        constraints=tuple(constraints),
+        estimates=estimates,
+        warm=warm,
+    )
+    model = ModelGuided(problem, stops=False)
+    taught = _taught([one for one in results if one[1].status.is_final], problem)
+    for spec, result in results:
+        if result.trial_id in taught and result.status.is_final:
+            model.tell(spec, result)
+    return model
+
+
+def _taught(results: Results, problem: Problem) -> set[str]:
+    """Chooses the trials that surrogates learn from: all, else `MOST_EARLIER`, since fitting costs the cube of that.
+
+    Half of them are the best that hold every bound. The others are spread evenly over the rest, best to worst.
+    """
+    objective, first = problem.objective, {result.trial_id: result for _, result in reversed(results)}
+    assert objective is not None, "a study has an objective"
+    if len(first) <= MOST_EARLIER:
+        return set(first)
+    sign = -1.0 if objective.maximize else 1.0
+
+    def worse(result: TrialResult) -> float:
+        return sign * result.metrics.get(objective.metric, -sign * math.inf)
+
+    ordered = sorted(first.values(), key=worse)
+    good = [one for one in ordered if all(bound.holds(one.metrics) for bound in problem.constraints)]
+    leaders = [one.trial_id for one in good[: MOST_EARLIER // 2]]
+    rest = [one.trial_id for one in ordered if one.trial_id not in set(leaders)]
+    count = MOST_EARLIER - len(leaders)
+    return {*leaders, *(rest[place * (len(rest) - 1) // max(count - 1, 1)] for place in range(count))}
+
+
+def _usual(planned: StudyPlan, results: Results, folder: StudyFolder) -> VariedBound:
+    """Chooses the bound that is varied where nobody says: on power, else the first one, over the measured range."""
+    bounds = planned.spec.constraints
+    powers = [one for one in bounds if METRICS[one.metric].group == "power"]
+    for one in (*powers, *bounds):
+        found = usual_range(one, results)
+        if found is not None:
+            return found
+    if bounds:
+        raise PlanError(f"no trial of {folder.path} measured {bounds[0].metric}; vary a metric that was measured")
+    raise PlanError(
+        f'{folder.path} has no bound; name one, such as --vary "node_device_power_peak_1s_w <= 2000..2800 step 100"'
+    )

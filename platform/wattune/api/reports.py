@@ -1,0 +1,44 @@
+"""The study's report and its figures."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from wattune.api.decisions import frontier
+from wattune.api.results import folder_of, rank
+from wattune.api.studies import Study
+from wattune.errors import WattuneError
+from wattune.ranking.frontier import Frontier
+from wattune.ranking.order import Ranking
+from wattune.report.write import write_figures, write_report
+from wattune.schema import METRICS
+from wattune.storage.files import named_path
+from wattune.storage.study import StudyFolder
+
+
+def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
+    """Writes the study's `report.html` and returns its path."""
+    folder = folder_of(study)
+    ranking = ranking or rank(study)
+    return write_report(folder, ranking, _price(folder, ranking))
+
+
+def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
+    """Writes every figure of the study's report as PNG and SVG, and returns their paths.
+
+    Raises:
+        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+    """
+    own, ranking = folder_of(study), rank(study)
+    return write_figures(own, ranking, named_path(folder), _price(own, ranking))
+
+
+def _price(folder: StudyFolder, ranking: Ranking) -> Frontier | None:
+    """Computes what the study's bound on power costs; None without such a bound, or where nothing can be said.
+
+    A report is written whatever state its study is in. `wattune frontier` says why there is no price.
+    """
+    if not any(METRICS[one.metric].group == "power" for one in ranking.constraints):
+        return None
+    with suppress(WattuneError):
+        return frontier(folder)
+    return None

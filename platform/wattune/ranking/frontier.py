@@ -1,0 +1,290 @@
+"""The price of a bound: the best plan at each of several values of it, measured, and beside it what is predicted.
+
+At each value all trials are ranked anew. Measured and predicted plans never mix: a plan that was measured has no
+prediction here, and one that is predicted was never measured.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.intervals import Interval
+from wattune.objective import Constraint, Objective, VariedBound
+from wattune.ranking.assessment import RankedTrial, completed, is_simulated
+from wattune.ranking.bounds import RISK, Margin
+from wattune.ranking.order import Ranking, rank
+from wattune.ranking.spreads import Results
+from wattune.search.strategies.prediction import Predictions
+from wattune.trial import TrialResult, TrialSpec
+
+LIKELY: Final = 0.5
+"""Least probability of feasibility of a plan that is named as predicted best."""
+
+_MOST_STEPS: Final = 10
+"""Most steps between the least and the largest measured value in a range that nobody chose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """Candidates that never ran, with their predictions."""
+
+    specs: Sequence[TrialSpec]
+    predictions: Predictions
+    """One row each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPlan:
+    """A candidate that never ran and is predicted to be the best of those at one value of the bound."""
+
+    spec: TrialSpec
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval of its next measurement of the objective."""
+    holds_probability: float | None
+    """Probability that it holds the varied bound; None where nothing is known of that metric."""
+    feasible_probability: float
+    """Probability that it completes and holds every bound."""
+    better_probability: float | None
+    """Probability that it is better than the measured best; None without one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "trial_id": self.spec.trial_id,
+            "label": self.spec.label,
+            "model": self.spec.model.name,
+            "predicted": {"value": self.value, "low": self.low, "high": self.high},
+            "holds_probability": self.holds_probability,
+            "feasible_probability": self.feasible_probability,
+            "better_probability": self.better_probability,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """One value of the bound."""
+
+    bound: Constraint
+    best: RankedTrial | None
+    """The best measured trial that holds every bound; None where none surely does."""
+    undecided: RankedTrial | None
+    """The best measured trial whose bounds the runs do not decide, if it measured better than `best`."""
+    gain_frac: float | None
+    """By how much `best` measured better than the best at the value before, the next tighter one; None without one."""
+    told_apart: bool | None
+    """True where the runs tell the two apart; None where they are the same trial or one is missing."""
+    predicted: PredictedPlan | None
+    """The best of those that never ran, among candidates that are at least `LIKELY` to be feasible."""
+
+    def margin(self, row: RankedTrial) -> Margin | None:
+        """Returns a trial's margin to the varied bound."""
+        return next((one for one in row.margins if one.constraint == str(self.bound)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data. What was measured and what is predicted are different objects."""
+        return {
+            "bound": str(self.bound),
+            "value": self.bound.factor,
+            "best": self._measured(self.best),
+            "undecided": self._measured(self.undecided),
+            "gain_frac": self.gain_frac,
+            "told_apart": self.told_apart,
+            "predicted": None if self.predicted is None else self.predicted.to_json(),
+        }
+
+    def _measured(self, row: RankedTrial | None) -> dict[str, Any] | None:
+        if row is None:
+            return None
+        found = self.margin(row)
+        objective: Interval | None = row.objective
+        return {
+            "trial_id": row.trial_id,
+            "label": row.label,
+            "model": row.spec.model.name,
+            "verdict": str(row.verdict),
+            "measured": None
+            if objective is None
+            else {"value": objective.value, "low": objective.low, "high": objective.high},
+            "bounded": None if found is None else found.got,
+            "holds_probability": None if found is None else found.holds_probability,
+            "best_probability": row.best_probability,
+            "quality": row.quality,
+            "simulated": row.simulated,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """The best plans by value of one bound: the gain of loosening it."""
+
+    objective: Objective
+    varied: VariedBound
+    others: tuple[Constraint, ...]
+    """The bounds that stay as they are."""
+    points: tuple[FrontierPoint, ...]
+    """By value, the tightest first."""
+    num_measured: int
+    """Trials that completed."""
+    num_unmeasured: int
+    """Candidates of the space that never ran."""
+    has_predictions: bool
+    """False where too little is known to predict the candidates that never ran."""
+    simulated: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return {
+            "objective": str(self.objective),
+            "varied": {
+                "metric": self.varied.metric,
+                "operator": self.varied.operator,
+                "limit_metric": self.varied.limit_metric,
+                "values": list(self.varied.values),
+            },
+            "constraints": [str(one) for one in self.others],
+            "num_measured": self.num_measured,
+            "num_unmeasured": self.num_unmeasured,
+            "has_predictions": self.has_predictions,
+            "simulated": self.simulated,
+            "points": [one.to_json() for one in self.points],
+        }
+
+
+def frontier(
+    results: Results,
+    objective: Objective,
+    constraints: Sequence[Constraint],
+    varied: VariedBound,
+    *,
+    unmeasured: Unmeasured | None = None,
+    num_unmeasured: int = 0,
+    risk: float = RISK,
+) -> Frontier:
+    """Finds the best plan at each value of a bound.
+
+    Args:
+        results: Every repeat of a study.
+        objective: What is best.
+        constraints: The bounds of the study. Those that the varied one stands for are left out.
+        varied: The bound and its values.
+        unmeasured: Candidates that never ran, where they can be predicted.
+        num_unmeasured: How many never ran, whether they can be predicted or not.
+        risk: Accepted probability of a wrong verdict on a bound.
+    """
+    others = tuple(one for one in constraints if not varied.replaces(one))
+    points: list[FrontierPoint] = []
+    for value in varied.values:
+        bound = varied.at(value)
+        ranking = rank(results, objective, [*others, bound], risk=risk)
+        before = points[-1].best if points else None
+        gain, apart = _gain(before, ranking)
+        ahead = ranking.undecided[0] if ranking.undecided else None
+        if ahead is not None and ranking.best is not None and not _better(ahead, ranking.best, objective):
+            ahead = None
+        points.append(
+            FrontierPoint(
+                bound=bound,
+                best=ranking.best,
+                undecided=ahead,
+                gain_frac=gain,
+                told_apart=apart,
+                predicted=None if unmeasured is None else _predicted(unmeasured, (*others, bound), bound, ranking.best),
+            )
+        )
+    done = [result for _, result in completed_pairs(results)]
+    return Frontier(
+        objective=objective,
+        varied=varied,
+        others=others,
+        points=tuple(points),
+        num_measured=len({result.trial_id for result in done}),
+        num_unmeasured=num_unmeasured,
+        has_predictions=unmeasured is not None,
+        simulated=any(is_simulated(result) for result in done),
+    )
+
+
+def completed_pairs(results: Results) -> list[tuple[TrialSpec, TrialResult]]:
+    """Returns the repeats that completed, with their specifications."""
+    return [(spec, result) for spec, result in results if completed([result])]
+
+
+def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
+    """Chooses round values of a bound that span it and what was measured; None where nothing was.
+
+    Args:
+        constraint: The bound of a study.
+        results: Its repeats.
+    """
+    found = []
+    for _, result in completed_pairs(results):
+        value, unit = result.metrics.get(constraint.metric), 1.0
+        if constraint.limit_metric is not None:
+            unit = result.metrics.get(constraint.limit_metric, 0.0)
+        if value is not None and unit and math.isfinite(value / unit):
+            found.append(value / unit)
+    if not found:
+        return None
+    low, high = min(*found, constraint.factor), max(*found, constraint.factor)
+    step = _round_step(max(high - low, 1e-3 * abs(high), 1e-9) / _MOST_STEPS)
+    numbers = range(math.floor(low / step), math.ceil(high / step) + 1)
+    values = tuple(float(f"{number * step:.12g}") for number in numbers)
+    return VariedBound(
+        metric=constraint.metric,
+        operator=constraint.operator,
+        values=values if constraint.operator.startswith("<") else values[::-1],
+        limit_metric=constraint.limit_metric,
+    )
+
+
+def _round_step(least: float) -> float:
+    """Returns the next of 1, 2, 5, 10, ... times a power of ten."""
+    unit = 10.0 ** math.floor(math.log10(least))
+    return next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= least * (1 - 1e-9))
+
+
+def _better(row: RankedTrial, other: RankedTrial, objective: Objective) -> bool:
+    if row.objective is None or other.objective is None:
+        return False
+    return (row.objective.value > other.objective.value) == objective.maximize
+
+
+def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, bool | None]:
+    """Returns by how much the best now measured better than the best before, and whether that is told apart."""
+    best = ranking.best
+    if before is None or best is None or before.objective is None or best.objective is None:
+        return None, None
+    if best.trial_id == before.trial_id:
+        return 0.0, None
+    sign = 1.0 if ranking.objective.maximize else -1.0
+    gain = sign * (best.objective.value - before.objective.value) / abs(before.objective.value)
+    rank_now = next((row.rank for row in ranking.feasible if row.trial_id == before.trial_id), None)
+    return gain, rank_now is not None and rank_now > 1
+
+
+def _predicted(
+    unmeasured: Unmeasured, constraints: Sequence[Constraint], bound: Constraint, best: RankedTrial | None
+) -> PredictedPlan | None:
+    """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
+    found = unmeasured.predictions
+    feasible = np.exp(found.log_feasible(constraints))
+    score = np.where(feasible >= LIKELY, found.sign * found.objective.mean, -math.inf)
+    row = int(score.argmax()) if len(score) else 0
+    if not len(score) or score[row] == -math.inf:
+        return None
+    within = found.log_holds(bound)
+    beats = None if best is None or best.objective is None else found.log_beats(best.objective.value)
+    return PredictedPlan(
+        spec=unmeasured.specs[row],
+        value=float(found.objective.value[row]),
+        low=float(found.objective.low[row]),
+        high=float(found.objective.high[row]),
+        holds_probability=None if within is None else float(np.exp(within[row])),
+        feasible_probability=float(feasible[row]),
+        better_probability=None if beats is None else float(np.exp(beats[row])),
+    )

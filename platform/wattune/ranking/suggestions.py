@@ -1,0 +1,291 @@
+"""Suggestions of what to measure next within a budget: the expected gain of each, and the answer it could change.
+
+A plan that never ran may become the best one: its expected gain is the strategy's, expected improvement times the
+probability of feasibility. A measured plan is worth a repeat where its bounds are undecided and repeats can decide
+them, or where the runs do not tell the best two apart.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from wattune.objective import Constraint, Objective
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.bounds import kept_in_draws
+from wattune.ranking.order import Ranking
+from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.prediction import Prediction
+from wattune.trial import TrialSpec
+
+MOST_SUGGESTED: Final = 20
+"""Most suggestions, however long the budget."""
+
+SURE: Final = 0.95
+"""P(best) from which the best two count as told apart, as in a race of finalists."""
+
+_NUM_DRAWS: Final = 2000
+_SEED: Final = 20261122
+_LEAST_DECIDED: Final = 0.05
+"""Least probability that repeats decide a bound as held, for a repeat to be suggested."""
+_LEAST_SHARE: Final = 0.1
+"""Least expected gain of a plan, as a share of the noise of one measurement, for it to be suggested."""
+_MOST_REPEATS: Final = 5
+"""Most undecided trials that a repeat is suggested of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """One trial that is worth running."""
+
+    kind: Literal["new", "repeat"]
+    spec: TrialSpec
+    expected_s: float
+    """Expected seconds from build to end, by trials for the same workers."""
+    gain_frac: float | None
+    """Expected improvement of the best feasible plan, as a fraction; None where it is not known."""
+    feasible_probability: float | None
+    """Of a new plan, that it completes and holds every bound. Of a repeat, that repeats without end show so."""
+    predicted: Prediction | None
+    """Of a new plan; None of a repeat, whose figures are measured, and while nothing can be predicted."""
+    changes: str
+    """The answer that it could change."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        found = self.predicted
+        return {
+            "kind": self.kind,
+            "trial_id": self.spec.trial_id,
+            "label": self.spec.label,
+            "model": self.spec.model.name,
+            "expected_s": self.expected_s,
+            "gain_frac": self.gain_frac,
+            "feasible_probability": self.feasible_probability,
+            "predicted": None
+            if found is None
+            else {"metric": found.metric, "value": found.value, "low": found.low, "high": found.high},
+            "changes": self.changes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestions:
+    """The best use of a budget."""
+
+    objective: Objective
+    budget_s: float
+    listed: tuple[Suggestion, ...]
+    """Most gain for its time first."""
+    nothing: str
+    """The reason why nothing is listed; empty where something is."""
+    best: RankedTrial | None
+    """The best feasible trial so far."""
+    num_left: int
+    """Candidates that never ran."""
+    gain_frac: float | None
+    """Expected improvement if all of them were measured; None while no trial is feasible."""
+    noise_frac: float | None
+    """Noise of one measurement of the objective, likewise."""
+
+    @property
+    def expected_s(self) -> float:
+        """Expected seconds of everything listed, one trial after another."""
+        return sum(one.expected_s for one in self.listed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return {
+            "objective": str(self.objective),
+            "budget_s": self.budget_s,
+            "expected_s": self.expected_s,
+            "suggestions": [one.to_json() for one in self.listed],
+            "nothing": self.nothing,
+            "best": None if self.best is None else {"trial_id": self.best.trial_id, "label": self.best.label},
+            "num_left": self.num_left,
+            "gain_frac": self.gain_frac,
+            "noise_frac": self.noise_frac,
+        }
+
+
+def suggest(
+    model: ModelGuided,
+    ranking: Ranking,
+    left: Sequence[TrialSpec],
+    expected_s: Callable[[TrialSpec], float],
+    *,
+    budget_s: float,
+) -> Suggestions:
+    """Chooses what to measure next.
+
+    Args:
+        model: The strategy, told every result, that never stops by itself.
+        ranking: The study's ranking, by the objective and bounds of the model.
+        left: Candidates that never ran.
+        expected_s: Predicts the seconds of a trial.
+        budget_s: Seconds for all suggestions, one after another.
+    """
+    joint = model.joint_gain(left)
+    gain, noise = joint if joint is not None else (None, None)
+    is_worth = gain is None or noise is None or gain >= noise
+    new = _new_plans(model, ranking, expected_s, budget_s) if is_worth and left else []
+    if noise is not None:  # the first stays: all plans left together are worth it, so the best of them is
+        least = _LEAST_SHARE * noise
+        new = [one for one in new if one is new[0] or one.gain_frac is None or one.gain_frac >= least]
+    undecided = _undecided(ranking, expected_s)
+    by_rate = sorted(
+        (*undecided, *new), key=lambda one: -math.inf if one.gain_frac is None else -one.gain_frac / one.expected_s
+    )
+    wanted = [*by_rate, *_untold(ranking, expected_s)]
+    listed: list[Suggestion] = []
+    left_s = budget_s
+    for one in wanted:
+        if one.expected_s <= left_s and len(listed) < MOST_SUGGESTED:
+            listed.append(one)
+            left_s -= one.expected_s
+    found = Suggestions(
+        objective=ranking.objective,
+        budget_s=budget_s,
+        listed=tuple(listed),
+        nothing="",
+        best=ranking.best,
+        num_left=len(left),
+        gain_frac=gain,
+        noise_frac=noise,
+    )
+    return found if listed else replace(found, nothing=_nothing(found, wanted, ranking))
+
+
+def _nothing(found: Suggestions, wanted: Sequence[Suggestion], ranking: Ranking) -> str:
+    """Describes why nothing is listed."""
+    if wanted:
+        shortest = min(one.expected_s for one in wanted)
+        return f"nothing fits in {found.budget_s:.0f} s: the shortest trial takes about {shortest:.0f} s"
+    parts = []
+    if not found.num_left:
+        parts.append("every plan of the space was tried")
+    elif found.gain_frac is not None and found.noise_frac is not None:
+        parts.append(
+            f"the expected gain of the {found.num_left} plans left is {found.gain_frac:.1%}, below the noise of "
+            f"{found.noise_frac:.1%}"
+        )
+    if ranking.best is None:
+        parts.append("no repeat is likely to make a plan feasible; loosen a bound or widen the space")
+    elif len(ranking.feasible) > 1:
+        parts.append(f"{_name(ranking.best, ranking)} is the best with P {ranking.best.best_probability or 0.0:.2f}")
+    else:
+        parts.append(f"{_name(ranking.best, ranking)} is the only feasible plan")
+    return f"nothing is worth measuring: {'; '.join(parts)}"
+
+
+def _new_plans(
+    model: ModelGuided, ranking: Ranking, expected_s: Callable[[TrialSpec], float], budget_s: float
+) -> list[Suggestion]:
+    """Asks the model for plans, each as if those before it had run, until the budget is used."""
+    asked: list[TrialSpec] = []
+    left_s = budget_s
+    while len(asked) < MOST_SUGGESTED and left_s > 0 and (proposed := model.ask(1)):
+        asked += proposed
+        left_s -= expected_s(proposed[0])
+    found = model.predict(asked) if asked else None
+    gains = None if found is None else found.gain(ranking.constraints)
+    now = "the first plan known to hold every bound"
+    if ranking.best is not None:
+        now = f"the best plan, now {_name(ranking.best, ranking)}"
+    suggestions = []
+    for row, spec in enumerate(asked):
+        predicted = None if found is None else found.one(row, ranking.objective.metric, ranking.constraints)
+        suggestions.append(
+            Suggestion(
+                kind="new",
+                spec=spec,
+                expected_s=expected_s(spec),
+                gain_frac=None if gains is None else float(gains[row]),
+                feasible_probability=None if predicted is None else predicted.feasible_probability,
+                predicted=predicted,
+                changes=now,
+            )
+        )
+    return suggestions
+
+
+def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
+    """Suggests repeats of undecided trials that are ahead of the best feasible one, where repeats can decide."""
+    best = ranking.best
+    bounds = {str(one): one for one in ranking.constraints}
+    dice = np.random.default_rng(_SEED)
+    found = []
+    for row in ranking.undecided[:_MOST_REPEATS]:
+        ahead = None if best is None else _ahead_frac(row, best, ranking)
+        if ahead is not None and ahead <= 0:
+            continue
+        probability = _decided_probability(row, bounds, dice, ranking.risk)
+        if probability < _LEAST_DECIDED:
+            continue
+        open_ones = ", ".join(
+            one.constraint if one.holds_probability is None else f"{one.constraint} (P {one.holds_probability:.2f} now)"
+            for one in row.undecided
+        )
+        leads = "" if ahead is None else f"; then it leads by {ahead:.1%}"
+        found.append(
+            Suggestion(
+                kind="repeat",
+                spec=row.spec,
+                expected_s=expected_s(row.spec),
+                gain_frac=None if ahead is None else ahead * probability,
+                feasible_probability=probability,
+                predicted=None,
+                changes=f"whether it holds {open_ones}{leads}",
+            )
+        )
+    return found
+
+
+def _decided_probability(
+    row: RankedTrial, bounds: dict[str, Constraint], dice: np.random.Generator, risk: float
+) -> float:
+    """Computes the probability that repeats without end show that a trial holds every bound.
+
+    It is 0 where the sensor's accuracy alone leaves a bound open: no repeat shows that.
+    """
+    pairs = [(margin, bounds[margin.constraint]) for margin in row.margins]
+    drawn = kept_in_draws(pairs, row.counted, row.spreads, dice, _NUM_DRAWS, risk=risk, simulated=row.simulated)
+    return float(drawn.mean())
+
+
+def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
+    """Suggests repeats of the two trials that are most likely the best, where they are not told apart."""
+    rows = sorted(ranking.feasible, key=lambda row: -(row.best_probability or 0.0))[:2]
+    if len(rows) < 2 or (rows[0].best_probability or 0.0) >= SURE:
+        return []
+    first, second = rows
+    text = (
+        f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) "
+        f"{first.best_probability or 0.0:.2f} against {second.best_probability or 0.0:.2f}"
+    )
+    return [
+        Suggestion(
+            kind="repeat",
+            spec=row.spec,
+            expected_s=expected_s(row.spec),
+            gain_frac=None,
+            feasible_probability=None,
+            predicted=None,
+            changes=text,
+        )
+        for row in rows
+    ]
+
+
+def _name(row: RankedTrial, ranking: Ranking) -> str:
+    """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
+    return " ".join([*(row.setting[name] for name in ranking.varying), row.label])
+
+
+def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:
+    if row.objective is None or best.objective is None or not best.objective.value:
+        return None
+    ahead = (row.objective.value - best.objective.value) / abs(best.objective.value)
+    return ahead if ranking.objective.maximize else -ahead

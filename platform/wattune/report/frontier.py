@@ -1,0 +1,119 @@
+"""The chart of what a bound costs: the best measured plan at each value of it, and beside it what is only predicted."""
+
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
+from wattune.report.figure import Chart, axis_title, plain
+from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.units import format_quantity
+
+PREDICTED_COLOR: Final = "#CC79A7"
+"""Colour of what was never measured (Okabe and Ito)."""
+
+
+def frontier_chart(found: Frontier) -> Chart | None:
+    """Draws the best plan at each value of a bound. None where no value has one that was measured."""
+    best = [(point, point.best) for point in found.points if point.best is not None and point.best.objective]
+    undecided = [(point, point.undecided) for point in found.points if point.undecided and point.undecided.objective]
+    if not best and not undecided:
+        return None
+    metric = found.objective.metric
+    figure = go.Figure()
+    predicted = [(point, point.predicted) for point in found.points if point.predicted is not None]
+    if predicted:
+        _draw_predicted(figure, predicted, metric)
+    if undecided:
+        _draw_measured(figure, undecided, metric, "measured, undecided", color=INFEASIBLE_COLOR, symbol="circle-open")
+    if best:
+        _draw_measured(figure, best, metric, "measured, holds every bound", color=FEASIBLE_COLOR, symbol="circle")
+    figure.update_layout(margin_t=44)
+    limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
+    figure.update_xaxes(title=f"bound: {axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
+    figure.update_yaxes(title=axis_title(metric))
+    caption = (
+        "The best measured plan at each value of the bound, all others as they are. A ring is a trial that measured "
+        "better and whose bounds the runs do not decide. Diamonds were never measured: of the plans that are likely to "
+        "hold every bound, the one that the study's surrogates predict to be best, with its 95 % interval."
+    )
+    return Chart(title="Price of the bound", caption=caption, figure=figure, simulated=found.simulated, height=460)
+
+
+def _draw_measured(
+    figure: go.Figure,
+    points: list[tuple[FrontierPoint, RankedTrial]],
+    metric: str,
+    name: str,
+    *,
+    color: str,
+    symbol: str,
+) -> None:
+    """Draws measured trials with their intervals, joined as steps."""
+    intervals = [row.objective for _, row in points if row.objective is not None]
+    figure.add_scatter(
+        x=[point.bound.factor for point, _ in points],
+        y=[one.value for one in intervals],
+        error_y=_bars([one.value for one in intervals], [(one.low, one.high) for one in intervals], color),
+        mode="lines+markers" if symbol == "circle" else "markers",
+        line={"color": color, "shape": "hv", "width": 2},
+        marker={"color": color, "symbol": symbol, "size": 11},
+        name=name,
+        customdata=[row.trial_id for _, row in points],
+        hovertext=[_measured_text(point, row, metric) for point, row in points],
+        hoverinfo="text",
+    )
+
+
+def _draw_predicted(figure: go.Figure, points: list[tuple[FrontierPoint, PredictedPlan]], metric: str) -> None:
+    """Draws plans that were never measured, with the intervals of their predictions."""
+    figure.add_scatter(
+        x=[point.bound.factor for point, _ in points],
+        y=[one.value for _, one in points],
+        error_y=_bars([one.value for _, one in points], [(one.low, one.high) for _, one in points], PREDICTED_COLOR),
+        mode="markers",
+        marker={"color": PREDICTED_COLOR, "symbol": "diamond-open", "size": 10},
+        name="predicted, never measured",
+        hovertext=[_predicted_text(point, one, metric) for point, one in points],
+        hoverinfo="text",
+    )
+
+
+def _bars(values: list[float], ends: list[tuple[float, float]], color: str) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - value for value, (_, high) in zip(values, ends, strict=True)],
+        "arrayminus": [value - low for value, (low, _) in zip(values, ends, strict=True)],
+        "color": color,
+        "thickness": 1.2,
+    }
+
+
+def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
+    found = point.margin(row)
+    lines = [
+        plain(f"{row.spec.model.name} {row.label}"),
+        plain(str(point.bound)),
+        f"measured {row.objective.shown(metric) if row.objective else '-'}",
+    ]
+    if found is not None and found.holds_probability is not None:
+        got = format_quantity(point.bound.metric, found.got)
+        lines.append(f"{point.bound.metric} {got}, P(holds) {found.holds_probability:.2f}")
+    if row.best_probability is not None:
+        lines.append(f"P(best) {row.best_probability:.2f}")
+    return "<br>".join(lines)
+
+
+def _predicted_text(point: FrontierPoint, one: PredictedPlan, metric: str) -> str:
+    low, high = (format_quantity(metric, end) for end in (one.low, one.high))
+    lines = [
+        plain(f"{one.spec.model.name} {one.spec.label}"),
+        plain(str(point.bound)),
+        f"predicted {format_quantity(metric, one.value)} ({low} to {high}), never measured",
+        f"P(feasible) {one.feasible_probability:.2f}",
+    ]
+    if one.better_probability is not None:
+        lines.append(f"P(better than the measured best) {one.better_probability:.2f}")
+    return "<br>".join(lines)

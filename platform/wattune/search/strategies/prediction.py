@@ -1,0 +1,173 @@
+"""Predicted measurements of candidates, in the metrics' own units: values, intervals, and probabilities of bounds."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from wattune.objective import Constraint
+from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
+from wattune.search.strategies.gaussian_process import Vector
+from wattune.search.strategies.surrogate import Quantity
+from wattune.trial import TrialSpec
+
+PREDICTED_TAG: Final = "predicted"
+"""Tag of a trial's result: the prediction of its first run, as `Prediction.tag` writes it."""
+
+_Z_95: Final = 1.959964
+"""Standard deviations on each side of a normal distribution that 95 % lie within."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Normal belief in one quantity of candidates, one row each: in its logarithm where `is_log`."""
+
+    mean: Vector
+    std: Vector
+    """Of the quantity itself."""
+    noise: float
+    """Standard deviation that one measurement adds."""
+    is_log: bool
+
+    @property
+    def value(self) -> Vector:
+        """The median."""
+        return self._unit(self.mean)
+
+    @property
+    def low(self) -> Vector:
+        """Low end of the 95 % interval of the next measurement."""
+        return self._unit(self.mean - _Z_95 * self._spread)
+
+    @property
+    def high(self) -> Vector:
+        """High end of it."""
+        return self._unit(self.mean + _Z_95 * self._spread)
+
+    @property
+    def _spread(self) -> Vector:
+        return np.asarray(np.hypot(self.std, self.noise))
+
+    def _unit(self, numbers: Vector) -> Vector:
+        return np.exp(numbers) if self.is_log else numbers
+
+    def log_within(self, operator: str, bound: float) -> Vector:
+        """Computes the log of the probability that the next measurement is within a bound."""
+        if self.is_log and bound <= 0:
+            return np.full(len(self.mean), -math.inf if operator.startswith("<") else 0.0)
+        z = ((math.log(bound) if self.is_log else bound) - self.mean) / self._spread
+        return log_probability(z if operator.startswith("<") else -z)
+
+
+def log_joint(logs: Sequence[Vector]) -> Vector:
+    """Computes the log of the probability that several bounds hold.
+
+    Bounds on power, temperature and throttling hold or break together. The truth is between independent bounds, whose
+    probabilities multiply, and bounds of one cause, of which the tightest decides.
+    """
+    return np.asarray(0.5 * np.sum(logs, axis=0) + 0.5 * np.min(logs, axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The prediction of one trial's objective and feasibility, made before it ran."""
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval of one measurement."""
+    feasible_probability: float
+    """Probability that it runs and holds every bound."""
+
+    def tag(self) -> str:
+        """Returns it as the text of a tag."""
+        rounded = {key: float(f"{one:.6g}") if isinstance(one, float) else one for key, one in asdict(self).items()}
+        return json.dumps(rounded)
+
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, str]) -> "Prediction | None":
+        """Reads the prediction among a result's tags; None where there is none that can be read."""
+        try:
+            found = json.loads(tags[PREDICTED_TAG])
+            numbers = {name: float(found[name]) for name in ("value", "low", "high", "feasible_probability")}
+            return cls(metric=str(found["metric"]), **numbers)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A strategy that can say what it expects of a candidate."""
+
+    def prediction(self, spec: TrialSpec) -> Prediction | None:
+        """Predicts the next measurement of a candidate; None while too little is known."""
+        ...
+
+
+def prediction_tag(strategy: object, spec: TrialSpec) -> str:
+    """Returns a strategy's prediction of a trial that it has just proposed as a tag; empty where it makes none."""
+    found = strategy.prediction(spec) if isinstance(strategy, Predicts) else None
+    return "" if found is None else found.tag()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """Everything that a model predicts of candidates, one row each."""
+
+    objective: Predicted
+    sign: float
+    """1 where more of the objective is better, else -1."""
+    best: float | None
+    """The objective of the best trial measured to hold every bound, in the units of `objective.mean` times `sign`."""
+    bounded: Mapping[Quantity, Predicted]
+    """Quantities that bounds are on, where anything is known of them."""
+    log_runs: Sequence[Vector]
+    """Logs of the probabilities that the trial completes, of which one is about memory and one about failures."""
+
+    def log_feasible(self, constraints: Sequence[Constraint]) -> Vector:
+        """Computes the log of the probability that each candidate completes and holds all of some bounds.
+
+        A bound on something that nothing is known of counts as held, as it does in the strategy.
+        """
+        logs = [np.zeros(len(self.objective.mean)), *self.log_runs]
+        logs += [held for one in constraints if (held := self.log_holds(one)) is not None]
+        return log_joint(logs)
+
+    def log_holds(self, constraint: Constraint) -> Vector | None:
+        """Computes the log of the probability that each candidate holds one bound; None where nothing is known."""
+        found = self.bounded.get(Quantity(metric=constraint.metric, limit_metric=constraint.limit_metric))
+        return None if found is None else found.log_within(constraint.operator, constraint.factor)
+
+    def gain(self, constraints: Sequence[Constraint]) -> Vector | None:
+        """Computes by how much each candidate is expected to improve on the best feasible trial, as a fraction.
+
+        It is the expected improvement times the probability of feasibility. None while no trial is feasible.
+        """
+        if self.best is None:
+            return None
+        log_gain = log_expected_improvement(self.sign * self.objective.mean, self.objective.std, self.best)
+        return np.exp(log_gain + self.log_feasible(constraints)) / self._unit(self.best)
+
+    def log_beats(self, value: float) -> Vector:
+        """Computes the log of the probability that each candidate is truly better than a value of the objective."""
+        if self.objective.is_log and value <= 0:
+            return np.full(len(self.objective.mean), 0.0 if self.sign > 0 else -math.inf)
+        level = math.log(value) if self.objective.is_log else value
+        return log_probability(self.sign * (self.objective.mean - level) / self.objective.std)
+
+    def one(self, row: int, metric: str, constraints: Sequence[Constraint]) -> Prediction:
+        """Returns the prediction of one candidate."""
+        return Prediction(
+            metric=metric,
+            value=float(self.objective.value[row]),
+            low=float(self.objective.low[row]),
+            high=float(self.objective.high[row]),
+            feasible_probability=float(np.exp(self.log_feasible(constraints)[row])),
+        )
+
+    def _unit(self, best: float) -> float:
+        return 1.0 if self.objective.is_log else max(abs(best), 1e-12)

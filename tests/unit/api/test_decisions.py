@@ -1,0 +1,113 @@
+"""Frontier and suggestions of a study's folder: what they find of a known truth, and what they refuse."""
+
+import pytest
+from decided_study import POWER, best_below, truth, write_study
+
+from wattune import api
+from wattune.api.decisions import parse_budget
+from wattune.errors import PlanError, SpaceError
+from wattune.trial import TrialSpec
+
+
+def half(spec: TrialSpec) -> bool:
+    return spec.plan.micro_batch_size in (1, 8) or spec.plan.recompute == "full"
+
+
+def test_a_frontier_finds_the_measured_best_and_predicts_the_ones_left_out(tmp_path) -> None:
+    """Left out are micro-batches of 2 and 4 without recomputation, one of which is the best at some bounds."""
+    study = write_study(tmp_path, half)
+    found = api.frontier(study, vary=f"{POWER} <= 900..1300 step 50")
+    assert found.has_predictions and found.num_unmeasured == 4 and found.simulated
+    for point in found.points:
+        best = best_below(point.bound.factor, tmp_path)
+        if half(best) and abs(truth(best)[POWER] / point.bound.factor - 1) > 0.03:
+            assert point.best is not None and point.best.spec == best
+        if point.predicted is not None:
+            assert not half(point.predicted.spec)
+            assert point.predicted.value == pytest.approx(truth(point.predicted.spec)["tokens_per_s"], rel=0.25)
+    reached = [point.predicted.spec for point in found.points if point.predicted]
+    assert best_below(1200, tmp_path) in reached, "the truly best plan at 1,200 W was not measured"
+
+
+def test_without_a_range_the_study_s_bound_on_power_is_varied(tmp_path) -> None:
+    found = api.frontier(write_study(tmp_path, half))
+    assert found.varied.metric == POWER and 1000.0 in found.varied.values
+
+
+def test_a_study_that_is_measured_whole_predicts_nothing(tmp_path) -> None:
+    found = api.frontier(write_study(tmp_path, lambda _: True))
+    assert found.num_unmeasured == 0 and all(point.predicted is None for point in found.points)
+
+
+def test_suggestions_of_a_random_study_find_what_is_left_and_its_time(tmp_path) -> None:
+    study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
+    found = api.suggest(study, budget="70s")
+    new = [one for one in found.listed if one.kind == "new"]
+    assert best_below(1200, tmp_path) in [one.spec for one in new]
+    assert found.budget_s == 70 and found.expected_s <= 70 and all(one.expected_s == 20 for one in found.listed)
+
+
+@pytest.mark.parametrize(
+    ("vary", "error", "said"),
+    [
+        ("watts <= 1..2 step 1", SpaceError, 'unknown metric "watts"'),
+        (f"{POWER} <= 2000", SpaceError, "LOW..HIGH step STEP"),
+        (f"{POWER} <= 3000..2000 step 100", SpaceError, "LOW <= HIGH"),
+        (f"{POWER} <= 2000..3000 step 0", SpaceError, "a step above 0"),
+        ("device_temp_max_c <= 60..80 step 5", PlanError, "no trial of .* measured device_temp_max_c"),
+    ],
+)
+def test_a_range_that_cannot_be_answered_is_refused(tmp_path, vary, error, said) -> None:
+    with pytest.raises(error, match=said):
+        api.frontier(write_study(tmp_path, half), vary=vary)
+
+
+def test_a_study_without_a_bound_names_how_to_give_one(tmp_path) -> None:
+    study = write_study(tmp_path, half, constraints=[])
+    with pytest.raises(PlanError, match="has no bound; name one, such as --vary"):
+        api.frontier(study)
+    assert api.frontier(study, vary=f"{POWER} <= 900..1300 step 100").others == ()
+
+
+def test_an_empty_study_and_one_that_does_not_exist_are_refused(tmp_path) -> None:
+    study = write_study(tmp_path, lambda _: False)
+    for ask in (lambda: api.frontier(study), lambda: api.suggest(study, budget="10m")):
+        with pytest.raises(PlanError, match="has no finished trial"):
+            ask()
+    with pytest.raises(PlanError, match='no study "other"'):
+        api.suggest("other", budget="10m", storage=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), ("2 min 5 s", 125), (45.0, 45)]
+)
+def test_a_budget_is_a_time(text, seconds) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "10", "-5m", "0s", "10x", "m", "9" * 50 + "s", 0, -1.0, float("nan")])
+def test_a_budget_that_is_none_is_refused(text) -> None:
+    with pytest.raises(PlanError, match="allowed: a time such as 90s, 10m or 1h30m"):
+        parse_budget(text)
+
+
+def test_trials_that_are_no_candidates_any_more_still_count(tmp_path) -> None:
+    study = write_study(tmp_path, half)
+    written = (study.path / "study.yaml").read_text()
+    (study.path / "study.yaml").write_text(written.replace("vocab_size: 512", "vocab_size: 1024"))
+    found = api.suggest(study, budget="10m")
+    assert found.best is not None and found.gain_frac is not None and found.num_left == 16
+
+
+def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 6)
+    told: list[TrialSpec] = []
+    monkeypatch.setattr("wattune.api.decisions.ModelGuided.tell", lambda _self, spec, _result: told.append(spec))
+    study = write_study(tmp_path, lambda _: True, constraints=[f"{POWER} <= 1000"])
+    monkeypatch.setattr("wattune.api.decisions.suggest_for", lambda *_, **__: None)
+    api.suggest(study, budget="1m")
+    chosen = set(told)
+    assert len(chosen) == 6 and len(told) == 12, "each with both repeats"
+    assert best_below(1000, tmp_path) in chosen
+    speeds = sorted(truth(spec)["tokens_per_s"] for spec in chosen)
+    assert speeds[0] < 600 and speeds[-1] > 1400, "slow ones and infeasible ones too"

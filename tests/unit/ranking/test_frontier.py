@@ -1,0 +1,118 @@
+"""The price of a bound: the best measured plan at each value and, apart from it, the best that is predicted."""
+
+import numpy as np
+import pytest
+from made_trials import FASTEST, LEAST_ENERGY, POWER, speed, trial
+
+from wattune.objective import parse_constraint, parse_varied
+from wattune.ranking.frontier import Unmeasured, frontier, usual_range
+from wattune.search.strategies.prediction import Predicted, Predictions
+from wattune.search.strategies.surrogate import Quantity
+
+VARIED = parse_varied("node_device_power_peak_1s_w <= 1800..2600 step 200")
+
+
+def runs(number: int, tokens_per_s: float, power_w: float) -> list:
+    """Three simulated repeats that scatter by a thousandth."""
+    return [
+        trial(
+            number,
+            {
+                "tokens_per_s": tokens_per_s * (1 + 1e-3 * off),
+                "node_device_power_peak_1s_w": power_w * (1 + 1e-3 * off),
+            },
+            repeat=repeat,
+            tags={"simulated": "true"},
+        )
+        for repeat, off in enumerate((-1, 0, 1))
+    ]
+
+
+RESULTS = [*runs(1, 1000.0, 1750.0), *runs(2, 1200.0, 2150.0), *runs(3, 1201.0, 2350.0), *runs(4, 1500.0, 2900.0)]
+
+
+def sizes(found) -> list[int | None]:
+    return [None if one.best is None else one.best.spec.plan.micro_batch_size for one in found.points]
+
+
+def test_each_value_has_its_best_and_a_gain_is_told_apart_only_where_the_runs_do() -> None:
+    found = frontier(RESULTS, FASTEST, [POWER], VARIED)
+    assert [point.bound.factor for point in found.points] == [1800, 2000, 2200, 2400, 2600]
+    assert sizes(found)[:3] == [1, 1, 2]
+    tight, same, better, tie, _ = found.points
+    assert tight.gain_frac is None and (same.gain_frac, same.told_apart) == (0.0, None)
+    assert better.gain_frac == pytest.approx(0.2, abs=0.01) and better.told_apart is True
+    assert tie.best is not None and tie.best.best_probability < 0.95
+    if tie.best.spec.plan.micro_batch_size == 3:
+        assert tie.told_apart is False, "1,201 against 1,200 with a scatter of 0.1 %"
+    assert found.others == () and found.simulated and found.num_measured == 4
+
+
+def test_the_study_s_other_bounds_stay_and_those_on_that_side_of_the_metric_go() -> None:
+    cool, floor = parse_constraint("device_temp_max_c < 85"), parse_constraint("node_device_power_peak_1s_w >= 100")
+    found = frontier(RESULTS, FASTEST, [POWER, cool, floor], VARIED)
+    assert found.others == (cool, floor)
+    assert sizes(found) == [None] * 5, "no trial measured its temperature"
+
+
+def test_a_bound_that_the_runs_do_not_decide_is_no_best_plan_and_has_its_probability() -> None:
+    near = [speed(1, 1000.0, 2190.0), speed(2, 900.0, 1000.0)]
+    (point,) = frontier(near, FASTEST, [], parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")).points
+    assert point.best is not None and point.best.spec.plan.micro_batch_size == 2
+    assert point.undecided is not None
+    margin = point.margin(point.undecided)
+    assert margin is not None and 0.05 < margin.holds_probability < 0.95
+    shown = point.to_json()
+    assert shown["undecided"]["verdict"] == "undecided" and shown["best"]["verdict"] == "feasible"
+
+
+def test_less_is_better_where_the_objective_is_minimized() -> None:
+    results = [
+        one
+        for number, (energy, power) in enumerate([(0.5, 1900.0), (0.4, 2500.0)], start=1)
+        for one in [
+            trial(
+                number,
+                {"energy_per_token_j": energy * (1 + 1e-3 * repeat), "node_device_power_peak_1s_w": power},
+                repeat=repeat,
+                tags={"simulated": "true"},
+            )
+            for repeat in range(3)
+        ]
+    ]
+    found = frontier(results, LEAST_ENERGY, [], parse_varied("node_device_power_peak_1s_w <= 2000..2600 step 600"))
+    assert found.points[1].gain_frac == pytest.approx(0.2, abs=0.01)
+
+
+def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> None:
+    specs = [trial(number)[0] for number in (5, 6, 7)]
+    predictions = Predictions(
+        objective=Predicted(mean=np.log([900.0, 1300.0, 2000.0]), std=np.full(3, 0.02), noise=0.01, is_log=True),
+        sign=1.0,
+        best=None,
+        bounded={
+            Quantity(metric=POWER.metric): Predicted(
+                mean=np.log([1500.0, 2000.0, 3000.0]), std=np.full(3, 0.02), noise=0.01, is_log=True
+            )
+        },
+        log_runs=(),
+    )
+    unmeasured = Unmeasured(specs=specs, predictions=predictions)
+    found = frontier(RESULTS, FASTEST, [POWER], VARIED, unmeasured=unmeasured, num_unmeasured=3)
+    chosen = [point.predicted.spec.plan.micro_batch_size if point.predicted else None for point in found.points]
+    assert chosen == [5, 6, 6, 6, 6], "6 needs 2,000 W and 7 needs 3,000 W"
+    last = found.points[-1].predicted
+    assert last is not None and last.low < last.value < last.high and last.holds_probability > 0.99
+    assert last.better_probability > 0.95, "1,300 against 1,201"
+    shown = found.to_json()["points"][-1]
+    assert "predicted" not in shown["best"] and "measured" not in shown["predicted"]
+
+
+@pytest.mark.parametrize("text", ["node_device_power_peak_1s_w <= 2750", "node_device_power_peak_1s_w >= 2750"])
+def test_a_range_that_nobody_chose_spans_what_was_measured_in_round_steps(text) -> None:
+    found = usual_range(parse_constraint(text), RESULTS)
+    assert found is not None
+    low, high = min(found.values), max(found.values)
+    assert low <= 1750 and high >= 2900 and 5 <= len(found.values) <= 14
+    assert found.values[0] == (low if "<=" in text else high), "the tightest comes first"
+    assert usual_range(parse_constraint("device_temp_max_c <= 80"), RESULTS) is None

@@ -1,0 +1,122 @@
+"""Suggestions of what to measure next: new plans, repeats that decide, or nothing."""
+
+from dataclasses import replace
+
+import pytest
+from known_space import BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, result
+
+from wattune.ranking.order import Ranking, rank
+from wattune.ranking.suggestions import suggest
+from wattune.search.strategies.model_guided import ModelGuided
+
+SIMULATED = {"simulated": "true"}
+
+
+def told(specs, repeats: int = 2) -> tuple[ModelGuided, Ranking, list]:
+    """A model and a ranking of simulated runs of some plans, and the plans that are left."""
+    runs = [
+        (
+            spec,
+            replace(
+                result(spec, repeat, tokens_per_s=metrics(spec)["tokens_per_s"] * (1 + 0.002 * repeat)), tags=SIMULATED
+            ),
+        )
+        for spec in specs
+        for repeat in range(repeats)
+    ]
+    model = ModelGuided(problem(), stops=False)
+    for spec, one in runs:
+        model.tell(spec, one)
+    return model, rank(runs, OBJECTIVE, [POWER]), [spec for spec in SPECS if spec not in specs]
+
+
+def test_new_plans_fill_the_budget_and_what_gains_most_for_its_time_comes_first() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    found = suggest(model, ranking, left, lambda _: 30.0, budget_s=100.0)
+    new = [one for one in found.listed if one.kind == "new"]
+    assert 1 <= len(found.listed) <= 3 and found.expected_s <= 100.0 and new
+    rates = [one.gain_frac / one.expected_s for one in found.listed if one.gain_frac is not None]
+    assert rates == sorted(rates, reverse=True)
+    for one in new:
+        assert one.spec in left and one.predicted is not None
+        assert 0.0 <= one.feasible_probability <= 1.0 and "best plan" in one.changes
+    assert found.gain_frac > found.noise_frac and not found.nothing
+
+
+def test_a_long_budget_is_not_filled_with_plans_that_gain_nothing() -> None:
+    model, ranking, left = told(SPECS[10:290:8])
+    found = suggest(model, ranking, left, lambda _: 1.0, budget_s=1000.0)
+    new = [one for one in found.listed if one.kind == "new"]
+    assert new and all(one.gain_frac >= 0.1 * found.noise_frac for one in new[1:])
+
+
+def test_what_is_suggested_is_better_than_what_was_measured() -> None:
+    """The truth of the suggestions is known here: half of their gain is real."""
+    model, ranking, left = told(SPECS[10:290:12])
+    found = suggest(model, ranking, left, lambda _: 30.0, budget_s=150.0)
+    best = max(metrics(row.spec)["tokens_per_s"] for row in ranking.feasible)
+    reached = [metrics(one.spec)["tokens_per_s"] for one in found.listed if one.kind == "new"]
+    assert max(reached) > best
+
+
+def test_nothing_is_worth_measuring_once_the_best_is_known_and_the_rest_is_worse() -> None:
+    model, ranking, left = told([spec for spec in SPECS if spec is BEST or SPECS.index(spec) % 2])
+    worse = [spec for spec in left if metrics(spec)["tokens_per_s"] < 0.5 * metrics(BEST)["tokens_per_s"]]
+    alone = replace(ranking, undecided=(), feasible=(replace(ranking.feasible[0], best_probability=0.99),))
+    found = suggest(model, alone, worse, lambda _: 30.0, budget_s=600.0)
+    assert found.listed == () and found.nothing.startswith("nothing is worth measuring: the expected gain of the")
+    assert found.gain_frac < found.noise_frac
+
+
+def test_a_budget_that_no_trial_fits_into_says_how_long_one_takes() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    found = suggest(model, ranking, left, lambda _: 30.0, budget_s=10.0)
+    assert found.listed == () and "the shortest trial takes about 30 s" in found.nothing
+
+
+def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_decide_is_not() -> None:
+    """The accuracy of measured sensors alone leaves a plan close below its bound open."""
+    close = replace(POWER, factor=metrics(BEST)[POWER.metric] * 1.004)
+    runs = [
+        (spec, replace(result(spec, repeat, **{POWER.metric: metrics(spec)[POWER.metric] * (1 + off)}), tags=SIMULATED))
+        for spec in (BEST, SPECS[10], SPECS[40])
+        for repeat, off in enumerate((-0.004, 0.003))
+    ]
+    for simulated in (True, False):
+        own = [(spec, one if simulated else replace(one, tags={})) for spec, one in runs]
+        ranking = rank(own, OBJECTIVE, [close])
+        assert any(row.spec == BEST for row in ranking.undecided)
+        model = ModelGuided(problem(constraints=(close,)), stops=False)
+        for spec, one in own:
+            model.tell(spec, one)
+        found = suggest(model, ranking, [], lambda _: 30.0, budget_s=600.0)
+        repeated = [one for one in found.listed if one.spec == BEST and "whether it holds" in one.changes]
+        assert bool(repeated) is simulated
+        assert all(one.predicted is None for one in repeated), "a measured plan has no prediction beside it"
+
+
+def test_two_plans_that_are_not_told_apart_are_repeated() -> None:
+    model, ranking, _ = told([BEST, *[spec for spec in SPECS if is_feasible(spec)][:2]])
+    first, second, *_ = ranking.feasible
+    tied = (replace(first, best_probability=0.55), replace(second, best_probability=0.45))
+    tie = replace(ranking, feasible=tied, undecided=())
+    found = suggest(model, tie, [], lambda _: 30.0, budget_s=600.0)
+    assert {one.spec for one in found.listed} == {first.spec, second.spec}
+    assert all("0.55 against 0.45" in one.changes and one.gain_frac is None for one in found.listed)
+    assert found.to_json()["suggestions"][0]["kind"] == "repeat"
+
+
+def test_without_a_feasible_plan_no_gain_is_claimed() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    none = replace(POWER, factor=1.0)
+    model = ModelGuided(problem(constraints=(none,)), stops=False)
+    for row in ranking.trials:
+        for one in row.repeats:
+            model.tell(row.spec, one)
+    runs = [(row.spec, one) for row in ranking.trials for one in row.repeats]
+    found = suggest(model, rank(runs, OBJECTIVE, [none]), left, lambda _: 30.0, budget_s=60.0)
+    assert found.listed and all(one.gain_frac is None for one in found.listed)
+    assert "the first plan known to hold every bound" in found.listed[0].changes
+    assert found.gain_frac is None and found.best is None
+    with pytest.raises(AttributeError):
+        found.budget_s = 1.0  # type: ignore[misc]

@@ -1,0 +1,99 @@
+"""Predictions of candidates: their units, intervals, probabilities of bounds, and the tag they are kept in."""
+
+import math
+
+import numpy as np
+import pytest
+from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, result
+
+from wattune.objective import parse_constraint
+from wattune.search.strategies.listed import Random
+from wattune.search.strategies.model_guided import NUM_DRAWN, ModelGuided
+from wattune.search.strategies.prediction import Predicted, Prediction, log_joint, prediction_tag
+
+
+def searched(num_trials: int, **changed) -> tuple[ModelGuided, list[tuple[Prediction, float]]]:
+    """A search after some trials, and each prediction with the measurement that followed it."""
+    strategy, pairs = ModelGuided(problem(**changed), stops=False), []
+    for _ in range(num_trials):
+        (spec,) = strategy.ask(1)
+        predicted, done = strategy.prediction(spec), result(spec)
+        strategy.tell(spec, done)
+        if predicted is not None and "tokens_per_s" in done.metrics:
+            pairs.append((predicted, done.metrics["tokens_per_s"]))
+    return strategy, pairs
+
+
+def test_an_interval_of_a_logarithm_lies_about_its_median_by_a_factor() -> None:
+    one = Predicted(mean=np.log([100.0]), std=np.array([0.03]), noise=0.04, is_log=True)
+    assert one.value[0] == pytest.approx(100.0)
+    assert one.high[0] / one.value[0] == pytest.approx(math.exp(1.96 * 0.05), rel=1e-4)
+    assert one.low[0] * one.high[0] == pytest.approx(100.0**2)
+
+
+@pytest.mark.parametrize(("operator", "bound", "expected"), [("<=", 110.0, 0.977), (">=", 110.0, 0.023), ("<", 0, 0.0)])
+def test_the_probability_of_a_bound_is_that_of_the_next_measurement(operator, bound, expected) -> None:
+    one = Predicted(mean=np.array([100.0]), std=np.array([3.0]), noise=4.0, is_log=False)
+    assert np.exp(one.log_within(operator, bound))[0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_bounds_together_are_between_independent_ones_and_the_tightest() -> None:
+    half = np.log([0.5])
+    assert 0.25 < float(np.exp(log_joint([half, half]))[0]) < 0.5
+    assert np.exp(log_joint([half, np.zeros(1)]))[0] == pytest.approx(0.5)
+
+
+def test_nothing_is_predicted_while_trials_are_drawn_then_most_measurements_are_inside() -> None:
+    _, pairs = searched(30)
+    assert len(pairs) <= 30 - NUM_DRAWN
+    inside = np.mean([found.low <= measured <= found.high for found, measured in pairs])
+    assert inside >= 0.7, "a surrogate that is sure of what it does not know is of no use"
+    errors = [abs(math.log(found.value / measured)) for found, measured in pairs]
+    assert np.median(errors[-10:]) < np.median(errors[:10]), "it learns"
+
+
+def test_feasible_plans_are_predicted_likelier_feasible_than_others() -> None:
+    strategy, _ = searched(40)
+    left = SPECS[::3]
+    chance = np.exp(strategy.predict(left).log_feasible([POWER]))
+    feasible = np.array([is_feasible(spec) for spec in left])
+    assert chance[feasible].mean() > 0.5 + chance[~feasible].mean()
+
+
+def test_a_looser_bound_is_never_less_likely_and_gains_are_of_better_plans() -> None:
+    strategy, _ = searched(25)
+    found = strategy.predict(SPECS)
+    tight, loose = (found.log_feasible([parse_constraint(f"{POWER.metric} <= {watts}")]) for watts in (3000, 4000))
+    assert (tight <= loose + 1e-12).all() and (tight < loose).any()
+    gain = found.gain([POWER])
+    assert gain is not None and (gain >= 0).all()
+    assert found.log_beats(metrics(BEST)["tokens_per_s"] * 10).max() < math.log(0.05)
+
+
+def test_a_tag_keeps_a_prediction_and_anything_else_is_none() -> None:
+    made = Prediction(metric="tokens_per_s", value=123.456, low=100.0, high=150.0, feasible_probability=0.75)
+    assert Prediction.of_tags({"predicted": made.tag()}) == made
+    for text in ("", "[]", "{}", '{"metric": "tokens_per_s"}', made.tag().replace("100.0", '"x"')):
+        assert Prediction.of_tags({"predicted": text}) is None
+    assert Prediction.of_tags({}) is None
+
+
+def test_only_a_strategy_that_predicts_gives_a_tag() -> None:
+    strategy, _ = searched(8)
+    found = Prediction.of_tags({"predicted": prediction_tag(strategy, BEST)})
+    assert found is not None and found.low < found.value < found.high
+    assert prediction_tag(Random(SPECS, seed=0), BEST) == ""
+
+
+def test_predicting_changes_no_proposal() -> None:
+    asked = []
+    for looks in (False, True):
+        strategy = ModelGuided(problem())
+        for _ in range(9):
+            (spec,) = strategy.ask(1)
+            if looks:
+                strategy.prediction(spec)
+                strategy.joint_gain(SPECS[:20])
+            strategy.tell(spec, result(spec))
+            asked.append(spec)
+    assert asked[:9] == asked[9:]

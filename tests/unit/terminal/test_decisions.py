@@ -1,0 +1,39 @@
+"""Tables of a frontier and of suggestions: readable on a narrow terminal, and no figure of one kind among the other."""
+
+import io
+
+import pytest
+from decided_study import POWER, write_study
+from rich.console import Console
+
+from wattune import api
+from wattune.terminal.decisions import print_frontier, print_suggestions
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("storage")
+    return write_study(path, lambda s: s.plan.micro_batch_size in (1, 8), constraints=[f"{POWER} <= 1200"])
+
+
+def printed(show, found, width: int) -> list[str]:
+    out = io.StringIO()
+    show(Console(file=out, width=width, markup=False), found)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_line_is_wider_than_the_terminal(study, width) -> None:
+    lines = printed(print_frontier, api.frontier(study), width)
+    lines += printed(print_suggestions, api.suggest(study, budget="1m"), width)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_value_that_no_plan_holds_and_a_tie_are_said(study) -> None:
+    text = "\n".join(printed(print_frontier, api.frontier(study, vary=f"{POWER} <= 100..1300 step 600"), 160))
+    assert "none holds every bound" in text and "none is likely feasible" in text and "100 W" in text
+
+
+def test_a_reason_for_nothing_stands_alone(study) -> None:
+    (line,) = printed(print_suggestions, api.suggest(study, budget="1s"), 160)
+    assert line == "nothing fits in 1 s: the shortest trial takes about 20 s"
