@@ -43,7 +43,8 @@ ROOMS = {
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",
     "simulation": "activity device_model sensors",
-    "storage": "digests documents files manifests measured parquet remote study trial_files values versions",
+    "storage": "dataset digests documents files growth lock manifests measured parquet remote spaces study trial_files "
+    "values versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
     "telemetry/files": "coverage manifest pacing segments stream",
