@@ -156,7 +156,7 @@ def finish(folder: Path) -> None:
     following, wanted = folder / NEXT_CANDIDATES, read_space(folder / STUDY).files.get(CANDIDATES)
     if not following.exists():
         return
-    if _sha256(following) == wanted:
+    if wanted in (None, _sha256(following)):  # an earlier version wrote no digest
         following.replace(folder / CANDIDATES)
         make_lasting(folder)
     else:  # of a space that never held

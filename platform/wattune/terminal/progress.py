@@ -21,7 +21,7 @@ from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
 from wattune.ranking.order import rank
 from wattune.terminal.tables import shown
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_SOAK_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
 from wattune.units import NS_PER_S, format_quantity
 
 ASK_EVERY_S: Final = 1.0
@@ -413,9 +413,9 @@ class StudyProgress:
 
 def described(event: TrialEvent) -> str:
     """Returns the short name of a trial, with the role or number of this repeat."""
-    if event.role == "reference" or event.repeat >= FIRST_REFERENCE_REPEAT:
+    if event.role == "reference" or is_reference_repeat(event.repeat):
         apart = " reference trial"
-    elif event.role == "finalist":
+    elif event.role == "finalist" or event.repeat >= FIRST_SOAK_REPEAT:
         apart = " finalist"
     elif event.role == "race":
         apart = f" race #{event.repeat}"

@@ -10,14 +10,24 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
+from wattune.ranking.spreads import is_soak
 from wattune.search.strategy import Strategy
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import (
+    FIRST_REFERENCE_REPEAT,
+    FIRST_SOAK_REPEAT,
+    Measure,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    is_reference_repeat,
+)
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -62,8 +72,11 @@ class TrialQueue:
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
-        self._num_soaked = 0
+        self._soaked: set[str] = set()
+        self._long: set[tuple[str, int]] = set()
+        """Ordinary numbers that long runs have: earlier versions gave them the one after the repeats."""
         self._pace = Pace()
+        self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
         plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
@@ -72,8 +85,13 @@ class TrialQueue:
         self._num_again = 0
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
+        begun: set[str] = set()
+        listed = {spec.trial_id for spec in run.candidates}
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
-            if not result.status.is_final or result.status in run.retry:
+            if result.repeat < FIRST_REFERENCE_REPEAT:
+                begun.add(result.trial_id)
+            outdated = run.outdated is not None and run.outdated(result)
+            if not result.status.is_final or result.status in run.retry or outdated:
                 self._num_again += 1
                 if result.status is TrialStatus.INFRA_FAILED or result.reason == CUT_OFF:
                     self._last.add((result.trial_id, result.repeat))
@@ -81,10 +99,15 @@ class TrialQueue:
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
                 strategy.tell(spec, result)
-                if result.repeat < FIRST_REFERENCE_REPEAT:
+                # A trial that the space does not list any more is none of those it may try.
+                if result.repeat < FIRST_REFERENCE_REPEAT and (not listed or result.trial_id in listed):
                     self._asked[result.trial_id] = spec
         if not strategy.learns:
-            specs = strategy.ask(run.num_trials)
+            # What was begun counts first: a space that grew may draw others, and nothing measured goes to waste.
+            every = strategy.ask(max(run.num_trials, len(run.candidates)))
+            first = sorted(every, key=lambda spec: spec.trial_id not in begun)[: run.num_trials]
+            chosen = {spec.trial_id for spec in first}
+            specs = [spec for spec in every if spec.trial_id in chosen]
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
             self._references.plan({workers: count * run.measure.repeats for workers, count in planned.items()})
@@ -115,7 +138,7 @@ class TrialQueue:
         num_references = self._references.num_left(self._waiting.num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
-        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
+        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - len(self._soaked))
         num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
         return num_search + num_references + self._num_race(num_search) + num_finalists
 
@@ -164,17 +187,20 @@ class TrialQueue:
             result: Its result.
             nodes: Names of its nodes, joined by commas.
         """
-        is_new = (result.trial_id, result.repeat) not in self.done
-        is_long = self._run.measure.soak_finalists > 0 and result.repeat == self._run.measure.repeats
-        self._num_soaked += is_new and is_long
+        is_long = is_soak(result)
+        if is_long:
+            self._soaked.add(result.trial_id)
+            self._long.add((result.trial_id, result.repeat))
         self.done[result.trial_id, result.repeat] = result
         if result.status is TrialStatus.COMPLETED and not is_long:
-            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+            took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
+            self._pace.add(spec, took_s)
+            self._durations.add(spec, self._run.measure, took_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
-            for repeat in range(1, self._run.measure.repeats):
+            for repeat in self._ordinary(result.trial_id)[1:]:
                 self._waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
-        if result.repeat >= FIRST_REFERENCE_REPEAT:
+        if is_reference_repeat(result.repeat):
             self._referenced[result.trial_id] = spec
         if self._race is not None:
             self._race.note(spec, result)
@@ -243,8 +269,9 @@ class TrialQueue:
         if measure.soak_finalists and not self._soaks_queued and not self.stranded and not self._waiting.holds_any:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
-            finalists = run.finalists()[: measure.soak_finalists]
-            self._waiting.add(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
+            best = run.finalists()[: measure.soak_finalists]
+            finalists = [spec for spec in best if spec.trial_id not in self._soaked]
+            self._waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in finalists)
             return True
         return False
 
@@ -267,7 +294,7 @@ class TrialQueue:
 
     def expected_s(self, queued: QueuedTrial) -> float:
         """Expected seconds of a trial."""
-        return self._pace.expected_s(queued.spec, queued.measure.min_seconds)
+        return self._durations.expected_s(queued.spec, queued.measure)
 
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
@@ -275,10 +302,10 @@ class TrialQueue:
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
         if self._strategy.learns:
-            num_searched = sum(repeat < measure.repeats for _, repeat in self.done)
+            num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
             costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
-        num_finalists = max(0, measure.soak_finalists - self._num_soaked)
+        num_finalists = max(0, measure.soak_finalists - len(self._soaked))
         num_race = self._num_race(len(costs) - num_references)
         costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
@@ -307,7 +334,7 @@ class TrialQueue:
         num_references = 0
         for queued in self._waiting.in_order():
             workers = workers_of(queued.spec)
-            if workers not in expected_s:  # equal for all of them, and costly
+            if workers not in expected_s or self._run.duration_s is not None:  # else equal for all of them, and costly
                 expected_s[workers] = self.expected_s(queued)
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
@@ -320,13 +347,21 @@ class TrialQueue:
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
-        repeats = range(self._run.measure.repeats)
-        pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
+        numbers = {spec.trial_id: self._ordinary(spec.trial_id) for spec in ordered}
+        pairs = [(spec, numbers[spec.trial_id][n]) for n in range(self._run.measure.repeats) for spec in ordered]
         if self._run.order == "listed":
-            pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
+            pairs = [(spec, repeat) for spec in ordered for repeat in numbers[spec.trial_id]]
         # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
+
+    def _ordinary(self, trial_id: str) -> Sequence[int]:
+        """Returns the numbers of a trial's ordinary repeats."""
+        count = self._run.measure.repeats
+        if not self._long:
+            return range(count)
+        free = (number for number in itertools.count() if (trial_id, number) not in self._long)
+        return [*itertools.islice(free, count)]
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
         return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
