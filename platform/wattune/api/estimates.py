@@ -22,14 +22,16 @@ from wattune.fitting.device import Measured, fit_device
 from wattune.fitting.store import FITS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
-from wattune.search.forecast import Forecast, forecast
+from wattune.search.forecast import Forecast, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 
 GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
+
+CPU: Final = "cpu"
 
 MOST_EARLIER: Final = 500
 """Most results of earlier studies that a search starts from: fitting costs time with the cube of their number."""
@@ -131,6 +133,26 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
         return {name: figure["low"] for name, figure in found.one(0).items()}
 
     return lowest
+
+
+def expected_durations(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec, Measure], float | None] | None:
+    """Returns the predictor of how long a trial takes. None where a device of the study has no estimates.
+
+    It knows the trials that fit. One that does not ends while it is built, and nothing predicts when.
+    """
+    specs = planned.candidates.specs
+    found = _predicted(specs, coefficients_in(storage))
+    if found is None:
+        return None
+    times_s = found.columns["step_time_s"].value
+    step_times_s = {spec.trial_id: float(time_s) for spec, time_s in zip(specs, times_s, strict=True)}
+
+    def expected(spec: TrialSpec, measure: Measure) -> float | None:
+        step_time_s = step_times_s.get(spec.trial_id)
+        on_cpu = spec.cluster.device == CPU
+        return None if step_time_s is None else duration_s(step_time_s, measure, on_cpu=on_cpu)
+
+    return expected
 
 
 def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:

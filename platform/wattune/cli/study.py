@@ -209,6 +209,15 @@ def _as_json(preview: Preview) -> dict[str, Any]:
         "device_s": preview.device_s,
         "device_now_s": preview.device_now_s,
         "measured": preview.measured,
+        "estimated": preview.estimated,
+        "num_timeouts": preview.num_timeouts,
+        "num_kept": preview.num_kept,
+        "num_drawn": preview.num_drawn,
+        "space": preview.space_number,
+        "changes": list(preview.changes),
+        "first": [
+            {"trial_id": one.spec.trial_id, "role": one.role, "expected_s": one.expected_s} for one in preview.first
+        ],
     }
 
 

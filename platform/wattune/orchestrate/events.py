@@ -14,6 +14,15 @@ it is among the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTrial:
+    """One of the trials that a call starts first."""
+
+    spec: TrialSpec
+    role: Role
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """The work that is left, and the most that this call does of it, before anything starts."""
 
@@ -38,7 +47,24 @@ class Preview:
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Trials of earlier calls whose files cannot be read; they are neither counted nor run."""
     measured: bool
-    """The times come from finished trials. Else they are the least the settings allow, without build and warm-up."""
+    """The times come from finished trials. Else from estimates (`estimated`), or they are the least the settings allow,
+    without build and warm-up."""
+    estimated: bool = False
+    """Every trial that is queued has a predicted time."""
+    num_timeouts: int = 0
+    """Queued trials whose predicted time exceeds `measure.timeout_s`; there they are ended."""
+    longest_s: float = 0.0
+    """The longest predicted time of a queued trial."""
+    first: tuple[FirstTrial, ...] = ()
+    """The trials that start first, in order, as far as it is known before."""
+    changes: tuple[str, ...] = ()
+    """Differences to the space that the study had before, a line each."""
+    space_number: int = 1
+    """The number of the space among those of the study."""
+    num_kept: int = 0
+    """Combinations of the space that can run; 0 if nobody counted them."""
+    num_drawn: int = 0
+    """How many of those are tried, with those done before."""
 
     @property
     def num_done(self) -> int:

@@ -24,8 +24,10 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, body_of, with_digest_line
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import make_lasting, write_whole
+from wattune.storage.growth import changes
 from wattune.storage.parquet import encoded, read_table
-from wattune.storage.versions import VERSION, check_version, completed_space, upgraded_candidate, upgraded_space
+from wattune.storage.versions import VERSION, check_version, upgraded_candidate, upgraded_space
+from wattune.trial import TrialResult
 
 STUDY: Final = "study.yaml"
 CANDIDATES: Final = "candidates.parquet"
@@ -39,12 +41,21 @@ SPACE_COLUMN: Final = "space"
 REMOVED: Final = "removed"
 """Status of trials that the space does not list any more; what was measured of them stays and is ranked."""
 
+SPACE_TAG: Final = "space"
+"""Tag of a result: the number of the space that held when its trial ran."""
+
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 
 
 def space_name(number: int) -> str:
     """Returns the name of the file that keeps a space."""
     return f"space.{number}.yaml"
+
+
+def space_number(result: TrialResult) -> int:
+    """Returns the number of the space that held when a trial ran; 1 for results of earlier versions."""
+    text = result.tags.get(SPACE_TAG, "1")
+    return int(text) if text.isascii() and text.isdecimal() else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +144,7 @@ def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str
     number = 1 if stored is None else stored.number
     if stored is not None:
         finish(folder)
-        if completed_space(stored.document) != completed_space(document):
+        if changes(stored.document, document):
             if not (folder / space_name(number)).exists():  # an earlier version wrote the study
                 _write_space(folder / space_name(number), number, stored.document)
             number += 1

@@ -308,6 +308,13 @@ class StudyFolder:
             raise SpaceError(f"study {self.path} cannot go on with {other}:\n{listed}")
         return changes(stored, document)
 
+    def number_of(self, document: Mapping[str, Any]) -> int:
+        """Returns the number that a search space gets, or has where it is the one that holds."""
+        if not self.exists:
+            return 1
+        stored = self.space()
+        return stored.number + bool(changes(stored.document, document))
+
     def commit(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None) -> StoredSpace:
         """Makes a search space the one that holds; see `wattune.storage.spaces.commit`. `require_space` comes first.
 

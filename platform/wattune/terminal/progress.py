@@ -100,7 +100,7 @@ class Tally:
         if isinstance(event, Preview):
             self.total = event.num_now + event.num_done
             self.end_s = now_s + event.most_s
-            self._measured = event.measured
+            self._measured = event.measured or event.estimated
         elif isinstance(event, Placement):
             self.lanes = max(1, event.num_at_once)
             self.expected_s = event.wall_s if self._measured else None
@@ -327,10 +327,12 @@ class StudyProgress:
         extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
         extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
         among = f", {', '.join(extra)} among them" if extra else ""
-        how = "about" if preview.measured else "at least"
-        basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
+        how, basis = _basis(preview)
         whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
         lines = [Text(f"not read and not run: {one.reason}", style="yellow") for one in preview.unreadable]
+        lines += [Text(f"space {preview.space_number}: {one}", style="cyan") for one in preview.changes]
+        if preview.num_drawn < preview.num_kept:
+            lines.append(Text(f"{preview.num_drawn} of {preview.num_kept} kept are tried (search.num_trials)"))
         lines.append(Text(f"{preview.num_left} trial(s) to run{among}: {whole}"))
         bounds = []
         if preview.num_now < preview.num_left:
@@ -340,6 +342,16 @@ class StudyProgress:
             bounds.append(f"at most {_duration(preview.most_s)} on the clock (--max-hours or --deadline)")
         if bounds:
             lines.append(Text(f"this call: {'; '.join(bounds)}"))
+        if preview.first and preview.num_now:
+            lines.append(Text(f"first: {_named(preview)}", style="dim"))
+        if preview.num_timeouts:
+            lines.append(
+                Text(
+                    f"{preview.num_timeouts} trial(s) are expected to reach measure.timeout_s and be ended there: their "
+                    f"steps take up to {_duration(preview.longest_s)}; raise it, or lower measure.min_steps",
+                    style="yellow",
+                )
+            )
         if preview.num_done:
             kinds = ", ".join(f"{count} {status}" for status, count in preview.done.items())
             lines.append(Text(f"{preview.num_done} skipped, done before: {kinds}", style="dim"))
@@ -350,7 +362,7 @@ class StudyProgress:
         if placement.cut_short:
             most = f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)}"
             return f"{most} (--max-hours or --deadline)"
-        how = "at least" if self._preview is not None and not self._preview.measured else "about"
+        how = "about" if self._preview is None else _basis(self._preview)[0]
         return f"{how} {_duration(placement.wall_s)}"
 
     def _skipped_lines(self, event: TrialEvent) -> list[Text]:
@@ -409,6 +421,29 @@ class StudyProgress:
             ]
         for line in lines:
             self._print(line)
+
+
+def _basis(preview: Preview) -> tuple[str, str]:
+    """Returns how sure the times of a preview are, and what they come from."""
+    if preview.measured:
+        return "about", "by the trials that finished"
+    if preview.estimated:
+        return "about", "by estimated step times; building models on top"
+    return "at least", "measured steps alone; build and warm-up on top"
+
+
+def _named(preview: Preview) -> str:
+    """Names the trials that start first, each with its role and time; equal ones once."""
+    counted = Counter(("reference trial " if one.role == "reference" else "", one.spec) for one in preview.first)
+    sure = preview.measured or preview.estimated
+    times_s = {one.spec: one.expected_s for one in preview.first}
+    several = len({spec.model for _, spec in counted}) > 1
+    names = []
+    for (role, spec), count in counted.items():
+        model = f"{spec.model.name} " if several else ""
+        took = f" (about {_duration(times_s[spec])}{' each' if count > 1 else ''})" if sure else ""
+        names.append(f"{role}{model}{spec.label}{f' {count} times' if count > 1 else ''}{took}")
+    return ", then ".join(names)
 
 
 def described(event: TrialEvent) -> str:

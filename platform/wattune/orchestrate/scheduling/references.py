@@ -136,6 +136,10 @@ class References:
         """Forgets a run that this call does not start again."""
         self._running.pop((trial_id, repeat), None)
 
+    def spec_of(self, workers: Hashable) -> TrialSpec | None:
+        """Returns the reference trial of these workers, as far as it is known."""
+        return self._specs.get(workers)
+
     def num_opening(self, workers: Hashable) -> int:
         """Returns the runs at the start that are left to begin."""
         if not self._every or workers not in self._opens or self._planned.get(workers, 0) <= self._every:

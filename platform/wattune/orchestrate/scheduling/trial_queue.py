@@ -1,13 +1,14 @@
 """The trials that a study still has to run: repeats, reference trials, the race, and long runs. No Ray here."""
 
 import itertools
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
+from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.durations import Durations
@@ -32,6 +33,9 @@ from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
+
+SHOWN_FIRST: Final = 4
+"""Most trials that a preview names as the first ones."""
 
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
@@ -301,13 +305,15 @@ class TrialQueue:
         measure, budget = self._run.measure, self._run.budget or Budget()
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
+        usual_s = statistics.median(took_s for _, took_s in costs) if costs else self._pace.typical_s
+        usual_s = max(usual_s, measure.min_seconds)
         if self._strategy.learns:
             num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
-            costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_asked
+            costs += [(first, usual_s)] * num_asked
         num_finalists = max(0, measure.soak_finalists - len(self._soaked))
         num_race = self._num_race(len(costs) - num_references)
-        costs += [(first, max(self._pace.typical_s, measure.min_seconds))] * num_race
+        costs += [(first, usual_s)] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
         device_s = itertools.accumulate(cluster.world_size * took_s for cluster, took_s in costs)
         num_now = int(min(sum(one <= budget.left_device_s for one in device_s), budget.num_left))
@@ -322,7 +328,32 @@ class TrialQueue:
             load_s=_loads_s(costs),
             load_now_s=_loads_s(costs[:num_now]),
             most_s=budget.left_s,
-            measured=self._pace.typical_s > 0,
+            measured=self._durations.measured,
+            first=self._first(),
+            **self._predicted(),
+        )
+
+    def _predicted(self) -> dict[str, Any]:
+        """Facts of a preview about the predicted times of queued trials."""
+        predicted = [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
+        known_s = [one for one in predicted if one is not None]
+        return {
+            "estimated": bool(known_s) and len(known_s) == len(predicted),
+            "num_timeouts": sum(one > self._run.measure.timeout_s for one in known_s),
+            "longest_s": max(known_s, default=0.0),
+        }
+
+    def _first(self) -> tuple[FirstTrial, ...]:
+        """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
+        waiting = self._waiting.in_order()[:SHOWN_FIRST]
+        if not waiting:
+            return ()
+        workers = workers_of(waiting[0].spec)
+        opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
+        head = [self._trial(spec, FIRST_REFERENCE_REPEAT, self._run.measure, "reference") for spec in opening if spec]
+        return tuple(
+            FirstTrial(spec=one.spec, role=one.role, expected_s=self.expected_s(one))
+            for one in [*head, *waiting][:SHOWN_FIRST]
         )
 
     def _queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
