@@ -38,7 +38,7 @@ ROOMS = {
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",
     "record": "command recorder recording sensors",
-    "report": "charts figure markup page race sections step_throughput traces trade_off write",
+    "report": "charts figure markup page race sections spaces step_throughput traces trade_off write",
     "search": "forecast grammar problems prune space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",

@@ -145,10 +145,10 @@ def expected_durations(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec
     if found is None:
         return None
     times_s = found.columns["step_time_s"].value
-    step_times_s = {spec.trial_id: float(time_s) for spec, time_s in zip(specs, times_s, strict=True)}
+    step_times_s = dict(zip(specs, times_s.tolist(), strict=True))
 
     def expected(spec: TrialSpec, measure: Measure) -> float | None:
-        step_time_s = step_times_s.get(spec.trial_id)
+        step_time_s = step_times_s.get(spec)
         on_cpu = spec.cluster.device == CPU
         return None if step_time_s is None else duration_s(step_time_s, measure, on_cpu=on_cpu)
 

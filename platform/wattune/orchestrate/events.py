@@ -50,11 +50,11 @@ class Preview:
     """The times come from finished trials. Else from estimates (`estimated`), or they are the least the settings allow,
     without build and warm-up."""
     estimated: bool = False
-    """Every trial that is queued has a predicted time."""
+    """Every trial that is queued has a predicted time, or every one that a strategy may choose."""
     num_timeouts: int = 0
-    """Queued trials whose predicted time exceeds `measure.timeout_s`; there they are ended."""
+    """Those trials whose predicted time exceeds `measure.timeout_s`; there they are ended."""
     longest_s: float = 0.0
-    """The longest predicted time of a queued trial."""
+    """The longest predicted time of such a trial."""
     first: tuple[FirstTrial, ...] = ()
     """The trials that start first, in order, as far as it is known before."""
     changes: tuple[str, ...] = ()

@@ -29,9 +29,11 @@ from wattune.report.sections import (
     slack_text,
     verdict_tables,
 )
+from wattune.report.spaces import spaces_section
 from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
 from wattune.report.trade_off import trade_off
+from wattune.storage.spaces import StoredSpace
 from wattune.units import format_quantity
 
 _PAGE: Final = """<!doctype html>
@@ -82,6 +84,7 @@ def render_report(
     evidence: Mapping[str, Evidence] | None = None,
     comparison: Comparison | None = None,
     problems: Sequence[str] = (),
+    spaces: Sequence[StoredSpace] = (),
 ) -> str:
     """Renders the whole report as HTML text.
 
@@ -93,6 +96,7 @@ def render_report(
         evidence: Evidence of the trials shown in detail, by trial id.
         comparison: The best feasible trial against the best one that breaks a bound.
         problems: Messages about evidence that could not be read.
+        spaces: Every space of the study, the first one first.
     """
     evidence = evidence or {}
     charts = draw(ranking, evidence, comparison, document.get("limits"))
@@ -106,6 +110,7 @@ def render_report(
         *verdict_tables(ranking),
         *(chart.html() for chart in charts[1:]),
         saturation_section(ranking, evidence),
+        spaces_section(spaces, ranking),
         rejections_section(candidates),
         method_section(ranking, document),
         section(

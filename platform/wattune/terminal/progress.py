@@ -347,8 +347,8 @@ class StudyProgress:
         if preview.num_timeouts:
             lines.append(
                 Text(
-                    f"{preview.num_timeouts} trial(s) are expected to reach measure.timeout_s and be ended there: their "
-                    f"steps take up to {_duration(preview.longest_s)}; raise it, or lower measure.min_steps",
+                    f"{preview.num_timeouts} trial(s) are expected to reach measure.timeout_s and be ended there: "
+                    f"their steps take up to {_duration(preview.longest_s)}; raise it, or lower measure.min_steps",
                     style="yellow",
                 )
             )

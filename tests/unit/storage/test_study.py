@@ -73,13 +73,20 @@ def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
     assert StudyFolder.open(str(study.path), tmp_path / "elsewhere").name == "x"
 
 
-def test_another_space_is_refused_with_every_difference(study, tmp_path):
-    other = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+def test_a_study_grows_and_keeps_every_space(study, tmp_path):
+    more = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+    assert (study.number_of(DOCUMENT), study.number_of(more)) == (1, 2)
+    assert StudyFolder.create(tmp_path, "x", more).space().number == 2
+    assert [one.document for one in study.spaces()] == [DOCUMENT, more]
+
+
+def test_a_space_that_contradicts_results_is_refused_with_every_contradiction(study, tmp_path):
+    other = {**DOCUMENT, "cooling": "air", "engine_room": {"floor": 2}, "space": {"tp": [4]}}
     with pytest.raises(SpaceError) as caught:
         StudyFolder.create(tmp_path, "x", other)
-    lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
-    assert lines == ["search.seed: was 0, now 1", "space.pp: was [1], now [2]", "space.tp: was [1, 2], now [1, 4]"]
-    assert study.document() == DOCUMENT
+    lines = [line.strip().partition(";")[0] for line in str(caught.value).splitlines()[1:]]
+    assert lines == ["cooling: stored nothing, given air", "engine_room: stored nothing, given floor=2"]
+    assert study.document() == DOCUMENT and study.space().number == 1
 
 
 def test_a_study_that_is_not_there_names_those_that_are(study, tmp_path):
@@ -251,7 +258,7 @@ def test_candidates_ranking_and_report_are_read_back(study):
     assert study.candidates() == []
     rows = [{"status": "kept", "trial_id": "a", "rule": "", "reason": "", "config": json.dumps({"tp": 1})}]
     study.write_candidates(rows)
-    assert study.candidates() == rows
+    assert study.candidates() == [{**rows[0], "space": 1}]
     assert study.write_report("<html></html>") == study.report_path
     assert study.report_path.read_text() == "<html></html>"
     study.write_ranking(pa.table({"rank": [1]}))

@@ -54,6 +54,9 @@ class Durations:
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:
             return self._pace.expected_s(spec, measure.min_seconds)
-        ratios = self._ratios.get(workers_of(spec)) or self._all_ratios
-        ratio = statistics.median(ratios) if ratios else 1.0
-        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s))
+        return max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
+
+    def ratio(self, workers: Hashable = None) -> float:
+        """Returns the median of measured over predicted time of these workers' trials, else of all; 1 before any."""
+        ratios = self._ratios.get(workers) or self._all_ratios
+        return statistics.median(ratios) if ratios else 1.0

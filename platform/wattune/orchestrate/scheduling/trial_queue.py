@@ -305,8 +305,7 @@ class TrialQueue:
         measure, budget = self._run.measure, self._run.budget or Budget()
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
-        usual_s = statistics.median(took_s for _, took_s in costs) if costs else self._pace.typical_s
-        usual_s = max(usual_s, measure.min_seconds)
+        usual_s = self._usual_s(costs)
         if self._strategy.learns:
             num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
@@ -333,9 +332,22 @@ class TrialQueue:
             **self._predicted(),
         )
 
+    def _usual_s(self, costs: Sequence[tuple[ClusterSpec, float]]) -> float:
+        """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
+        known_s = [one for one in self._predicted_s() if one is not None] if self._strategy.learns else []
+        ratio = self._durations.ratio()
+        times_s = [min(one * ratio, self._run.measure.timeout_s) for one in known_s] or [took_s for _, took_s in costs]
+        return max(statistics.median(times_s) if times_s else self._pace.typical_s, self._run.measure.min_seconds)
+
+    def _predicted_s(self) -> list[float | None]:
+        """Returns the predicted times of queued trials; of all candidates where a strategy chooses as it learns."""
+        if self._strategy.learns:
+            return [self._durations.predicted_s(spec, self._run.measure) for spec in self._run.candidates]
+        return [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
+
     def _predicted(self) -> dict[str, Any]:
-        """Facts of a preview about the predicted times of queued trials."""
-        predicted = [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
+        """Facts of a preview about predicted times."""
+        predicted = self._predicted_s()
         known_s = [one for one in predicted if one is not None]
         return {
             "estimated": bool(known_s) and len(known_s) == len(predicted),
