@@ -33,7 +33,8 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "budget controller durations nodes race references run_order study_run trial_queue waiting",
+    "orchestrate/scheduling": "budget controller durations nodes race references run_order study_run trial_queue "
+    "waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
     "spreads table",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from wattune.ranking.order import Ranking
 from wattune.report.markup import Html, section, table
@@ -28,7 +29,7 @@ def spaces_section(spaces: Sequence[StoredSpace], ranking: Ranking) -> Html:
         return Html()
     counts = Counter(space_number(result) for row in ranking.trials for result in row.repeats)
     told = [["1", "the study was begun", f"{counts[1]:,}"]]
-    for before, one in zip(spaces, spaces[1:], strict=False):
+    for before, one in pairwise(spaces):
         told.append([str(one.number), "; ".join(changes(before.document, one.document)), f"{counts[one.number]:,}"])
     rows = [[row.label, row.trial_id, _runs(row.repeats), _windows(row.repeats)] for row in ranking.trials[:_MAX_ROWS]]
     more = f" The first {_MAX_ROWS} of {len(ranking.trials):,}." if len(ranking.trials) > _MAX_ROWS else ""

@@ -12,6 +12,7 @@ from wattune.objective import parse_objective
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.race import RaceRule
+from wattune.search.strategy import make_strategy
 from wattune.trial import FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT, Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
