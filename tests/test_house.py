@@ -51,7 +51,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "forecast progress ranking recording tables",
+    "terminal": "forecast preview progress ranking recording tables",
     "tracking": "reader run store tracker view",
     "workers": "calibration_load device engine last_words loop memory_check phases process_groups profiler provenance "
     "recorder watchdog",

@@ -133,6 +133,8 @@ class TrialEvent:
     num_left: int | None = None
     """Trials this call is expected to start after those that run now, with repeats, reference trials and finalists;
     None if nobody counted them."""
+    expected_s: float = 0.0
+    """Seconds of a trial that started, as the preview counted with; 0 if nothing tells trials apart."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
     """Asks the workers of a trial that started for its progress. May take a moment; None if nobody answers."""
 

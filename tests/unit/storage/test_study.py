@@ -1,4 +1,4 @@
-"""The study folder: whole files or none, one runner, and no study continued with another space."""
+"""The study folder: whole files or none, one runner, and a study that grows."""
 
 import errno
 import fcntl

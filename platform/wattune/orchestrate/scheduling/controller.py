@@ -411,6 +411,7 @@ class StudyController:
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,
+                expected_s=self._queue.announced_s(queued) if kind == "started" else 0.0,
             )
         )
 

@@ -23,6 +23,7 @@ class Durations:
         self._pace, self._predict = pace, predict
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
+        self._announced: dict[Hashable, float] = {}
 
     @property
     def measured(self) -> bool:
@@ -55,6 +56,18 @@ class Durations:
         if predicted_s is None:
             return self._pace.expected_s(spec, measure.min_seconds)
         return max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
+
+    def announce(self) -> None:
+        """Keeps the corrections of this moment: a preview shows times by them."""
+        self._announced = {workers: self.ratio(workers) for workers in [*self._ratios, None]}
+
+    def announced_s(self, spec: TrialSpec, measure: Measure) -> float:
+        """Returns the seconds of a trial that the last preview counted with; 0 where nothing predicts it."""
+        predicted_s = self.predicted_s(spec, measure)
+        if predicted_s is None:
+            return 0.0
+        ratio = self._announced.get(workers_of(spec), self._announced.get(None, 1.0))
+        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s))
 
     def ratio(self, workers: Hashable = None) -> float:
         """Returns the median of measured over predicted time of these workers' trials, else of all; 1 before any."""

@@ -108,10 +108,10 @@ class TrialQueue:
                     self._asked[result.trial_id] = spec
         if not strategy.learns:
             # What was begun counts first: a space that grew may draw others, and nothing measured goes to waste.
-            every = strategy.ask(max(run.num_trials, len(run.candidates)))
-            first = sorted(every, key=lambda spec: spec.trial_id not in begun)[: run.num_trials]
+            proposed = strategy.ask(max(run.num_trials, len(run.candidates)))
+            first = sorted(proposed, key=lambda spec: spec.trial_id not in begun)[: run.num_trials]
             chosen = {spec.trial_id for spec in first}
-            specs = [spec for spec in every if spec.trial_id in chosen]
+            specs = [spec for spec in proposed if spec.trial_id in chosen]
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
             self._references.plan({workers: count * run.measure.repeats for workers, count in planned.items()})
@@ -300,9 +300,14 @@ class TrialQueue:
         """Expected seconds of a trial."""
         return self._durations.expected_s(queued.spec, queued.measure)
 
+    def announced_s(self, queued: QueuedTrial) -> float:
+        """Seconds of a trial that the preview counted with; 0 where nothing tells trials apart."""
+        return self._durations.announced_s(queued.spec, queued.measure)
+
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
+        self._durations.announce()
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
         usual_s = self._usual_s(costs)

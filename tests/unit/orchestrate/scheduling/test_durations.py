@@ -35,6 +35,16 @@ def test_a_prediction_is_corrected_by_the_trials_that_ran() -> None:
     assert times.expected_s(spec(4, engine="megatron"), MEASURE) == 200
 
 
+def test_what_was_announced_stays_while_trials_correct_it() -> None:
+    times = Durations(Pace(), predicted)
+    times.announce()
+    times.add(spec(1), MEASURE, 300.0)
+    assert (times.announced_s(spec(2), MEASURE), times.expected_s(spec(2), MEASURE)) == (200, 600)
+    times.announce()
+    assert times.announced_s(spec(2), MEASURE) == 600
+    assert times.announced_s(spec(64), MEASURE) == 0
+
+
 def test_a_trial_takes_no_longer_than_its_time_out_and_no_less_than_its_window() -> None:
     times = Durations(Pace(), predicted)
     assert times.expected_s(spec(32), MEASURE) == 1000 and times.predicted_s(spec(32), MEASURE) == 3200
