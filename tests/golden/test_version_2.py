@@ -55,15 +55,20 @@ def test_a_preview_counts_what_is_measured_and_writes_nothing(storage: Path) -> 
         "measure.repeats: 1 -> 3",
         "space.micro_batch_size: adds 2",
     )
-    assert (found.num_left, found.num_done, found.num_finalists) == (4 * 3 - 2, 3, 0)
+    assert (found.num_left, found.num_done, found.num_finalists) == (4 * 3 - 2 + 1, 3, 1), "a new leader may soak"
     assert contents(study.path) == before
+
+
+def test_nothing_is_left_of_it_as_it_was(storage: Path) -> None:
+    found = api.preview(StudyFolder.open("before_growth", storage).document(), storage=str(storage))
+    assert (found.num_left, found.num_finalists, found.changes) == (0, 0, ())
 
 
 def test_a_call_that_starts_nothing_keeps_both_spaces_and_every_result(storage: Path) -> None:
     study = StudyFolder.open("before_growth", storage)
     first, before = study.document(), contents(study.path / "trials")
     outcome = api.run_study(grown(first), storage=str(storage), max_hours=0.0)
-    assert outcome.num_left == 10
+    assert outcome.num_left == 11
     assert contents(study.path / "trials") == before
     assert [one.document for one in study.spaces()] == [first, parse_space(grown(first)).document]
     came = {row["trial_id"]: row["space"] for row in study.candidates()}

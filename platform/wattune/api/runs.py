@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ from wattune.storage.spaces import SPACE_TAG, space_number
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.upload import Delivery
 from wattune.version import __version__
 
@@ -135,8 +136,9 @@ def run_study(
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
 
+        @cache
         def hold() -> None:
-            """Makes the space the one that holds. Before, a call that fails leaves the study what it was."""
+            """Makes the space the one that holds, once. A call that fails before leaves the study what it was."""
             study.commit(document, planned.candidates.rows())
             delivery.send_study()
 
@@ -274,7 +276,7 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
         seed=spec.search.seed,
         limits=spec.limits,
         tags={**environment_tags(), SPACE_TAG: str(study.number_of(spec.document))},
-        finalists=lambda: finalists(rank(study)),
+        finalists=lambda: _finalists(planned, study),
         clusters=spec.clusters,
         isolation=spec.isolation,
         order=spec.search.order,
@@ -290,6 +292,15 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
         duration_s=expected_durations(planned, folder),
         estimate=lowest_figures(planned, folder),
     )
+
+
+def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
+    """Ranks the trials of a study that its space lists, by the question of that space, whether it holds already or not."""
+    ranking = rank(
+        study, objective=str(planned.spec.objective), constraints=[str(one) for one in planned.spec.constraints]
+    )
+    listed = {kept.trial_id for kept in planned.kept}
+    return [spec for spec in finalists(ranking) if spec.trial_id in listed]
 
 
 def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[TrialResult], bool]:

@@ -184,9 +184,12 @@ class RemoteStorage:
                 name, study.path, {each: size for each, size in found.items() if "/" not in each and each not in apart}
             )
             table = self._do(f"read study {name}", lambda fs: _read(fs, f"{self._root}{name}/{CANDIDATES}"))
-            if table is not None:
+            digested = CANDIDATES in space_of(content, f"{self.shown}/{name}/{STUDY}").files
+            if table is not None and digested:
                 write_whole(study.path / NEXT_CANDIDATES, table)
             write_whole(study.path / STUDY, content)  # from here on the store's space holds, before that the local one
+            if table is not None and not digested:  # an earlier version wrote it
+                write_whole(study.path / CANDIDATES, table)
             finish(study.path)
         self._bring(name, study.path, _missing(study, found, whole=whole))
         return study

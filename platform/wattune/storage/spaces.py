@@ -96,7 +96,7 @@ def space_of(content: bytes, where: Path | str) -> StoredSpace:
         document = parse_yaml(body_of(content)[0].decode())
     except DigestError as error:
         raise PlanError(
-            f"{where}: {error}; copy the {space_name(0).replace('0', '<n>')} of the highest number over it, or remove "
+            f"{where}: {error}; copy the space.<n>.yaml of the highest number over it, or remove "
             "its first line to take it as it is"
         ) from None
     except ValueError as error:
@@ -167,7 +167,7 @@ def finish(folder: Path) -> None:
     following, wanted = folder / NEXT_CANDIDATES, read_space(folder / STUDY).files.get(CANDIDATES)
     if not following.exists():
         return
-    if wanted in (None, _sha256(following)):  # an earlier version wrote no digest
+    if wanted == _sha256(following):
         following.replace(folder / CANDIDATES)
         make_lasting(folder)
     else:  # of a space that never held
@@ -207,13 +207,15 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
     Raises:
         PlanError: The table cannot be read, or does not agree with its digest.
     """
-    study = folder / STUDY
-    wanted = read_space(study).files.get(CANDIDATES) if study.exists() else None
-    paths = [path for path in (folder / CANDIDATES, folder / NEXT_CANDIDATES) if path.exists()]
+    anew = "`wattune run` of the space writes it anew"
+    for _ in range(2):  # a study that runs may change its space between two of these lines
+        wanted = read_space(folder / STUDY).files.get(CANDIDATES) if (folder / STUDY).exists() else None
+        paths = [path for path in (folder / CANDIDATES, folder / NEXT_CANDIDATES) if path.exists()]
+        agreeing = [path for path in paths if wanted in (None, _sha256(path))]
+        if agreeing or (not paths and wanted is None):
+            break
     if not paths and wanted is None:
         return []
-    anew = "`wattune run` of the space writes it anew"
-    agreeing = [path for path in paths if wanted in (None, _sha256(path))]
     if not agreeing:
         why = "does not agree with its digest: damaged, or edited" if paths else "is missing"
         raise PlanError(f"{folder / CANDIDATES} {why}; {anew}")

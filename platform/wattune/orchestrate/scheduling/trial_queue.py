@@ -76,6 +76,7 @@ class TrialQueue:
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns
         self._soaks_queued = False
+        self._listed = {spec.trial_id for spec in run.candidates}
         self._soaked: set[str] = set()
         self._long: set[tuple[str, int]] = set()
         """Ordinary numbers that long runs have: earlier versions gave them the one after the repeats."""
@@ -90,7 +91,6 @@ class TrialQueue:
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
         begun: set[str] = set()
-        listed = {spec.trial_id for spec in run.candidates}
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             if result.repeat < FIRST_REFERENCE_REPEAT:
                 begun.add(result.trial_id)
@@ -104,7 +104,7 @@ class TrialQueue:
             if strategy.learns:
                 strategy.tell(spec, result)
                 # A trial that the space does not list any more is none of those it may try.
-                if result.repeat < FIRST_REFERENCE_REPEAT and (not listed or result.trial_id in listed):
+                if result.repeat < FIRST_REFERENCE_REPEAT and self._is_listed(result.trial_id):
                     self._asked[result.trial_id] = spec
         if not strategy.learns:
             # What was begun counts first: a space that grew may draw others, and nothing measured goes to waste.
@@ -142,8 +142,10 @@ class TrialQueue:
         num_references = self._references.num_left(self._waiting.num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
-        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - len(self._soaked))
         num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
+        # What is still measured may bring new leaders, whose long runs are not there.
+        soaked = 0 if num_search else len(self._soaked)
+        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - soaked)
         return num_search + num_references + self._num_race(num_search) + num_finalists
 
     def _num_race(self, num_search: int) -> int:
@@ -206,7 +208,7 @@ class TrialQueue:
         self._references.note(spec, result, nodes)
         if is_reference_repeat(result.repeat):
             self._referenced[result.trial_id] = spec
-        if self._race is not None:
+        if self._race is not None and self._is_listed(result.trial_id):
             self._race.note(spec, result)
 
     def again(self, queued: QueuedTrial) -> None:
@@ -273,11 +275,19 @@ class TrialQueue:
         if measure.soak_finalists and not self._soaks_queued and not self.stranded and not self._waiting.holds_any:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
-            best = run.finalists()[: measure.soak_finalists]
-            finalists = [spec for spec in best if spec.trial_id not in self._soaked]
-            self._waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in finalists)
+            self._waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in self._unsoaked())
             return True
         return False
+
+    def _unsoaked(self) -> list[TrialSpec]:
+        """Lists the best trials of those that get a long run, without those that had theirs."""
+        most = self._run.measure.soak_finalists
+        best = self._run.finalists()[:most] if most else ()
+        return [spec for spec in best if spec.trial_id not in self._soaked]
+
+    def _is_listed(self, trial_id: str) -> bool:
+        """Returns whether the space lists a trial. One that it has lost keeps its results, and runs no more."""
+        return not self._listed or trial_id in self._listed
 
     def _queue_of_race(self, slots: Slots) -> bool:
         """Queues the next repeat of the race if it may start now; returns whether it did."""
@@ -315,7 +325,7 @@ class TrialQueue:
             num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
             costs += [(first, usual_s)] * num_asked
-        num_finalists = max(0, measure.soak_finalists - len(self._soaked))
+        num_finalists = measure.soak_finalists if costs else len(self._unsoaked())
         num_race = self._num_race(len(costs) - num_references)
         costs += [(first, usual_s)] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists

@@ -69,6 +69,15 @@ def test_a_study_that_grew_runs_only_what_is_new(world, make_specs) -> None:
     assert grown(world, specs, measure=Measure(reference_every=0)) == [], "fewer repeats: nothing is left"
 
 
+def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None:
+    world.measured = alike
+    specs = make_specs(5)
+    world.drain(world.controller(specs, measure=Measure(reference_every=0)))
+    left = specs[2:]  # the second trial was as good as the third
+    raced = world.drain(world.controller(left, race=race_rule(), candidates=left, measure=Measure(reference_every=0)))
+    assert not {one.queued.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
+
+
 @pytest.mark.parametrize("strategy", ["grid", "random"])
 def test_what_was_measured_counts_where_only_some_are_tried(world, make_specs, strategy) -> None:
     specs = make_specs(8)
