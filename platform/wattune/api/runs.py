@@ -295,7 +295,7 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
 
 
 def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
-    """Ranks the trials of a study that its space lists, by the question of that space, whether it holds already or not."""
+    """Ranks the trials of a study that its space lists, by that space's question, whether it holds already or not."""
     ranking = rank(
         study, objective=str(planned.spec.objective), constraints=[str(one) for one in planned.spec.constraints]
     )
