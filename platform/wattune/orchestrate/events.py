@@ -64,7 +64,7 @@ class Preview:
     num_kept: int = 0
     """Combinations of the space that can run; 0 if nobody counted them."""
     num_drawn: int = 0
-    """How many of those are tried, with those done before."""
+    """Those that are tried, with those done before."""
 
     @property
     def num_done(self) -> int:

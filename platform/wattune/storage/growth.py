@@ -1,4 +1,4 @@
-"""How a study's space may change: what adds to it, and what contradicts the results that are there.
+"""Changes of a study's space: those that it may go on with, and those that contradict its results.
 
 A trial's id is a hash of everything that it does, so results of two spaces never share an id. A space may therefore
 gain or lose values, axes, models and engines: what was measured stays, what is new runs. Settings of measuring,

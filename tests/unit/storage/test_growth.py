@@ -1,4 +1,4 @@
-"""What a study's space may become, and what it may not: one line with key, stored value, given value and remedy."""
+"""Spaces that a study may go on with, and those it may not: one line with key, stored value, given value and remedy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a preview says before anything starts."""
+"""The words of a preview, before anything starts."""
 
 import math
 from collections import Counter

@@ -52,7 +52,7 @@ def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) 
 
 
 def grown(world, specs, **more) -> list[tuple[int, int]]:
-    """What a second call runs: size of the micro-batch and repeat."""
+    """Returns the runs of a second call: size of the micro-batch and repeat."""
     ran = world.drain(world.controller(specs, **more))
     return [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran]
 
