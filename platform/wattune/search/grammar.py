@@ -416,6 +416,8 @@ class SpaceFile(_Entry):
 
     version: Annotated[int, AfterValidator(_readable)] | None = None
     """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
+    record: dict[str, Any] | None = None
+    """Number of the space and digests in `study.yaml`, likewise; ignored here."""
     study: Annotated[str, _named_by(check_study_name)]
     model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
     cluster: Annotated[
