@@ -35,8 +35,8 @@ ROOMS = {
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "budget controller nodes race references run_order trial_queue",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
-    "ranking": "assessment best bounds common_steps comparison difference evidence order racing scatter sources "
-    "spreads table",
+    "ranking": "assessment best bounds common_steps comparison conditions difference evidence order racing "
+    "recordings scatter sources spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page race sections step_throughput traces trade_off write",
     "search": "forecast grammar problems prune space strategy",

@@ -1,13 +1,15 @@
-"""Objectives and constraints: a small grammar, parsed and never evaluated as code.
+"""Objectives, constraints and conditions: a small grammar, parsed and never evaluated as code.
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`.
+Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too.
 """
 
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
 from wattune.schema import METRICS
@@ -15,7 +17,17 @@ from wattune.schema import METRICS
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
 _CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.\-]+)\s*", re.ASCII)
 _LONGEST_TEXT: Final = 200
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,33 @@ class Constraint:
         return slack > 0 if self.operator in ("<", ">") else slack >= 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition on one field of a configuration: a count against a number, or a name against a name."""
+
+    field: str
+    operator: str
+    value: int | str
+
+    def __str__(self) -> str:
+        """The text it was parsed from, in canonical form."""
+        return f"{self.field} {self.operator} {self.value}"
+
+    def holds(self, value: int | str) -> bool:
+        """Tells whether a configuration with this value of the field keeps the condition."""
+        return _COMPARE[self.operator](value, self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a configuration that conditions may name."""
+
+    kind: type[int] | type[str]
+    """`int` for counts, `str` for names."""
+    choices: tuple[str, ...] = ()
+    """Every name it can have; empty where any name may stand."""
+
+
 def _metric(name: str, text: str) -> str:
     if name not in METRICS:
         raise SpaceError(f'unknown metric "{name}" in "{text}"; {closest(name, METRICS)}')
@@ -122,3 +161,42 @@ def parse_constraint(text: str) -> Constraint:
         factor=factor,
         limit_metric=_metric(match[4], text) if match[4] else None,
     )
+
+
+def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:
+    """Reads a condition that chooses trials: on a field of their configuration, or on a metric like a constraint.
+
+    Args:
+        text: Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
+        fields: The fields of a configuration by name.
+
+    Raises:
+        SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it
+            cannot have.
+    """
+    match = _CONDITION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None or match[1] not in fields:
+        if match is not None and match[1] not in METRICS:
+            raise SpaceError(
+                f'"{match[1]}" in "{text}" is neither a metric nor a field of a configuration; '
+                f"{closest(match[1], [*fields, *METRICS])}"
+            )
+        if match is not None and match[2] in ("==", "!="):
+            raise SpaceError(f'"{text}": a metric is measured and never equal; use one of <= < >= >')
+        if match is None and not _CONSTRAINT.fullmatch(text[:_LONGEST_TEXT]):
+            raise SpaceError(
+                f'"{text[:_LONGEST_TEXT]}" is not a condition; write "FIELD OP VALUE" such as "tp <= 2" or '
+                '"engine == torch", or "METRIC OP NUMBER" such as "mfu_frac > 0.3"'
+            )
+        return parse_constraint(text)
+    name, sign, value = match[1], match[2], match[3]
+    field = fields[name]
+    if field.kind is int:
+        if not re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            raise SpaceError(f'"{text}": {name} is a whole number, got "{value}"; write such as "{name} {sign} 2"')
+        return Condition(field=name, operator=sign, value=int(value))
+    if sign not in ("==", "!="):
+        raise SpaceError(f'"{text}": {name} is a name, which has no order; use == or !=')
+    if field.choices and value not in field.choices:
+        raise SpaceError(f'"{text}": {name} is never "{value}"; {closest(value, field.choices)}')
+    return Condition(field=name, operator=sign, value=value)

@@ -2,10 +2,10 @@
 
 from wattune.api.estimates import estimate, fit
 from wattune.api.recordings import analyze, calibrate, record, send_recording
-from wattune.api.results import compare, figures, rank, report, sync
+from wattune.api.results import compare, figures, rank, rank_recordings, report, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
-from wattune.api.studies import Study, Trial, load_study
+from wattune.api.studies import Study, Trial, find_recording, load_study
 
 __all__ = [
     "RETRIABLE",
@@ -20,11 +20,13 @@ __all__ = [
     "compare",
     "estimate",
     "figures",
+    "find_recording",
     "fit",
     "load_study",
     "plan",
     "preview",
     "rank",
+    "rank_recordings",
     "record",
     "report",
     "run_study",
