@@ -36,8 +36,8 @@ ROOMS = {
     "orchestrate/scheduling": "backfill budget controller early_stop graphs ladder nodes race references run_order "
     "study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
-    "ranking": "assessment best bounds common_steps comparison difference evidence frontier order racing scatter "
-    "sources spreads suggestions table",
+    "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
+    "recordings scatter sources spreads suggestions table",
     "record": "command recorder recording sensors",
     "report": "charts coverage figure frontier labels markup page predictions race sections step_throughput traces "
     "trade_off write",

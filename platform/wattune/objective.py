@@ -1,14 +1,16 @@
-"""Objectives and constraints: a small grammar, parsed and never evaluated as code.
+"""Objectives, constraints and conditions: a small grammar, parsed and never evaluated as code.
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`. A
 bound at several values is `METRIC OP LOW..HIGH step STEP`, with `* METRIC` after it where it is a share of a limit.
+Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too.
 """
 
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
 from wattune.schema import METRICS
@@ -19,10 +21,20 @@ _CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\
 _VARIED: Final = re.compile(
     rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s+step\s+({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
 )
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.\-]+)\s*", re.ASCII)
 _LONGEST_TEXT: Final = 200
 
 MOST_VALUES: Final = 100
 """Most values of a varied bound."""
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +109,33 @@ class VariedBound:
     def replaces(self, constraint: Constraint) -> bool:
         """Returns whether a constraint bounds the same metric on the same side, so that this one stands for it."""
         return constraint.metric == self.metric and constraint.operator[0] == self.operator[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition on one field of a configuration: a count against a number, or a name against a name."""
+
+    field: str
+    operator: str
+    value: int | str
+
+    def __str__(self) -> str:
+        """The text it was parsed from, in canonical form."""
+        return f"{self.field} {self.operator} {self.value}"
+
+    def holds(self, value: int | str) -> bool:
+        """Tells whether a configuration with this value of the field keeps the condition."""
+        return _COMPARE[self.operator](value, self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a configuration that conditions may name."""
+
+    kind: type[int] | type[str]
+    """`int` for counts, `str` for names."""
+    choices: tuple[str, ...] = ()
+    """Every name it can have; empty where any name may stand."""
 
 
 def _metric(name: str, text: str) -> str:
@@ -179,3 +218,42 @@ def parse_varied(text: str) -> VariedBound:
         values=values if operator.startswith("<") else values[::-1],
         limit_metric=_metric(match[6], text) if match[6] else None,
     )
+
+
+def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:
+    """Reads a condition that chooses trials: on a field of their configuration, or on a metric like a constraint.
+
+    Args:
+        text: Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
+        fields: The fields of a configuration by name.
+
+    Raises:
+        SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it
+            cannot have.
+    """
+    match = _CONDITION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None or match[1] not in fields:
+        if match is not None and match[1] not in METRICS:
+            raise SpaceError(
+                f'"{match[1]}" in "{text}" is neither a metric nor a field of a configuration; '
+                f"{closest(match[1], [*fields, *METRICS])}"
+            )
+        if match is not None and match[2] in ("==", "!="):
+            raise SpaceError(f'"{text}": a metric is measured and never equal; use one of <= < >= >')
+        if match is None and not _CONSTRAINT.fullmatch(text[:_LONGEST_TEXT]):
+            raise SpaceError(
+                f'"{text[:_LONGEST_TEXT]}" is not a condition; write "FIELD OP VALUE" such as "tp <= 2" or '
+                '"engine == torch", or "METRIC OP NUMBER" such as "mfu_frac > 0.3"'
+            )
+        return parse_constraint(text)
+    name, sign, value = match[1], match[2], match[3]
+    field = fields[name]
+    if field.kind is int:
+        if not re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            raise SpaceError(f'"{text}": {name} is a whole number, got "{value}"; write such as "{name} {sign} 2"')
+        return Condition(field=name, operator=sign, value=int(value))
+    if sign not in ("==", "!="):
+        raise SpaceError(f'"{text}": {name} is a name, which has no order; use == or !=')
+    if field.choices and value not in field.choices:
+        raise SpaceError(f'"{text}": {name} is never "{value}"; {closest(value, field.choices)}')
+    return Condition(field=name, operator=sign, value=value)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import ray
@@ -288,12 +289,19 @@ def _callers_signals() -> Iterator[Sequence[int]]:
         yield ()
         return
     pending: list[int] = []
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        pending.append(number)
+        announce = getattr(callers[signal.Signals(number)], "announce", None)  # says at once that it was heard
+        if announce is not None:
+            announce(number)
+
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
     # Not public: Ray 2.60 has no public way to keep it from setting one.
     set_rays = ray._private.utils.set_sigterm_handler
     for number in callers:
-        signal.signal(number, lambda number, _frame: pending.append(number))
+        signal.signal(number, heard)
     if signal.SIGTERM in callers:
         ray._private.utils.set_sigterm_handler = lambda _handler: None
     try:

@@ -28,6 +28,7 @@ def step_to_step_s(steps: Steps) -> Floats:
 def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
     """Computes step time and throughput.
 
+    `window_s`: length of the window; only without steps, as in a recording of a command.
     `step_time_s`: median over steps of the slowest rank's time; `step_time_p95_s`: their 95th percentile, linear
     between steps. `tokens_per_s`: all tokens of the measured steps over the window; `tokens_per_s_per_device`: that
     over the ranks. `mfu_frac`: model FLOPs of those tokens (`wattune.cost.flops`) a second, over the ranks' dense peak
@@ -38,7 +39,7 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
         spec: Specification of the trial; without it there are only step times.
     """
     if aligned.steps is None:
-        return {}
+        return {"window_s": aligned.duration_s}
     times_s = step_times_s(aligned.steps)
     metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
     if spec is None:
