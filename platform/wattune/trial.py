@@ -310,8 +310,6 @@ def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
     """Makes one object for all trials of a cluster."""
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
-    if cluster.own_device is not None:
-        require_kinds(cluster.own_device)
     return cluster
 
 

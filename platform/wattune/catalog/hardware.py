@@ -3,9 +3,10 @@
 A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their simulation look it up here.
 """
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from wattune.errors import PlanError, closest
@@ -48,8 +49,25 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DeviceSpec":
-        """Makes a device of plain data. Lists become tuples again."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        """Makes a device of plain data. Lists become tuples again.
+
+        Raises:
+            TypeError, ValueError: A field is missing, unknown, or holds what it cannot.
+        """
+        made = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        for name in (each.name for each in fields(cls)):
+            value = getattr(made, name)
+            if name in _TEXTS:
+                fits = isinstance(value, str)
+            elif name in _LISTS:
+                fits = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+            else:
+                unknown = value is None and name != "devices_per_package"
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                fits = unknown or (number and 0 < value < math.inf)
+            if not fits:
+                raise ValueError(f"own_device.{name}: got {str(value)[:60]}, which a device cannot have")
+        return made
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""
@@ -58,6 +76,10 @@ class DeviceSpec:
     def is_product(self, name: str) -> bool:
         """Tells whether a product name is one of this device's, written in any case and with any separators."""
         return _words(name) in map(_words, self.product_names)
+
+
+_TEXTS: Final = ("name", "vendor", "source")
+_LISTS: Final = ("product_names", "ray_accelerator_types", "dtypes")
 
 
 def _words(product: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class ModelSpec:
 _GPT_OSS: Final = (
     "{name} config.json; gpt-oss model card (arXiv 2508.10925), table 1. In place of 64 heads of 64, wider than the "
     "hidden size: 40 heads of 72. Every layer attends to all tokens; half of them have a window of 128. Left out: all "
-    "biases, attention sinks, the clamp of SwiGLU, the scaling of rotary frequencies, and the storage of experts in 4 bits"
+    "biases, attention sinks, the clamp of SwiGLU, the scaling of rotary frequencies, and 4-bit storage of experts"
 )
 _WIDE: Final = (
     "its {heads} heads of 128 are {width} wide together, its hidden size is {hidden}; the decoder has heads that "
@@ -240,9 +240,9 @@ MODELS: Final[dict[str, ModelSpec]] = {
             num_experts=256,
             num_experts_per_token=8,
             source="DeepSeek-V3 config.json; DeepSeek-V3 report (arXiv 2412.19437), section 4.2. Its 58 layers of "
-            "experts only. Left out: the 3 dense layers, the shared expert of each layer, multi-token prediction, groups "
-            "and bias of the router. In place of multi-head latent attention: 128 heads of 56 with as many keys and values "
-            "(205.5 M parameters a layer for 187.1 M)",
+            "experts only. Left out: the 3 dense layers, the shared expert of each layer, multi-token prediction, "
+            "groups and bias of the router. In place of multi-head latent attention: 128 heads of 56 (205.5 M "
+            "parameters a layer for 187.1 M)",
         ),
         ModelSpec(
             name="gpt_oss_20b_like",

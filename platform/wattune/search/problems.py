@@ -91,7 +91,7 @@ def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
 def _keys_at(entry: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     """Finds the keys that a file may have at a path, from the models' annotations."""
     for part in path:
-        if isinstance(part, str):
+        if isinstance(part, str) and not _is_tag(part):
             entry = _models_in(entry.model_fields[part].annotation)[0]
     return list(entry.model_fields)
 
@@ -108,7 +108,7 @@ def _path_text(path: Path, document: Any) -> str:
     for part in path:
         if isinstance(part, int) and not isinstance(here, list):
             continue  # one entry written without a list around it
-        if part == "[key]":
+        if _is_tag(part) or isinstance(here, str):  # a text that stands for a mapping has no keys
             continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
         try:
@@ -116,6 +116,11 @@ def _path_text(path: Path, document: Any) -> str:
         except (KeyError, IndexError, TypeError):
             here = None
     return text.lstrip(".") or "file"
+
+
+def _is_tag(part: str | int) -> bool:
+    """Tells whether a part of pydantic's path names a choice of its own and no key of the file."""
+    return isinstance(part, str) and part.startswith("[")
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,263 @@
+"""Types of a search space's values: each refuses what it cannot be in words, and describes itself in JSON Schema.
+
+One annotation says both, so that an editor's completion and wattune's messages cannot differ.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Final, Self, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
+
+from wattune.errors import WattuneError, closest
+from wattune.search.problems import Path, refuse
+
+LARGEST_COUNT: Final = 10**9
+"""Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
+
+LARGEST_WORLD: Final = 10**6
+"""Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
+
+FOLDER: Final = "folder"
+"""Key of pydantic's validation context: the folder that relative paths of a file start in."""
+
+JsonSchema = dict[str, Any]
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Entry(BaseModel):
+    """One mapping of the file. The docstring of a field is its description in editors and on the reference page."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    stand_ins: ClassVar[Mapping[str, Any]] = {}
+    """Values of required keys that break no rule: they stand in for wrong ones while the rest is checked."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _everything_at_once(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Checks keys against each other even if some are wrong, so that one reading finds every problem.
+
+        pydantic checks an entry as a whole only where each of its keys is valid. So the wrong ones are left out, or
+        replaced, and the entry is checked again.
+        """
+        try:
+            return handler(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)
+            again = repaired(value, [tuple(one["loc"]) for one in first], cls.stand_ins)
+            if again is None:
+                raise
+            document, places = again
+            try:
+                handler(document)
+            except ValidationError as more:
+                known = {(tuple(one["loc"]), str(one.get("ctx"))) for one in first}
+                later = [one for one in more.errors(include_url=False) if one["type"] == "refused"]
+                added = [moved(one, places) for one in later]
+                first += [one for one in added if (tuple(one["loc"]), str(one.get("ctx"))) not in known]
+        raise ValidationError.from_exception_data(cls.__name__, [_again(one) for one in first])
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A text that is accepted, or replaced, by a function; `schema` is what JSON Schema says of it."""
+
+    check: Callable[[str], Any]
+    schema: JsonSchema = field(default_factory=dict)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source
+        return no_info_after_validator_function(self.check, handler(str))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        return {**handler(core), **self.schema}
+
+
+def named_by(
+    parse: Callable[[str], object], *, names: Collection[str] = (), pattern: str = "", examples: Sequence[str] = ()
+) -> _Text:
+    """Accepts a text that one of wattune's own functions accepts, else passes on its message.
+
+    Args:
+        parse: The function.
+        names: Names that it accepts, for completion.
+        pattern: What other texts look like; empty where only `names` are accepted.
+        examples: Texts that it accepts.
+    """
+
+    def check(text: str) -> str:
+        _pass_on(parse, text)
+        return text
+
+    return _Text(check, _described(names, pattern, examples))
+
+
+def parsed_by(
+    parse: Callable[[str], object], *, names: Collection[str] = (), pattern: str = "", examples: Sequence[str] = ()
+) -> _Text:
+    """Takes a text and keeps what one of wattune's own functions makes of it; passes on its message otherwise."""
+    return _Text(lambda text: _pass_on(parse, text), _described(names, pattern, examples))
+
+
+def one_of(names: Collection[str]) -> _Text:
+    """Accepts a few names."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise refuse([((), f'unknown value "{text[:60]}"; {closest(text, names)}')])
+        return text
+
+    return _Text(check, {"enum": list(names)})
+
+
+def _pass_on(parse: Callable[[str], object], text: str) -> object:
+    try:
+        return parse(text)
+    except WattuneError as error:
+        raise refuse([((), str(error))]) from None
+
+
+def _described(names: Collection[str], pattern: str, examples: Sequence[str]) -> JsonSchema:
+    schema: JsonSchema = {"examples": list(examples)} if examples else {}
+    if names and pattern:
+        return schema | {"anyOf": [{"enum": list(names)}, {"pattern": pattern}]}
+    return schema | ({"enum": list(names)} if names else {"pattern": pattern} if pattern else {})
+
+
+class Alone:
+    """Lets one entry of a list stand without a list around it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del self
+        return handler(source)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        listed = handler(core)
+        items = listed.get("items", {})
+        return {"anyOf": [items, listed]}
+
+
+def listed(value: Any) -> Any:
+    """Returns a list: a single value may stand without one."""
+    return value if isinstance(value, list) else [value]
+
+
+ALONE: Final = (BeforeValidator(listed), Alone())
+
+
+@dataclass(frozen=True, eq=False)
+class Short:
+    """Lets a text stand for a mapping.
+
+    `expand` makes the mapping of it; `schema` describes the text.
+    """
+
+    expand: Callable[[str], Any]
+    schema: JsonSchema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def expanded(value: Any) -> Any:
+            return self.expand(value) if isinstance(value, str) else value
+
+        return no_info_before_validator_function(expanded, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        return {"anyOf": [{"type": "string", **self.schema}, handler(core)]}
+
+
+Places = Mapping[str, Sequence[int]]
+"""Indices in the file of the entries of each list that lost some."""
+
+
+def repaired(value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any]) -> tuple[dict[str, Any], Places] | None:
+    """Returns a mapping without what is wrong in it, and where the rest of shortened lists was.
+
+    Args:
+        value: The mapping as the file has it.
+        wrong: Paths of what is wrong.
+        stand_ins: Values that required keys get instead.
+
+    Returns:
+        None where nothing can be repaired: the value is not a mapping, or the mapping as a whole is wrong.
+    """
+    if not isinstance(value, dict) or () in wrong:
+        return None
+    document: dict[str, Any] = dict(value)
+    places: dict[str, list[int]] = {}
+    for key in {path[0] for path in wrong}:
+        entries = value.get(key) if isinstance(key, str) else None
+        bad = {path[1] for path in wrong if path[0] == key and len(path) > 1 and isinstance(path[1], int)}
+        whole = any(path[0] == key and len(path) == 1 for path in wrong)
+        if isinstance(entries, list) and not whole and len(bad) < len(entries):
+            places[str(key)] = [index for index in range(len(entries)) if index not in bad]
+            document[str(key)] = [entries[index] for index in places[str(key)]]
+            continue
+        document.pop(key, None)
+        if key in stand_ins:
+            document[str(key)] = stand_ins[str(key)]
+    return document, places
+
+
+def moved(error: ErrorDetails, places: Places) -> ErrorDetails:
+    """Returns a problem of a repaired mapping with the indices that its entries have in the file."""
+
+    def at_first(path: Path) -> Path:
+        if len(path) > 1 and path[0] in places and isinstance(path[1], int):
+            return (path[0], places[str(path[0])][path[1]], *path[2:])
+        return path
+
+    changed = dict(error)
+    if error["loc"]:
+        changed["loc"] = at_first(tuple(error["loc"]))
+    else:
+        changed["ctx"] = {"found": [(at_first(tuple(path)), text) for path, text in error["ctx"]["found"]]}
+    return cast(ErrorDetails, changed)
+
+
+def _again(error: ErrorDetails) -> InitErrorDetails:
+    """Returns a problem in the form that pydantic takes it in."""
+    context, kind = error.get("ctx", {}), error["type"]
+    again: str | PydanticCustomError = (
+        PydanticCustomError("refused", "see context", context) if kind == "refused" else kind
+    )
+    return InitErrorDetails(type=again, loc=tuple(error["loc"]), input=error["input"], ctx=context)
+
+
+def repetitions(texts: Sequence[str]) -> list[tuple[Path, str]]:
+    """Finds every entry that an earlier one equals. A repetition is always a slip."""
+    first = {text: index for index, text in reversed(list(enumerate(texts)))}
+    return [((i,), f"the same as entry {first[text]}; remove one") for i, text in enumerate(texts) if first[text] < i]
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """Accepts a list whose entries mean different things."""
+    meant = [value.resolve() if hasattr(value, "resolve") else value for value in values]
+    repeated = repetitions([repr(value) for value in meant])
+    if repeated:
+        raise refuse(repeated)
+    return values
+
+
+def folder_of(context: Any) -> FilePath:
+    """Returns the folder that relative paths of a file start in: the file's own, else this process's."""
+    return FilePath((context or {}).get(FOLDER, "."))
