@@ -3,13 +3,13 @@
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec, device, parse_cluster_label
 from wattune.errors import WattuneError
 from wattune.search.fields import LARGEST_WORLD, Count, Entry, Positive, Size, named_by, one_of
 from wattune.search.model_entry import OWN_NAME, check_own_name
-from wattune.search.problems import refuse
+from wattune.search.problems import Path, refuse
 
 VENDORS: Final = ("nvidia", "amd")
 """Vendors whose devices a space may describe: their sensors and engines are known."""
@@ -53,16 +53,18 @@ class DeviceEntry(Entry):
     )
     """Data types that it trains in; the first is the default."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "DeviceEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        found: list[tuple[Path, str]] = []
         if self.name in DEVICES:
-            raise refuse([(("name",), f"{self.name} is a catalog device; give yours a name of its own")])
+            found.append((("name",), f"{self.name} is a catalog device; give yours a name of its own"))
         if self.like == "cpu":
-            raise refuse([(("like",), f"got cpu, which has no figures; use one of: {', '.join(_REAL)}")])
+            found.append((("like",), f"got cpu, which has no figures; use one of: {', '.join(_REAL)}"))
         if self.like is None and self.vendor is None:
             text = f"missing for {self.name}, which is in no catalog; add it, or like: a catalog device"
-            raise refuse([(("vendor",), text)])
-        return self
+            found.append((("vendor",), text))
+        return found
 
     def resolve(self) -> DeviceSpec:
         """The device it describes. A figure that nobody gives is unknown."""
@@ -117,11 +119,13 @@ class ClusterEntry(Entry):
 
     _spec: ClusterSpec = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "ClusterEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        found: list[tuple[Path, str]] = []
         if self.num_nodes * self.devices_per_node > LARGEST_WORLD:
             text = f"{self.num_nodes:,} x {self.devices_per_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
-            raise refuse([(("num_nodes",), text)])
+            found.append((("num_nodes",), text))
         named, own = {}, None
         for key in ("device", "simulate_sensors_of"):
             value = getattr(self, key)
@@ -134,10 +138,10 @@ class ClusterEntry(Entry):
                 if named["device"] != "cpu"
                 else f"got cpu, which has no sensors of its own; use one of: {', '.join(_REAL)}, or leave it out"
             )
-            raise refuse([(("simulate_sensors_of",), text)])
+            found.append((("simulate_sensors_of",), text))
         rest = self.model_dump(exclude={"device", "simulate_sensors_of"})
         self._spec = ClusterSpec(**named, **rest, own_device=own)
-        return self
+        return found
 
     def resolve(self) -> ClusterSpec:
         """The cluster it describes."""

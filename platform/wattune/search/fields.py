@@ -6,7 +6,7 @@ One annotation says both, so that an editor's completion and wattune's messages 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Final, Self, cast
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -54,28 +55,53 @@ class Entry(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _everything_at_once(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _everything_at_once(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Checks keys against each other even if some are wrong, so that one reading finds every problem.
 
         pydantic checks an entry as a whole only where each of its keys is valid. So the wrong ones are left out, or
         replaced, and the entry is checked again.
         """
+
+        def whole(document: Any) -> Self:
+            entry = handler(document)
+            if found := entry.problems_as_a_whole(info.context):
+                raise refuse(found)
+            return entry
+
         try:
-            return handler(value)
+            return whole(value)
         except ValidationError as error:
             first = error.errors(include_url=False)
-            again = repaired(value, [tuple(one["loc"]) for one in first], cls.stand_ins)
-            if again is None:
-                raise
-            document, places = again
+        again = [_again(one) for one in first]
+        repair = repaired(value, [tuple(one["loc"]) for one in first], cls.stand_ins)
+        if repair is not None:
+            document, places = repair
             try:
-                handler(document)
-            except ValidationError as more:
-                known = {(tuple(one["loc"]), str(one.get("ctx"))) for one in first}
-                later = [one for one in more.errors(include_url=False) if one["type"] == "refused"]
-                added = [moved(one, places) for one in later]
-                first += [one for one in added if (tuple(one["loc"]), str(one.get("ctx"))) not in known]
-        raise ValidationError.from_exception_data(cls.__name__, [_again(one) for one in first])
+                whole(document)
+            except ValidationError:
+                pass  # a required key is wrong, and nothing stands in for it
+            except PydanticCustomError as more:
+                wrong = {one["loc"][0] for one in first}
+                found = [
+                    (in_file(tuple(path), places), text)
+                    for path, text in (more.context or {})["found"]
+                    # What follows from a key that was left out may be right once that key is.
+                    if path[0] not in wrong - places.keys() and not any(f"{key}=" in text for key in wrong)
+                ]
+                again += [InitErrorDetails(type=refuse(found), loc=(), input=value)] if found else []
+        raise ValidationError.from_exception_data(cls.__name__, again)
+
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one.
+
+        Args:
+            context: The validation's context, see `folder_of`.
+
+        Returns:
+            Texts, each with its path below this entry.
+        """
+        del context
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,20 +244,11 @@ def repaired(value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any]) ->
     return document, places
 
 
-def moved(error: ErrorDetails, places: Places) -> ErrorDetails:
-    """Returns a problem of a repaired mapping with the indices that its entries have in the file."""
-
-    def at_first(path: Path) -> Path:
-        if len(path) > 1 and path[0] in places and isinstance(path[1], int):
-            return (path[0], places[str(path[0])][path[1]], *path[2:])
-        return path
-
-    changed = dict(error)
-    if error["loc"]:
-        changed["loc"] = at_first(tuple(error["loc"]))
-    else:
-        changed["ctx"] = {"found": [(at_first(tuple(path)), text) for path, text in error["ctx"]["found"]]}
-    return cast(ErrorDetails, changed)
+def in_file(path: Path, places: Places) -> Path:
+    """Returns the path in the file of a problem of a repaired mapping."""
+    if len(path) > 1 and path[0] in places and isinstance(path[1], int):
+        return (path[0], places[str(path[0])][path[1]], *path[2:])
+    return path
 
 
 def _again(error: ErrorDetails) -> InitErrorDetails:

@@ -9,7 +9,7 @@ import math
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from wattune.errors import closest
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
@@ -209,15 +209,17 @@ class WorkloadEntry(Entry):
     routing: Annotated[Any, AfterValidator(_routing), WithJsonSchema(_ROUTING_SCHEMA)] | None = None
     """Routing of tokens to experts: `balanced`, `learned`, or the exponent of a skewed one. Left out: balanced."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "WorkloadEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        found: list[tuple[Path, str]] = []
         if self.mode == "lora" and self.lora is None:
-            raise refuse([(("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"')])
+            found.append((("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"'))
         if self.mode != "lora" and self.lora is not None:
-            raise refuse([(("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora")])
+            found.append((("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora"))
         if self.tokens is not None and (problem := self.tokens.problem(max(self.seq_len))):
-            raise refuse([(("tokens",), problem)])
-        return self
+            found.append((("tokens",), problem))
+        return found
 
     def plain(self, *, has_experts: bool) -> dict[str, Any]:
         """The entry with every default spelled out; only where there are experts it has a routing."""
@@ -275,14 +277,15 @@ class MeasureEntry(Entry):
     cooldown_max_s: Positive = _MEASURE.cooldown_max_s
     """Longest wait for that."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "MeasureEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
         needed = {"min_seconds": self.min_seconds, "soak_seconds": self.soak_seconds if self.soak_finalists else 0.0}
         name = max(needed, key=needed.__getitem__)
         if needed[name] >= self.timeout_s:
             text = f"{self.timeout_s:g} leaves no time for {name}={needed[name]:g}; use more than that"
-            raise refuse([(("timeout_s",), text)])
-        return self
+            return [(("timeout_s",), text)]
+        return []
 
 
 class LimitsEntry(Entry):
@@ -408,8 +411,9 @@ class SpaceFile(Entry):
     search: SearchEntry = SearchEntry()
     """Who proposes trials, how many, and in which order."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "SpaceFile":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
         found: list[tuple[Path, str]] = []
         if self.workload.routing is not None and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
@@ -419,9 +423,7 @@ class SpaceFile(Entry):
             clusters = [entry.resolve() for entry in self.cluster]
             found += implausible(self.objective, self.constraints, self.limits.node_device_power_w, clusters)
             found += self._incomparable()
-        if found:
-            raise refuse(found)
-        return self
+        return found
 
     def _incomparable(self) -> list[tuple[Path, str]]:
         """Finds an objective of a step in a study whose steps have different sizes."""

@@ -4,14 +4,14 @@ import re
 from dataclasses import MISSING, fields, replace
 from typing import Annotated, Any, Final
 
-from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr
 
 from wattune.catalog.hardware import DEVICES, parse_cluster_label
 from wattune.catalog.huggingface import MODEL_TYPES, read_config
 from wattune.catalog.models import ACTIVATIONS, MODELS, NORMS, POSITIONS, ModelSpec, model, scale_model
 from wattune.errors import PlanError, WattuneError
 from wattune.search.fields import Count, CountOrZero, Entry, Positive, Size, folder_of, named_by, one_of
-from wattune.search.problems import Path, refuse
+from wattune.search.problems import Path
 
 OWN_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 """Names that models and devices of a space's own may have: they become columns, tags and labels."""
@@ -92,9 +92,12 @@ class ModelEntry(Entry):
 
     _spec: ModelSpec = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> "ModelEntry":
-        spec = replace(self._base(info.context), **self._overrides())
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        base = self._base(context)
+        if not isinstance(base, ModelSpec):
+            return base
+        spec = replace(base, **self._overrides())
         found = _model_problems(spec)
         if self.scale_to and self.num_layers:
             found.append((("scale_to",), f"chooses num_layers, which is given as {self.num_layers}; leave one out"))
@@ -103,10 +106,8 @@ class ModelEntry(Entry):
                 spec = scale_model(spec, parse_cluster_label(self.scale_to))
             except WattuneError as error:
                 found.append((("scale_to",), str(error).removeprefix("scale_to: ")))
-        if found:
-            raise refuse(found)
         self._spec = spec
-        return self
+        return found
 
     def resolve(self) -> ModelSpec:
         """The model it describes, overridden and scaled down."""
@@ -116,8 +117,8 @@ class ModelEntry(Entry):
         origins = {"name", "like", "from_config", "leave_out", "scale_to"}
         return self.model_dump(exclude_none=True, exclude=origins)
 
-    def _base(self, context: Any) -> ModelSpec:
-        """Returns the model before overrides: the catalog's, the one it is like, or the one of a file."""
+    def _base(self, context: Any) -> ModelSpec | list[tuple[Path, str]]:
+        """Returns the model before overrides: the catalog's, one it is like, or the one of a file; else problems."""
         origins = [key for key in ("like", "from_config") if getattr(self, key) is not None]
         found: list[tuple[Path, str]] = []
         if origins and self.name in MODELS:
@@ -127,7 +128,7 @@ class ModelEntry(Entry):
         if self.leave_out and self.from_config is None:
             found.append((("leave_out",), "names features of a config.json; give from_config, or leave it out"))
         if found:
-            raise refuse(found)
+            return found
         if self.like is not None:
             return replace(model(self.like), name=self.name, source=f"like {self.like}")
         if self.from_config is not None:
@@ -135,13 +136,13 @@ class ModelEntry(Entry):
                 path = folder_of(context) / self.from_config
                 return read_config(path, self.name, self.leave_out).model
             except PlanError as error:
-                raise refuse([(("from_config",), line) for line in str(error).split("\n")]) from None
+                return [(("from_config",), line) for line in str(error).split("\n")]
         if self.name in MODELS:
             return model(self.name)
         return self._own()
 
-    def _own(self) -> ModelSpec:
-        """Returns a model that is described by its fields alone."""
+    def _own(self) -> ModelSpec | list[tuple[Path, str]]:
+        """Returns a model that is described by its fields alone, else what it lacks."""
         given = self._overrides()
         missing = [name for name in _REQUIRED if name not in given]
         if missing:
@@ -150,7 +151,7 @@ class ModelEntry(Entry):
             except PlanError as error:
                 fields_too = f", or {', '.join(missing)}" if len(missing) < len(_REQUIRED) else ""
                 text = f"{error}; for a model of your own add like: {_EXAMPLE}, from_config: config.json{fields_too}"
-                raise refuse([(("name",), text)]) from None
+                return [(("name",), text)]
         return ModelSpec(name=self.name, source="the space", **{name: given[name] for name in _REQUIRED})
 
 

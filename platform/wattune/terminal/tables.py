@@ -41,10 +41,12 @@ def shown(metric: str, value: float | Interval) -> str:
 
 def print_candidates(console: Console, candidates: Candidates, *, most: int = 20) -> None:
     """Prints the candidates that would be tried, and why the others would not."""
-    kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", "plan")
+    sizes = [name for name in ("seq_len", "global_batch_size") if any(name in one.config for one in candidates.kept)]
+    kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", *sizes, "plan")
     for one in candidates.kept[:most]:
         spec = one.spec
-        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, spec.label)
+        cells = [str(one.config[name]) for name in sizes]
+        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, *cells, spec.label)
     console.print(kept)
     if len(candidates.kept) > most:
         console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
