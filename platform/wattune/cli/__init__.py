@@ -5,7 +5,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 others with 130.
 """
 
-from wattune.cli import machine, results, study
+from wattune.cli import author, machine, results, study
 from wattune.cli.shell import app, main
 
-__all__ = ["app", "machine", "main", "results", "study"]
+__all__ = ["app", "author", "machine", "main", "results", "study"]

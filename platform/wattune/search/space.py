@@ -103,17 +103,18 @@ def load_space(path: str | Path) -> StudySpec:
     return _study(document, source, [] if node is None else _duplicate_keys(node), Path(path).parent)
 
 
-def parse_space(document: Any, source: str = "space") -> StudySpec:
-    """Reads the study that the content of a file describes. Relative paths start in this process's folder.
+def parse_space(document: Any, source: str = "space", folder: Path | None = None) -> StudySpec:
+    """Reads the study that the content of a file describes.
 
     Args:
         document: The content: a mapping in the form of a search space.
         source: Its name in messages.
+        folder: Folder that relative paths in it start in; None is this process's.
 
     Raises:
         SpaceError: It says something that cannot be used. Every problem is listed with its path.
     """
-    return _study(document, source, [], Path())
+    return _study(document, source, [], folder or Path())
 
 
 def _study(document: Any, source: str, problems: Sequence[str], folder: Path) -> StudySpec:

@@ -1,7 +1,7 @@
 """Tables for a terminal. Nothing here computes a figure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from rich import box
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS
+from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.doctor import Finding
 from wattune.intervals import Interval
 from wattune.schema import METRICS
@@ -91,10 +91,11 @@ def print_metrics(console: Console, title: str, metrics: Mapping[str, float], ve
     console.print(verdict)
 
 
-def print_catalog(console: Console) -> None:
-    """Prints devices and models with their sources."""
+def print_catalog(console: Console, names: Collection[str] | None = None) -> None:
+    """Prints devices and models with their sources: all, or those of some names; and models that are left out."""
+    chosen = {*DEVICES, *MODELS} if names is None else names
     devices = make_table("Devices", "name", "bf16 peak", "memory", "bandwidth", "power limit", "clock", "source")
-    for device in DEVICES.values():
+    for device in (one for one in DEVICES.values() if one.name in chosen):
         cells = (
             ("peak_bf16_flop_per_s", device.peak_bf16_flop_per_s),
             ("memory_bytes", device.memory_bytes),
@@ -104,10 +105,11 @@ def print_catalog(console: Console) -> None:
         )
         texts = ["unknown" if value is None else format_quantity(name, value) for name, value in cells]
         devices.add_row(device.name, *texts, device.source)
-    console.print(devices)
+    if devices.row_count:
+        console.print(devices)
     columns = ("name", "parameters", "active", "layers", "hidden", "ffn", "heads", "KV", "vocabulary", "experts")
     models = make_table("Models", *columns, "source", right=columns[1:])
-    for model in MODELS.values():
+    for model in (one for one in MODELS.values() if one.name in chosen):
         experts = f"{model.num_experts_per_token} of {model.num_experts}" if model.is_moe else "-"
         shape = (model.num_layers, model.hidden_size, model.ffn_hidden_size, model.num_heads, model.num_kv_heads)
         models.add_row(
@@ -119,7 +121,20 @@ def print_catalog(console: Console) -> None:
             experts,
             model.source,
         )
-    console.print(models)
+    if models.row_count:
+        console.print(models)
+    left_out = [name for name in NOT_REPRESENTED if names is None or name in chosen]
+    for name in left_out:
+        console.print(f"left out: {name}: {NOT_REPRESENTED[name]}", highlight=False)
+
+
+def print_metric_list(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints metrics by group: unit, better direction, meaning, tables."""
+    for group in dict.fromkeys(row["group"] for row in rows):
+        table = make_table(group, "metric", "unit", "better", "is", "from")
+        for row in (row for row in rows if row["group"] == group):
+            table.add_row(row["name"], row["unit"], row["better"], row["meaning"], " ".join(row["tables"]))
+        console.print(table)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
