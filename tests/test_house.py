@@ -11,16 +11,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors inspection intervals masking objective private_folder schema trial "
-    "units upload version",
+    ".": "__main__ clock deadline doctor errors inspection intervals masking metric_meanings objective private_folder "
+    "schema trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed "
     "step_breakdown thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
     "api": "estimates recordings results runs spaces studies",
     "calibration": "fit run",
-    "catalog": "hardware models",
-    "cli": "machine results shell study",
+    "catalog": "hardware huggingface models",
+    "cli": "author machine results shell study",
     "cost": "batch clock coefficients defaults estimate flops power tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
@@ -39,7 +39,8 @@ ROOMS = {
     "spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page race sections step_throughput traces trade_off write",
-    "search": "forecast grammar problems prune space strategy",
+    "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference space "
+    "strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",
     "simulation": "activity device_model sensors",
@@ -59,6 +60,7 @@ ROOMS = {
 WITHOUT_TWIN = {
     "__main__": "two calls; tests/e2e/test_wheel.py runs it",
     "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
+    "cli/author": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",
@@ -89,7 +91,7 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
+    "units errors clock schema metric_meanings intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
     "analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"

@@ -90,14 +90,19 @@ _EVERYDAY: Final = {
 """Metrics that people mean by everyday words."""
 
 
+def _wanted(metric: str, text: str) -> str:
+    """Returns a metric, with the verb of an objective where the text is one."""
+    if not _OBJECTIVE.fullmatch(text):
+        return metric
+    return f"{'minimize' if METRICS[metric].better == 'lower' else 'maximize'} {metric}"
+
+
 def _metric(name: str, text: str) -> str:
     if name in METRICS:
         return name
     word = name.lower()
     if word in _EVERYDAY:
-        meant = METRICS[_EVERYDAY[word]]
-        better = {"lower": "; lower is better", "higher": "; higher is better"}.get(meant.better, "")
-        remedy = f'did you mean "{meant.name}"{better}? `wattune metrics` lists all'
+        remedy = f'did you mean "{_wanted(_EVERYDAY[word], text)}"? `wattune metrics` lists all'
     else:
         remedy = closest(name, METRICS)
     raise SpaceError(f'unknown metric "{name}" in "{text}"; {remedy}')
@@ -116,7 +121,10 @@ def parse_objective(text: str) -> Objective:
     """
     match = _OBJECTIVE.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write "maximize METRIC" or "minimize METRIC"')
+        named = [METRICS[word] for word in re.findall(r"\w+", text[:_LONGEST_TEXT]) if word in METRICS]
+        verb = "minimize" if named and named[0].better == "lower" else "maximize"
+        form = f'"{verb} {named[0].name}"' if len(named) == 1 else '"maximize METRIC" or "minimize METRIC"'
+        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write {form}')
     return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
 
 
@@ -145,7 +153,9 @@ def _meant(text: str) -> str | None:
         if name not in METRICS:
             return None
         value = _in_unit_of(name, float(number), unit)
-        said = f'values of {name} are in {METRICS[name].unit}, so drop the unit "{unit}"'
+        own = METRICS[name].unit
+        said = f"{name} is a number without a unit" if own == "1" else f"values of {name} are in {own}"
+        said = f'{said}, so drop the unit "{unit}"'
         return said if value is None else f'{said}: write "{name} {operator} {value}"'
     if (found := _TURNED.fullmatch(text)) is not None:
         number, operator, name = found.groups()

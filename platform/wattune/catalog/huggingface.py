@@ -42,6 +42,8 @@ class _Found:
     problems: list[str] = field(default_factory=list)
     features: dict[str, str] = field(default_factory=dict)
     """Features that the decoder lacks and that can be left out, each with a phrase for people."""
+    uncounted: set[str] = field(default_factory=set)
+    """Keys whose counts cannot be used: nothing is checked against them."""
 
     def count(self, key: str, default: int | None = None) -> int:
         """Returns a positive integer; 1 where the file has none, which is then a problem."""
@@ -51,6 +53,7 @@ class _Found:
             return value
         said = "missing" if value is None else f"got {str(value)[:40]}"
         self.problems.append(f"{key}: {said}, allowed: an integer from 1 to {_LARGEST:,}")
+        self.uncounted.add(key)
         return 1
 
     def number(self, key: str, default: float) -> float:
@@ -153,9 +156,8 @@ def _config(path: Path) -> Config:
 def _common(found: _Found, spec: ModelSpec, read: Collection[str]) -> None:
     """Notes what every model type may say: shapes that do not divide, noise, windows, and keys that nobody read."""
     config = found.config
-    if not found.problems:
-        width = config.get("head_dim")
-        width = found.count("head_dim") if width is not None else None
+    width = found.count("head_dim") if config.get("head_dim") is not None else None
+    if not found.uncounted:
         if width is not None and width * spec.num_heads != spec.hidden_size:
             found.problems.append(
                 f"head_dim: {spec.num_heads} heads of {width} are {spec.num_heads * width} wide together, "
@@ -241,7 +243,7 @@ def _qwen3(found: _Found, name: str) -> ModelSpec:
 
 def _with_experts(found: _Found, spec: ModelSpec, *, experts: str, width: str) -> ModelSpec:
     num, chosen = found.count(experts), found.count("num_experts_per_tok")
-    if chosen > num and not found.problems:
+    if chosen > num and not found.uncounted & {experts, "num_experts_per_tok"}:
         found.problems.append(f"num_experts_per_tok: got {chosen}, allowed: up to {experts}={num}")
     return replace(spec, ffn_hidden_size=found.count(width), num_experts=num, num_experts_per_token=chosen)
 

@@ -53,6 +53,9 @@ class Entry(BaseModel):
     stand_ins: ClassVar[Mapping[str, Any]] = {}
     """Values of required keys that break no rule: they stand in for wrong ones while the rest is checked."""
 
+    decisive: ClassVar[frozenset[str]] = frozenset()
+    """Keys without which the rest means nothing. Where one is wrong, the rest is not checked as a whole."""
+
     @model_validator(mode="wrap")
     @classmethod
     def _everything_at_once(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
@@ -73,15 +76,18 @@ class Entry(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)
         again = [_again(one) for one in first]
-        repair = repaired(value, [tuple(one["loc"]) for one in first], cls.stand_ins)
-        if repair is not None:
+        paths = [path for one in first for path in _paths(one)]
+        wrong = {path[0] for path in paths if path}
+        for inside in (True, False):
+            repair = repaired(value, paths, cls.stand_ins, inside=inside) if not wrong & cls.decisive else None
+            if repair is None:
+                break
             document, places = repair
             try:
                 whole(document)
-            except ValidationError:
-                pass  # a required key is wrong, and nothing stands in for it
+            except ValidationError:  # what is left of an entry is wrong too; the next repair leaves all of it out
+                continue
             except PydanticCustomError as more:
-                wrong = {one["loc"][0] for one in first}
                 found = [
                     (in_file(tuple(path), places), text)
                     for path, text in (more.context or {})["found"]
@@ -89,6 +95,7 @@ class Entry(BaseModel):
                     if path[0] not in wrong - places.keys() and not any(f"{key}=" in text for key in wrong)
                 ]
                 again += [InitErrorDetails(type=refuse(found), loc=(), input=value)] if found else []
+            break
         raise ValidationError.from_exception_data(cls.__name__, again)
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
@@ -215,13 +222,16 @@ Places = Mapping[str, Sequence[int]]
 """Indices in the file of the entries of each list that lost some."""
 
 
-def repaired(value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any]) -> tuple[dict[str, Any], Places] | None:
+def repaired(
+    value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any], *, inside: bool
+) -> tuple[dict[str, Any], Places] | None:
     """Returns a mapping without what is wrong in it, and where the rest of shortened lists was.
 
     Args:
         value: The mapping as the file has it.
         wrong: Paths of what is wrong.
         stand_ins: Values that required keys get instead.
+        inside: True leaves out the wrong keys of an entry; False leaves out the entry.
 
     Returns:
         None where nothing can be repaired: the value is not a mapping, or the mapping as a whole is wrong.
@@ -230,18 +240,41 @@ def repaired(value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any]) ->
         return None
     document: dict[str, Any] = dict(value)
     places: dict[str, list[int]] = {}
-    for key in {path[0] for path in wrong}:
-        entries = value.get(key) if isinstance(key, str) else None
-        bad = {path[1] for path in wrong if path[0] == key and len(path) > 1 and isinstance(path[1], int)}
-        whole = any(path[0] == key and len(path) == 1 for path in wrong)
-        if isinstance(entries, list) and not whole and len(bad) < len(entries):
-            places[str(key)] = [index for index in range(len(entries)) if index not in bad]
-            document[str(key)] = [entries[index] for index in places[str(key)]]
+    for key in {str(path[0]) for path in wrong}:
+        own = [path[1:] for path in wrong if str(path[0]) == key]
+        if inside and (rest := _without(value.get(key), own)) is not None:
+            document[key] = rest
+            places[key] = list(range(len(rest)))
+            continue
+        entries, bad = value.get(key), {path[0] for path in own if path and isinstance(path[0], int)}
+        if isinstance(entries, list) and () not in own and len(bad) < len(entries):
+            places[key] = [index for index in range(len(entries)) if index not in bad]
+            document[key] = [entries[index] for index in places[key]]
             continue
         document.pop(key, None)
         if key in stand_ins:
-            document[str(key)] = stand_ins[str(key)]
+            document[key] = stand_ins[key]
     return document, places
+
+
+def _without(entry: Any, wrong: Sequence[Path]) -> Any:
+    """Returns an entry, or a list of them, without wrong keys; None where more is wrong than keys of it."""
+    if isinstance(entry, list):
+        by_index = {i: [path[1:] for path in wrong if path and path[0] == i] for i in range(len(entry))}
+        rest = [_without(one, by_index[i]) if by_index[i] else one for i, one in enumerate(entry)]
+        return None if () in wrong or None in rest else rest
+    below = [path[1:] if path and isinstance(path[0], int) else path for path in wrong]  # it stands without a list
+    if not isinstance(entry, dict) or not all(path and isinstance(path[0], str) for path in below):
+        return None
+    return {key: one for key, one in entry.items() if key not in {path[0] for path in below}}
+
+
+def _paths(error: ErrorDetails) -> list[Path]:
+    """Returns the paths of what an error names, from the mapping that is validated down."""
+    at = tuple(error["loc"])
+    if error["type"] != "refused":
+        return [at]
+    return [(*at, *path) for path, _ in error["ctx"]["found"]]
 
 
 def in_file(path: Path, places: Places) -> Path:

@@ -83,7 +83,7 @@ def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
     for name, values in space.items():
         if name not in AXES:
-            found.append(((name,), f"unknown axis; {closest(name, AXES)}"))
+            found.append(((name,), _not_an_axis(str(name))))
         elif not isinstance(values, list):
             found.append(((name,), got(values, "a list of values, in brackets")))
         elif not values:
@@ -94,6 +94,14 @@ def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
     if found:
         raise refuse(found)
     return space
+
+
+def _not_an_axis(name: str) -> str:
+    if name in ("seq_len", "global_batch_size"):
+        return f"is no axis of a plan; list its values in workload.{name}"
+    if name in ("model", "cluster", "engine"):
+        return f"is no axis of a plan; list its values at the top of the file, as {name}"
+    return f"unknown axis; {closest(name, AXES)}"
 
 
 def _readable(version: int) -> int:

@@ -1,13 +1,14 @@
 """`model` of a search space: a catalog's model, one that is like it, one of a `config.json`, or one of its own."""
 
+import difflib
 import re
 from dataclasses import MISSING, fields, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr
 
-from wattune.catalog.hardware import DEVICES, parse_cluster_label
-from wattune.catalog.huggingface import MODEL_TYPES, read_config
+from wattune.catalog.hardware import parse_cluster_label
+from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import ACTIVATIONS, MODELS, NORMS, POSITIONS, ModelSpec, model, scale_model
 from wattune.errors import PlanError, WattuneError
 from wattune.search.fields import Count, CountOrZero, Entry, Positive, Size, folder_of, named_by, one_of
@@ -28,6 +29,15 @@ def check_own_name(text: str) -> str:
     Raises:
         PlanError: It may not.
     """
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        plain = re.sub(r"[^a-z0-9]", "", text.partition("/")[2].lower())
+        short = {re.sub(r"[^a-z0-9]", "", name.removesuffix("_like")): name for name in MODELS}
+        near = difflib.get_close_matches(plain, short, n=1, cutoff=0.6)
+        meant = f'did you mean "{short[near[0]]}"? ' if near else ""
+        raise PlanError(
+            f'"{text[:60]}" is a name on a hub, and nothing is downloaded; {meant}Give a catalog name, or a name of '
+            "your own with from_config: config.json"
+        )
     if not re.fullmatch(OWN_NAME, text):
         raise PlanError(
             f'"{text[:60]}" is no name; allowed: 1 to 80 letters, digits, ".", "_" and "-", beginning with a letter or '
@@ -38,6 +48,8 @@ def check_own_name(text: str) -> str:
 
 class ModelEntry(Entry):
     """A decoder transformer: a model of the catalog, whose fields may be overridden, or one of your own."""
+
+    decisive: ClassVar = frozenset({"name", "like", "from_config"})
 
     name: Annotated[
         str, named_by(check_own_name, names=tuple(MODELS), pattern=f"^{OWN_NAME}$", examples=[_EXAMPLE, "my_model"])
@@ -178,5 +190,3 @@ def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
 
 NAMES: Final = {"examples": [_EXAMPLE], "anyOf": [{"enum": sorted(MODELS)}]}
 """Description of a model that is a catalog's name alone."""
-
-__all__ = ["DEVICES", "MODEL_TYPES", "NAMES", "OWN_NAME", "ModelEntry", "check_own_name"]

@@ -164,7 +164,7 @@ WRONG = [
     ("model.num_experts", 1, "model.num_experts_per_token: got 2, allowed: 1 to num_experts=1"),
     ("model.num_experts", 0, "model.num_experts_per_token: got 2, allowed: 0, as num_experts=0"),
     ("model.max_positions", 9, "model.max_positions: got 9, allowed: 0, as positions=rope"),
-    ("model.norm", "rms", 'model.norm: unknown value "rms"; use one of: layernorm, rmsnorm'),
+    ("model.norm", "rms", 'model.norm: unknown value "rms"; did you mean "rmsnorm"?'),
     ("model.scale_to", "1x4 h200_sxm", "model.scale_to: chooses num_layers, which is given as 4; leave one out"),
     ("model.scale_to", "four", 'model.scale_to: "four" does not name a cluster; write NODESxDEVICES'),
     ("cluster.device", "h300", 'cluster.device: unknown device "h300"'),
@@ -216,7 +216,7 @@ WRONG = [
     (
         "objective",
         "maximise tokens_per_s",
-        'objective: "maximise tokens_per_s" is not an objective; write "maximize METRIC"',
+        'objective: "maximise tokens_per_s" is not an objective; write "maximize tokens_per_s"',
     ),
     (
         "objective",
