@@ -70,7 +70,7 @@ def init(
         _write(path, example_text(example, schema_line(SCHEMA_NAME)))
         return
     _refuse_existing(path)
-    asks = sys.stdin.isatty() and out.is_terminal
+    asks = _person_is_there()
     chosen = _answer(asks, "Model (wattune catalog lists them)", model_name, "llama3_8b", _check_model)
     place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, _this_machine(), _check_cluster)
     trains = _answer(asks, f"Engine ({', '.join(CAPABILITIES)})", engine, "torch", capabilities)
@@ -129,6 +129,11 @@ def _answer(asks: bool, question: str, given: str | None, default: str, check: C
             err.print(str(error), style="yellow", highlight=False, soft_wrap=True)
             continue
         return text
+
+
+def _person_is_there() -> bool:
+    """Tells whether questions are seen and answered: both ends are a terminal."""
+    return sys.stdin.isatty() and out.is_terminal
 
 
 def _is_config(text: str) -> bool:
