@@ -105,7 +105,7 @@ class ClusterEntry(Entry):
     """The machines, as far as planning needs to know them. A text such as `1x4 h200_sxm` says the same in short."""
 
     device: Device
-    """What every rank drives: a catalog name (`wattune catalog`), or a mapping that describes a device of your own."""
+    """Device that every rank drives: a catalog name (`wattune catalog`), or a mapping that describes a device of your own."""
     num_nodes: Size = 1
     """Nodes that are used."""
     devices_per_node: Size

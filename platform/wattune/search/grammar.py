@@ -258,7 +258,7 @@ _MEASURE: Final = Measure()
 
 
 class MeasureEntry(Entry):
-    """How a trial is measured."""
+    """Measurement of a trial."""
 
     warmup_steps: CountOrZero = _MEASURE.warmup_steps
     """Least steps before anything counts. Warm-up goes on until step time is stable."""
@@ -320,7 +320,7 @@ class FinalistsEntry(Entry):
 
 
 class SearchEntry(Entry):
-    """Who proposes trials, how many, in which order they run, and whether finalists are raced."""
+    """The strategy that proposes trials, their number and order, and the race of finalists."""
 
     strategy: Annotated[
         str,
@@ -383,21 +383,21 @@ class SpaceFile(Entry):
         *ALONE,
         AfterValidator(distinct),
     ]
-    """What is trained: a catalog name, a mapping, or a list of them."""
+    """Model to train: a catalog name, a mapping, or a list of them."""
     cluster: Annotated[
         list[Annotated[ClusterEntry, Short(cluster_in_short, {"examples": ["1x4 h200_sxm"]})]],
         Field(min_length=1),
         *ALONE,
         AfterValidator(distinct),
     ]
-    """Where it is trained: a text such as `1x4 h200_sxm`, a mapping, or a list of them."""
+    """Machines to train on: a text such as `1x4 h200_sxm`, a mapping, or a list of them."""
     engine: Annotated[
         list[Annotated[str, named_by(capabilities, names=tuple(CAPABILITIES))]],
         Field(min_length=1),
         *ALONE,
         AfterValidator(distinct),
     ]
-    """What trains it: one engine, or a list."""
+    """Engine that trains: one, or a list."""
     workload: WorkloadEntry
     """The data and the kind of work."""
     space: Annotated[
@@ -407,7 +407,7 @@ class SpaceFile(Entry):
     ]
     """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp)."""
     measure: MeasureEntry = MeasureEntry()
-    """How a trial is measured."""
+    """Measurement of a trial."""
     isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"
     """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
     objective: Annotated[Objective, _OBJECTIVE]
@@ -417,7 +417,7 @@ class SpaceFile(Entry):
     limits: LimitsEntry = LimitsEntry()
     """Hard limits; a trial above one is aborted."""
     search: SearchEntry = SearchEntry()
-    """Who proposes trials, how many, and in which order."""
+    """The strategy that proposes trials, their number and order."""
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""

@@ -105,7 +105,7 @@ def test_the_schema_finds_fault_only_where_wattune_does(path: Path, wrong_in_sch
 
 
 def test_an_editor_sees_every_mistake_of_a_single_value(wrong_in_schema: Callable[[Any], set[str]]) -> None:
-    """What one value cannot be is in the schema; what values cannot be together is not."""
+    """The schema says what one value cannot be. It does not say what values cannot be together."""
     seen = {path.stem[3:] for path in MISTAKES if wrong_in_schema(yaml.safe_load(path.read_text()))}
     assert {
         "watts_with_a_unit",
