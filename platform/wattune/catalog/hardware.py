@@ -54,7 +54,8 @@ class DeviceSpec:
         Raises:
             TypeError, ValueError: A field is missing, unknown, or holds what it cannot.
         """
-        made = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in data.items()}
+        made = cls(**given)
         for name in (each.name for each in fields(cls)):
             value = getattr(made, name)
             if name in _TEXTS:

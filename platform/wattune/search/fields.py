@@ -6,7 +6,7 @@ One annotation says both, so that an editor's completion and wattune's messages 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -65,14 +65,14 @@ class Entry(BaseModel):
         replaced, and the entry is checked again.
         """
 
-        def whole(document: Any) -> Self:
+        def whole(document: Any) -> Any:
             entry = handler(document)
             if found := entry.problems_as_a_whole(info.context):
                 raise refuse(found)
             return entry
 
         try:
-            return whole(value)
+            return cast(Self, whole(value))
         except ValidationError as error:
             first = error.errors(include_url=False)
         again = [_again(one) for one in first]
