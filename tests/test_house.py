@@ -39,8 +39,8 @@ ROOMS = {
     "spreads table",
     "record": "command recorder recording sensors",
     "report": "charts figure markup page race sections step_throughput traces trade_off write",
-    "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference space "
-    "strategy",
+    "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference "
+    "space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers protocol snapping "
     "surrogate",
     "simulation": "activity device_model sensors",
@@ -91,7 +91,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema metric_meanings intervals objective trial storage catalog plan cost cost.memory cost.step_time fitting "
+    "units errors clock schema metric_meanings intervals objective trial storage catalog plan cost cost.memory "
+    "cost.step_time fitting "
     "analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"

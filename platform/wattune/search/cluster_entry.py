@@ -68,14 +68,14 @@ class DeviceEntry(Entry):
 
     def resolve(self) -> DeviceSpec:
         """The device it describes. A figure that nobody gives is unknown."""
-        given = {
+        given: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in self.model_dump(exclude_unset=True, exclude={"like", "name"}).items()
         }
         if self.like is not None:
             return replace(device(self.like), name=self.name, source=f"like {self.like}", **given)
-        unknown = {each.name: None for each in fields(DeviceSpec) if each.name in _FIGURES}
-        return DeviceSpec(**{"name": self.name, "source": "the space", **unknown, **given})
+        unknown: dict[str, Any] = {each.name: None for each in fields(DeviceSpec) if each.name in _FIGURES}
+        return DeviceSpec(name=self.name, source="the space", **(unknown | given))
 
 
 _FIGURES: Final = (
@@ -105,7 +105,7 @@ class ClusterEntry(Entry):
     """The machines, as far as planning needs to know them. A text such as `1x4 h200_sxm` says the same in short."""
 
     device: Device
-    """Device that every rank drives: a catalog name (`wattune catalog`), or a mapping that describes a device of your own."""
+    """Device that every rank drives: a catalog name (`wattune catalog`), or a mapping that describes your own."""
     num_nodes: Size = 1
     """Nodes that are used."""
     devices_per_node: Size
@@ -126,7 +126,8 @@ class ClusterEntry(Entry):
         if self.num_nodes * self.devices_per_node > LARGEST_WORLD:
             text = f"{self.num_nodes:,} x {self.devices_per_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
             found.append((("num_nodes",), text))
-        named, own = {}, None
+        named: dict[str, Any] = {}
+        own: DeviceSpec | None = None
         for key in ("device", "simulate_sensors_of"):
             value = getattr(self, key)
             own = value.resolve() if isinstance(value, DeviceEntry) else own
@@ -139,7 +140,7 @@ class ClusterEntry(Entry):
                 else f"got cpu, which has no sensors of its own; use one of: {', '.join(_REAL)}, or leave it out"
             )
             found.append((("simulate_sensors_of",), text))
-        rest = self.model_dump(exclude={"device", "simulate_sensors_of"})
+        rest: dict[str, Any] = self.model_dump(exclude={"device", "simulate_sensors_of"})
         self._spec = ClusterSpec(**named, **rest, own_device=own)
         return found
 

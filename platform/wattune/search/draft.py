@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -25,7 +25,7 @@ MOST_TRIALS: Final = 20
 _BOUND_FRAC: Final = 0.9
 """Share of the power limits that the draft proposes as a bound."""
 
-_SMALL: Final = {
+_SMALL: Final[dict[str, Any]] = {
     "num_layers": 4,
     "hidden_size": 256,
     "ffn_hidden_size": 512,
@@ -119,7 +119,7 @@ def planned(text: str, folder: Path) -> Candidates:
 def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpec:
     """Returns the model that is trained: small on processors, else with as many layers as fit."""
     if on_cpu:
-        experts = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
+        experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
         return replace(full, **_SMALL, **experts)
     memory = cluster.sensed_device.memory_bytes or 0
     room = STATE_MEMORY_FRAC * memory * cluster.world_size

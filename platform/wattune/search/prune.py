@@ -215,7 +215,7 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     several = {name for name in _SIZES if len({getattr(one, name) for one in study.workloads}) > 1}
     for (model, model_label), (cluster, cluster_label), engine, of_all in outer:
         workload = of_all if model.is_moe else replace(of_all, routing=None)
-        where = {
+        where: dict[str, Any] = {
             **({"model": model_label} if len(study.models) > 1 else {}),
             **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
             **({"engine": engine} if len(study.engines) > 1 else {}),

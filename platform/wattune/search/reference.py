@@ -147,7 +147,8 @@ def _resolved(spec: JsonSchema, schema: JsonSchema) -> JsonSchema:
 
 
 def _options(spec: JsonSchema) -> list[JsonSchema]:
-    return [one for one in spec.get("anyOf", spec.get("oneOf", [])) if one.get("type") != "null"]
+    options: list[JsonSchema] = spec.get("anyOf") or spec.get("oneOf") or []
+    return [one for one in options if one.get("type") != "null"]
 
 
 def _type(spec: JsonSchema, schema: JsonSchema) -> str:
