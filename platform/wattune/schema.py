@@ -277,3 +277,6 @@ METRICS: Final[dict[str, Metric]] = {
     )
 }
 """Every metric by name, in the order of tables. `analysis` computes them; nothing else names new ones."""
+
+PER_STEP_METRICS: Final = ("step_time_s", "step_time_p95_s", "energy_per_step_j", "energy_delay_product_js")
+"""Metrics of one step: of steps with different numbers of tokens they do not compare."""

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.masking import printable
@@ -210,9 +210,12 @@ class TrialSpec:
         plan["layout"] = tuple(plan["layout"])
         if not isinstance(plan["rank_order"], str):
             plan["rank_order"] = tuple(plan["rank_order"])
+        cluster = dict(data["cluster"])
+        if cluster.get("own_device") is not None:
+            cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
         spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
-            cluster=_cluster(tuple(data["cluster"]), *data["cluster"].values()),
+            cluster=_cluster(tuple(cluster), *cluster.values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),

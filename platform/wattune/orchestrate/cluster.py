@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import ray
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_accelerator, device_of_product
+from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
 from wattune.orchestrate.node_products import ask_products
@@ -144,7 +144,7 @@ class Cluster:
             able = [node for node in with_cpus if node.device == "cpu"] or with_cpus
         else:
             enough = [node for node in self.nodes if node.num_gpus >= spec.devices_per_node]
-            able = [node for node in enough if node.device == spec.device]
+            able = [node for node in enough if _has(node, spec)]
         return sorted(able, key=lambda node: node.name)
 
     def resources_per_rank(self, spec: ClusterSpec) -> dict[str, float]:
@@ -167,9 +167,17 @@ class Cluster:
         """Describes the nodes a trial wants and the nodes the cluster has."""
         have = ", ".join(map(str, self.nodes)) or "no node"
         wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
-        if names := device(spec.device).product_names:
+        if names := spec.rank_device.product_names:
             wanted += f" ({' or '.join(names)})"
         return f"{spec.label} needs {wanted}; the cluster has {have}"
+
+
+def _has(node: Node, spec: ClusterSpec) -> bool:
+    """Tells whether a node has the devices of a trial: by its catalog's name, or of a space's own by their products."""
+    own = spec.own_device
+    if own is None or own.name != spec.device or DEVICE_LABEL in node.labels:
+        return node.device == spec.device
+    return bool(node.products) and all(map(own.is_product, node.products))
 
 
 @contextmanager

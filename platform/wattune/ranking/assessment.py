@@ -80,13 +80,15 @@ class RankedTrial:
 
     @property
     def setting(self) -> dict[str, str]:
-        """Study, model, cluster and engine: they separate it from trials of the same plan."""
+        """Study, model, cluster, engine and sizes of the workload: they separate it from trials of the same plan."""
         spec = self.spec
         return {
             "study": self.study,
             "model": spec.model.name,
             "cluster": spec.cluster.label,
             "engine": spec.engine,
+            "seq_len": str(spec.workload.seq_len),
+            "batch": str(spec.workload.global_batch_size),
         }
 
     @property

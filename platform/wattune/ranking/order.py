@@ -24,7 +24,7 @@ from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, unmet, value_of
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.spreads import Results, Spreads
-from wattune.schema import METRICS
+from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 from wattune.units import format_quantity
@@ -163,14 +163,17 @@ class Ranking:
     @property
     def best_of_each(self) -> tuple[RankedTrial, ...]:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
-        first = {_size(row.spec): row for row in reversed(self.feasible)}
-        return tuple(row for row in self.feasible if first[_size(row.spec)] is row) if len(self._sizes) > 1 else ()
+        metric = self.objective.metric
+        first = {_size(row.spec, metric): row for row in reversed(self.feasible)}
+        own = (row for row in self.feasible if first[_size(row.spec, metric)] is row)
+        return tuple(own) if len(self._sizes) > 1 else ()
 
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
-        return sorted({_size(row.spec) for row in self.trials if row.objective}) if depends else []
+        sizes = {_size(row.spec, self.objective.metric) for row in self.trials if row.objective}
+        return sorted(sizes) if depends else []
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -183,7 +186,7 @@ class Ranking:
         if len(self._sizes) > 1:
             found.append(
                 f"{metric} of different work in one table: {'; '.join(self._sizes)}. A larger model does more work for "
-                "a token; compare within one, or by mfu_frac"
+                "a token, a larger batch for a step; compare within one, or by mfu_frac"
             )
         if 0 < sum(row.simulated for row in compared) < len(compared):
             found.append("simulated and measured telemetry in one table: do not compare ranks between the two")
@@ -434,9 +437,10 @@ def _passes(
     return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
 
 
-def _size(spec: TrialSpec) -> str:
-    """Describes the work behind a token."""
-    return f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+def _size(spec: TrialSpec, metric: str) -> str:
+    """Describes the work behind a token, and behind a step where the metric is one of steps."""
+    work = f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+    return f"{work}, {spec.workload.tokens_per_step:,} of them a step" if metric in PER_STEP_METRICS else work
 
 
 @cache

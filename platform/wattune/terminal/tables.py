@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS
+from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.doctor import Finding
 from wattune.intervals import Interval
 from wattune.schema import METRICS
@@ -143,10 +143,12 @@ def shown(metric: str, value: float | Interval) -> str:
 
 def print_candidates(console: Console, candidates: Candidates, *, most: int = 20) -> None:
     """Prints the candidates that would be tried, and why the others would not."""
-    kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", "plan")
+    sizes = [name for name in ("seq_len", "global_batch_size") if any(name in one.config for one in candidates.kept)]
+    kept = make_table(f"{len(candidates.kept)} kept", "trial", "model", "cluster", "engine", *sizes, "plan")
     for one in candidates.kept[:most]:
         spec = one.spec
-        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, spec.label)
+        cells = [str(one.config[name]) for name in sizes]
+        kept.add_row(spec.trial_id, spec.model.name, spec.cluster.label, spec.engine, *cells, spec.label)
     print_table(console, kept, lead=("trial", "plan"))
     if len(candidates.kept) > most:
         console.print(f"... and {len(candidates.kept) - most} more; --json lists all\n")
@@ -191,10 +193,11 @@ def print_metrics(console: Console, title: str, metrics: Mapping[str, float], ve
     console.print(verdict, highlight=False)
 
 
-def print_catalog(console: Console) -> None:
-    """Prints devices and models with their sources."""
+def print_catalog(console: Console, names: Collection[str] | None = None) -> None:
+    """Prints devices and models with their sources: all, or those of some names; and models that are left out."""
+    chosen = {*DEVICES, *MODELS} if names is None else names
     devices = make_table("Devices", "name", "bf16 peak", "memory", "bandwidth", "power limit", "clock", "source")
-    for device in DEVICES.values():
+    for device in (one for one in DEVICES.values() if one.name in chosen):
         cells = (
             ("peak_bf16_flop_per_s", device.peak_bf16_flop_per_s),
             ("memory_bytes", device.memory_bytes),
@@ -204,10 +207,11 @@ def print_catalog(console: Console) -> None:
         )
         texts = ["unknown" if value is None else format_quantity(name, value) for name, value in cells]
         devices.add_row(device.name, *texts, device.source)
-    print_table(console, devices, prose=("source",))
+    if devices.row_count:
+        print_table(console, devices, prose=("source",))
     columns = ("name", "parameters", "active", "layers", "hidden", "ffn", "heads", "KV", "vocabulary", "experts")
     models = make_table("Models", *columns, "source", right=columns[1:])
-    for model in MODELS.values():
+    for model in (one for one in MODELS.values() if one.name in chosen):
         experts = f"{model.num_experts_per_token} of {model.num_experts}" if model.is_moe else "-"
         shape = (model.num_layers, model.hidden_size, model.ffn_hidden_size, model.num_heads, model.num_kv_heads)
         models.add_row(
@@ -219,7 +223,20 @@ def print_catalog(console: Console) -> None:
             experts,
             model.source,
         )
-    print_table(console, models, prose=("source",))
+    if models.row_count:
+        print_table(console, models, prose=("source",))
+    left_out = [name for name in NOT_REPRESENTED if names is None or name in chosen]
+    for name in left_out:
+        console.print(f"left out: {name}: {NOT_REPRESENTED[name]}", highlight=False)
+
+
+def print_metric_list(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints metrics by group: unit, better direction, meaning, tables."""
+    for group in dict.fromkeys(row["group"] for row in rows):
+        table = make_table(group, "metric", "unit", "better", "is", "from")
+        for row in (row for row in rows if row["group"] == group):
+            table.add_row(row["name"], row["unit"], row["better"], row["meaning"], " ".join(row["tables"]))
+        print_table(console, table, prose=("is",))
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.series import Floats
 from wattune.analysis.signals.steps import Steps
-from wattune.catalog.hardware import device
 from wattune.cost.flops import workload_flop_per_token
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -47,7 +46,7 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
     world_size, workload = spec.cluster.world_size, spec.workload
     tokens_per_s = len(times_s) * workload.tokens_per_step / aligned.duration_s
     metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
-    peak_flop_per_s = device(spec.cluster.device).peak_flop_per_s(spec.plan.dtype)
+    peak_flop_per_s = spec.cluster.rank_device.peak_flop_per_s(spec.plan.dtype)
     if peak_flop_per_s:
         flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
