@@ -121,11 +121,12 @@ class Ranking:
 
         It is the best infeasible one, of the same work as the best feasible one and ahead of it.
         """
-        alike = [row for row in self.infeasible if self.best is None or _size(row.spec) == _size(self.best.spec)]
+        metric, best = self.objective.metric, self.best
+        alike = [row for row in self.infeasible if best is None or _size(row.spec, metric) == _size(best.spec, metric)]
         first = alike[0] if alike else None
-        if first is None or first.objective is None or self.best is None or self.best.objective is None:
+        if first is None or first.objective is None or best is None or best.objective is None:
             return first if first is not None and first.objective is not None else None
-        ahead = first.objective.value - self.best.objective.value
+        ahead = first.objective.value - best.objective.value
         return first if (ahead > 0 if self.objective.maximize else ahead < 0) else None
 
     @property

@@ -87,8 +87,8 @@ def ladder_problems(search: SearchEntry, min_steps: int, min_seconds: float) -> 
     if burst.min_steps < min_steps or burst.min_seconds < min_seconds:
         return []
     text = (
-        f"as long as a full measurement (measure.min_steps={min_steps}, measure.min_seconds={min_seconds:g}); use less, "
-        "or leave search.ladder out"
+        f"as long as a full measurement (measure.min_steps={min_steps}, measure.min_seconds={min_seconds:g}); use "
+        "less, or leave search.ladder out"
     )
     return [(("search", "ladder", "burst"), text)]
 
