@@ -33,27 +33,27 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "backfill budget controller early_stop graphs ladder nodes race references run_order "
-    "study_run trial_queue waiting",
+    "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes race references "
+    "run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",
     "record": "command recorder recording sensors",
-    "report": "charts coverage figure frontier labels markup page predictions race sections step_throughput traces "
-    "trade_off write",
+    "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
+    "traces trade_off write",
     "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference "
     "search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
-    "storage": "digests documents files manifests measured parquet remote study trial_files trial_tables values "
-    "versions",
+    "storage": "dataset digests documents files growth lock manifests measured parquet remote spaces study trial_files "
+    "trial_tables values versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "beside decisions forecast links progress ranking recording tables",
+    "terminal": "beside decisions forecast links preview progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
     "profiler provenance recorder watchdog",

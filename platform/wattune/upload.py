@@ -250,15 +250,15 @@ class Delivery:
         """Fetches finished trials that other machines sent, and starts to send.
 
         Raises:
-            SpaceError: The storage has a study of this name with another space.
+            SpaceError: The storage has a study of this name that contradicts this one.
         """
         if self._remote is not None and self._storage is not None:
             try:
-                self._remote.fetch_study(self._study.name, self._study.path.parent)
+                self._remote.fetch_study(self._study.name, self._study.path.parent, may_lack=True)
             except TrackingError as error:
                 self._fetch_problem = str(error)
             self._storage.__enter__()
-            self._storage.call(functools.partial(self._remote.send_study, self._study))
+        self.send_study()
         self._tracking.__enter__()
         return self
 
@@ -266,6 +266,11 @@ class Delivery:
         """Waits for all queued actions."""
         for uploader in filter(None, (self._storage, self._tracking)):
             uploader.__exit__()
+
+    def send_study(self) -> None:
+        """Queues the files of the study as a whole, for the storage; returns at once."""
+        if self._remote is not None and self._storage is not None:
+            self._storage.call(functools.partial(self._remote.send_study, self._study))
 
     def send(self, spec: TrialSpec, result: TrialResult) -> None:
         """Queues the result of a trial that has just finished; returns at once."""
@@ -279,9 +284,8 @@ class Delivery:
 
     def conclude(self, ranking: Ranking) -> None:
         """Sends facts of the whole study after all queued results, and waits for the queues."""
-        remote, study = self._remote, self._study
-        if remote is not None and self._storage is not None:
-            self._storage.call(functools.partial(remote.send_study, study))
+        study = self._study
+        self.send_study()
         self._tracking.call(self._complete)
         report_path = study.report_path if study.report_path.exists() else None
         self._tracking.call(

@@ -155,13 +155,13 @@ def test_a_budget_of_no_trials_names_the_dry_run(wattune: Command, number: int) 
         assert not wattune.storage.exists()
 
 
-def test_a_dry_run_of_a_study_of_another_space_is_refused_as_the_run_is(wattune: Command) -> None:
+def test_a_dry_run_of_a_space_that_contradicts_the_study_is_refused_as_the_run_is(wattune: Command) -> None:
     assert wattune("run", wattune.write(SPACE), "--max-hours", 0)[0] == 0
-    changed = wattune.write(SPACE | {"objective": "minimize energy_per_token_j"})
+    changed = wattune.write(SPACE | {"workload": {**SPACE["workload"], "seq_len": 64}})
     refused = [wattune("run", changed, *more) for more in (["--dry-run"], ["--max-hours", 0])]
     assert refused[0] == refused[1]
     code, out, err = refused[0]
-    assert (code, out) == (2, "") and "objective: was maximize tokens_per_s" in err
+    assert (code, out) == (2, "") and "workload.seq_len: stored" in err and "given 64" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["rank"]])

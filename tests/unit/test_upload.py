@@ -86,7 +86,7 @@ def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: 
     assert (delivery.tracking_problem, delivery.storage_problem) == ("", "")
     assert tracker.trials == [0, 1] and tracker.studies == 1
     there = tmp_path / "there" / "mine"
-    assert {path.name for path in there.iterdir()} == {"study.yaml", "report.html", "trials"}
+    assert {path.name for path in there.iterdir()} == {"study.yaml", "space.1.yaml", "report.html", "trials"}
     assert len(list(there.glob("trials/*/result.json"))) == 2
 
 

@@ -34,14 +34,16 @@ from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.ranking.evidence import Compared, split_reference
-from wattune.search.forecast import Forecast, Source, forecast
+from wattune.search.forecast import Forecast, Source, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 
 GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
+
+CPU: Final = "cpu"
 
 MOST_EARLIER: Final = 500
 """Most results of earlier studies that a search starts from, and most trials of a study that its surrogates learn
@@ -243,6 +245,26 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
         return {name: figure["low"] for name, figure in found.one(0).items()}
 
     return lowest
+
+
+def expected_durations(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec, Measure], float | None] | None:
+    """Returns the predictor of how long a trial takes. None where a device of the study has no estimates.
+
+    It knows the trials that fit. One that does not ends while it is built, and nothing predicts when.
+    """
+    specs = planned.candidates.specs
+    found = _predicted(specs, coefficients_in(storage))
+    if found is None:
+        return None
+    times_s = found.columns["step_time_s"].value
+    step_times_s = dict(zip(specs, times_s.tolist(), strict=True))
+
+    def expected(spec: TrialSpec, measure: Measure) -> float | None:
+        step_time_s = step_times_s.get(spec)
+        on_cpu = spec.cluster.device == CPU
+        return None if step_time_s is None else duration_s(step_time_s, measure, on_cpu=on_cpu)
+
+    return expected
 
 
 def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:

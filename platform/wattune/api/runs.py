@@ -1,14 +1,16 @@
 """Running a study: on a Ray cluster, until it is finished, interrupted, or its budget is used."""
 
+import math
 import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from wattune.api.estimates import informed_strategy, lowest_figures
+from wattune.api.estimates import expected_durations, informed_strategy, lowest_figures
 from wattune.api.reports import report
 from wattune.api.results import rank
 from wattune.api.spaces import Space, StudyPlan, plan
@@ -29,10 +31,11 @@ from wattune.search.prune import Candidates
 from wattune.search.space import StudySpec
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
+from wattune.storage.spaces import SPACE_TAG, space_number
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.upload import Delivery
 from wattune.version import __version__
 
@@ -99,7 +102,9 @@ def run_study(
 ) -> StudyOutcome:
     """Runs a study to its end, or to Ctrl-C, and ranks what it found.
 
-    Called again for the same space it continues: finished trials are not run again.
+    Called again it continues: finished trials are not run again. The space may have changed meanwhile, as long as
+    nothing contradicts the results that are there (`wattune.storage.growth`). Where the call fails before its trials
+    can start, the study stays what it was.
 
     Args:
         space: The search space: its file, its content, or what `plan` returned.
@@ -116,28 +121,39 @@ def run_study(
         listener: Called with what is going to happen, and with every trial that starts or ends.
 
     Raises:
-        SpaceError: The space is not valid, names a reference trial it does not have, or the study's folder holds
-            another space.
+        SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
+            the study.
         NothingToTryError: Every candidate is rejected; nothing was written.
         PlanError: The study is being run already, or nothing can be written in the storage.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, place = _runnable(space), find_storage(storage)
-    budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
-    run = replace(_study_run(planned, place.folder, budget), retry=_statuses(retry))
+    budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
     remote = RemoteStorage(place.url) if place.url else None
-    study = StudyFolder.create(place.folder, planned.name, planned.spec.document)
+    study, document = StudyFolder(place.folder / planned.name), planned.spec.document
+    study.require_space(document)
     uri = tracking_uri or default_uri(place.folder)
-    with study.running(), Delivery(study, Tracker(uri, study.name, document=study.document()), remote) as delivery:
-        study.write_candidates(planned.candidates.rows())
+    with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
+        changes = study.require_space(document)  # a URL may have brought a newer space
+        run = replace(_study_run(planned, study, budget), retry=statuses)
         strategy = informed_strategy(planned, place.folder)
-        controller = StudyController(study, strategy, run, _passing_on(delivery, listener))
+        controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
-        if needed and budget.allows(0.0):  # a study that is done needs no cluster
-            try:
-                _run_on_cluster(study, controller, run, planned.candidates, needed, address)
-            except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
-                controller.interrupt()
+
+        @cache
+        def hold() -> None:
+            """Makes the space the one that holds, once. A call that fails before leaves the study what it was."""
+            study.commit(document, planned.candidates.rows())
+            delivery.send_study()
+
+        try:
+            if needed and budget.allows(0.0):  # a study that is done needs no cluster
+                _run_on_cluster(study, controller, run, planned.candidates, needed, address, hold)
+            else:
+                hold()
+        except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
+            controller.interrupt()
+            hold()
         ranking, report_problem = _conclude(study)
         delivery.conclude(ranking)
     ending = controller.ending or ("budget" if needed else "finished")
@@ -174,25 +190,33 @@ def preview(
     Trials that are finished in the local folder are left out; storage at a URL is not asked.
 
     Raises:
-        SpaceError: The space is not valid, names a reference trial it does not have, or the study's folder holds
-            another space.
+        SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
+            the study.
         NothingToTryError: Every candidate is rejected.
         PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
     """
     planned, place = _runnable(space), find_storage(storage)
-    run = replace(
-        _study_run(planned, place.folder, _budget(max_hours, max_trials, max_gpu_hours, deadline)),
-        retry=_statuses(retry),
-    )
     study = StudyFolder(place.folder / planned.name)
     require_writable(study.path)
-    if (study.path / "study.yaml").exists():
-        study.require_space(planned.spec.document)
+    changes = study.require_space(planned.spec.document)
+    budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
+    run = replace(_study_run(planned, study, budget), retry=_statuses(retry))
     finished = study.finished()
     unreadable = tuple(finished.unreadable)
     strategy = informed_strategy(planned, place.folder)
     queue = TrialQueue(strategy, run, finished.results, unreadable=[one.name for one in unreadable])
-    return replace(queue.preview(), unreadable=unreadable)
+    return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
+
+
+def _with_facts(preview: Preview, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]) -> Preview:
+    """Adds to a preview what its queue does not know: how the space changed, and how much of it is tried."""
+    return replace(
+        preview,
+        changes=tuple(changes),
+        space_number=study.number_of(planned.spec.document),
+        num_kept=len(planned.kept),
+        num_drawn=planned.num_trials,
+    )
 
 
 def _runnable(space: Space) -> StudyPlan:
@@ -247,16 +271,16 @@ def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
     return frozenset(map(TrialStatus, names))
 
 
-def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
-    spec, study = planned.spec, StudyFolder(folder / planned.name)
+def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyRun:
+    spec, folder = planned.spec, study.path.parent
     raced = spec.search.finalists
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
         seed=spec.search.seed,
         limits=spec.limits,
-        tags=environment_tags(),
-        finalists=lambda: finalists(rank(study)),
+        tags={**environment_tags(), SPACE_TAG: str(study.number_of(spec.document))},
+        finalists=lambda: _finalists(planned, study),
         clusters=spec.clusters,
         isolation=spec.isolation,
         order=spec.search.order,
@@ -272,6 +296,8 @@ def _study_run(planned: StudyPlan, folder: Path, budget: Budget) -> StudyRun:
         if spec.search.early_stop
         else None,
         budget=budget,
+        outdated=_outdated(study, spec.limits),
+        duration_s=expected_durations(planned, folder),
         estimate=lowest_figures(planned, folder),
     )
 
@@ -289,10 +315,37 @@ def _ladder_rule(spec: StudySpec) -> LadderRule | None:
     )
 
 
-def _passing_on(delivery: Delivery, listener: Listener | None) -> Listener:
+def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
+    """Ranks the trials of a study that its space lists, by that space's question, whether it holds already or not."""
+    ranking = rank(
+        study, objective=str(planned.spec.objective), constraints=[str(one) for one in planned.spec.constraints]
+    )
+    listed = {kept.trial_id for kept in planned.kept}
+    return [spec for spec in finalists(ranking) if spec.trial_id in listed]
+
+
+def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[TrialResult], bool]:
+    """Returns a test of earlier results: whether a hard limit stopped the trial that is looser or gone now."""
+    spaces = study.spaces() if study.exists else []
+    before: dict[int, Mapping[str, float]] = {one.number: one.document.get("limits") or {} for one in spaces}
+
+    def outdated(result: TrialResult) -> bool:
+        if result.status not in (TrialStatus.ABORTED, TrialStatus.REJECTED):
+            return False
+        then = before.get(space_number(result), {})
+        return any(limits.get(name, math.inf) > bound for name, bound in then.items())
+
+    return outdated
+
+
+def _passing_on(
+    delivery: Delivery, listener: Listener | None, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]
+) -> Listener:
     """Returns a listener that sends results where they are kept, then calls the caller's own."""
 
     def heard(event: Event) -> None:
+        if isinstance(event, Preview):
+            event = _with_facts(event, planned, study, changes)
         if isinstance(event, TrialEvent) and event.result is not None and not event.again:
             send = delivery.send_again if event.kind == "skipped" else delivery.send
             send(event.spec, event.result)
@@ -309,8 +362,9 @@ def _run_on_cluster(
     candidates: Candidates,
     needed: Collection[ClusterSpec],
     address: str | None,
+    hold: Callable[[], None],
 ) -> None:
-    """Connects to Ray and runs what the controller has to do on the clusters it needs.
+    """Connects to Ray and runs what the controller has to do on the clusters it needs; calls `hold` before it runs.
 
     Raises:
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
@@ -325,6 +379,7 @@ def _run_on_cluster(
         if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
+        hold()
         run_on_ray(study, controller, run, cluster)
 
 

@@ -78,7 +78,7 @@ class Study:
 
     @property
     def space(self) -> dict[str, Any]:
-        """The search space it was begun with, every default filled in; `wattune.plan` takes it.
+        """The search space that holds, every default filled in; `wattune.plan` takes it.
 
         Raises:
             PlanError: The file cannot be read.

@@ -74,9 +74,11 @@ def plan(
     if top is not None or out_file is not None:
         raise typer.BadParameter("--top and --out are of estimates; give --estimate too")
     if as_json:
-        print_json(candidates.to_json() | {"warnings": list(planned.warnings)})
+        print_json(candidates.to_json() | {"num_trials": planned.num_trials, "warnings": list(planned.warnings)})
     else:
         print_candidates(out, candidates)
+        if planned.num_trials < len(planned.kept):
+            print_line(f"{planned.num_trials} of {len(planned.kept)} kept are tried (search.num_trials)")
         _print_warnings(out, planned)
     candidates.require_kept()
 
@@ -151,7 +153,7 @@ def run(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues."""
+    """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues, also with more."""
     # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
     stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
     with in_order():
@@ -218,6 +220,15 @@ def _as_json(preview: Preview) -> dict[str, Any]:
         "device_s": preview.device_s,
         "device_now_s": preview.device_now_s,
         "measured": preview.measured,
+        "estimated": preview.estimated,
+        "num_timeouts": preview.num_timeouts,
+        "num_kept": preview.num_kept,
+        "num_drawn": preview.num_drawn,
+        "space": preview.space_number,
+        "changes": list(preview.changes),
+        "first": [
+            {"trial_id": one.spec.trial_id, "role": one.role, "expected_s": one.expected_s} for one in preview.first
+        ],
     }
 
 

@@ -15,6 +15,15 @@ that tells the best apart, or a longer run because it is among the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTrial:
+    """One of the trials that a call starts first."""
+
+    spec: TrialSpec
+    role: Role
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """The work that is left, and the most that this call does of it, before anything starts."""
 
@@ -39,7 +48,24 @@ class Preview:
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Trials of earlier calls whose files cannot be read; they are neither counted nor run."""
     measured: bool
-    """The times come from finished trials. Else they are the least the settings allow, without build and warm-up."""
+    """The times come from finished trials. Else from estimates (`estimated`), or they are the least the settings allow,
+    without build and warm-up."""
+    estimated: bool = False
+    """Every trial that is queued has a predicted time, or every one that a strategy may choose."""
+    num_timeouts: int = 0
+    """Those trials whose predicted time exceeds `measure.timeout_s`; there they are ended."""
+    longest_s: float = 0.0
+    """The longest predicted time of such a trial."""
+    first: tuple[FirstTrial, ...] = ()
+    """The trials that start first, in order, as far as it is known before."""
+    changes: tuple[str, ...] = ()
+    """Differences to the space that the study had before, a line each."""
+    space_number: int = 1
+    """The number of the space among those of the study."""
+    num_kept: int = 0
+    """Combinations of the space that can run; 0 if nobody counted them."""
+    num_drawn: int = 0
+    """Those that are tried, with those done before."""
 
     @property
     def num_done(self) -> int:
@@ -110,6 +136,8 @@ class TrialEvent:
     None if nobody counted them."""
     predicted: Prediction | None = None
     """The strategy's prediction when it proposed the trial; None where it made none."""
+    expected_s: float = 0.0
+    """Seconds of a trial that started, as the preview counted with; 0 if nothing tells trials apart."""
     progress: Callable[[], TrialProgress | None] | None = field(default=None, compare=False)
     """Asks the workers of a trial that started for its progress. May take a moment; None if nobody answers."""
 

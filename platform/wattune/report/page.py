@@ -32,9 +32,11 @@ from wattune.report.sections import (
     slack_text,
     verdict_tables,
 )
+from wattune.report.spaces import spaces_section
 from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
 from wattune.report.trade_off import trade_off
+from wattune.storage.spaces import StoredSpace
 from wattune.units import format_change, format_quantity
 
 _PAGE: Final = """<!doctype html>
@@ -90,6 +92,7 @@ def render_report(
     comparison: Comparison | None = None,
     problems: Sequence[str] = (),
     price: Frontier | None = None,
+    spaces: Sequence[StoredSpace] = (),
 ) -> str:
     """Renders the whole report as HTML text.
 
@@ -102,6 +105,7 @@ def render_report(
         comparison: The best feasible trial against the best one that breaks a bound.
         problems: Messages about evidence that could not be read.
         price: The best plan at each value of a bound.
+        spaces: Every space of the study, the first one first.
     """
     evidence = evidence or {}
     charts = draw(ranking, evidence, comparison, document.get("limits"), price)
@@ -116,6 +120,7 @@ def render_report(
         *verdict_tables(ranking),
         *(chart.html() for chart in charts[1:]),
         saturation_section(ranking, evidence),
+        spaces_section(spaces, ranking),
         rejections_section(candidates),
         method_section(ranking, document),
         section(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from wattune.errors import WattuneError
+from wattune.errors import PlanError, WattuneError
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
@@ -50,6 +50,11 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
         from wattune.report.page import render_report
 
     evidence, problems = _closely(study, ranking)
+    try:
+        spaces = study.spaces()
+    except PlanError as error:  # the space that holds was read; one before it is damaged
+        spaces = []
+        problems = [*problems, str(error)]
     html = render_report(
         study.name,
         study.document(),
@@ -59,6 +64,7 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
         _telling_pair(study, ranking, evidence),
         problems,
         price,
+        spaces,
     )
     return study.write_report(html)
 

@@ -1,5 +1,6 @@
 """Kept candidates with their estimates: which cannot fit, which bound each is expected to break, and their order."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,7 @@ from wattune.cost.coefficients import ORIGINS
 from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
 from wattune.objective import Constraint, Objective
 from wattune.search.prune import Candidate, Candidates, Rejected
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 from wattune.units import BYTES_PER_GIB
 
 MEMORY_RULE: Final = "memory"
@@ -178,6 +179,26 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
         unestimated=(*((str(objective),) if ordered is not objective else ()), *unestimated),
         sources=tuple(used.values()),
     )
+
+
+PROFILED_STEPS: Final = 2
+"""Steps under the profiler where `measure.profile_steps` does not say; on processors none (`wattune.trial.Measure`)."""
+
+
+def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
+    """Computes how long a trial's steps take: warm-up, measured window and profile. Building the model comes on top.
+
+    The window has `min_steps` steps and `min_seconds` seconds at least, whichever takes longer. Warm-up may go on after
+    `warmup_steps`, until step time is stable.
+
+    Args:
+        step_time_s: Seconds of a step.
+        measure: Settings of its measurement.
+        on_cpu: Whether its devices are processors.
+    """
+    profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
+    num_steps = max(measure.min_steps, math.ceil(measure.min_seconds / step_time_s)) if step_time_s > 0 else 0
+    return (measure.warmup_steps + num_steps + profiled) * step_time_s
 
 
 def _order(found: Estimates, risks: Mapping[str, Floats], objective: Objective, fits: Ints) -> Ints:

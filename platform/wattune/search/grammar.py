@@ -335,6 +335,8 @@ class SpaceFile(Entry):
 
     version: Annotated[int, AfterValidator(_readable)] | None = None
     """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
+    record: dict[str, Any] | None = None
+    """Number of the space and digests in `study.yaml`, likewise; ignored here."""
     study: Annotated[str, named_by(check_study_name, examples=["llama_slice"])]
     """Name of the study and of its folder."""
     model: Annotated[

@@ -1,4 +1,4 @@
-"""Digests: a JSON file carries its own, and the one that is written last carries those of all files beside it.
+"""Digests: a JSON or YAML file carries its own, and the one that is written last those of all files beside it.
 
 `{"digest": "<SHA-256>", ...}` is the digest of all bytes after it. `files` in it has the SHA-256 of every other file,
 as `sha256sum` prints it. They stand inside the file that makes a trial or a recording complete, so one rename makes
@@ -22,6 +22,9 @@ FILES: Final = "files"
 ACCEPTED: Final = "accepted"
 """Files that were changed after they were written, and accepted by the user."""
 
+DISAGREES: Final = "it does not agree with its digest: damaged, or edited"
+
+_LINE_HEAD: Final = b"# digest: "
 _HEAD: Final = f'{{\n "{DIGEST}": "'.encode()
 _END: Final = len(_HEAD) + 64
 
@@ -59,6 +62,25 @@ def agrees(content: bytes) -> bool:
     )
 
 
+def with_digest_line(body: bytes) -> bytes:
+    """Writes a text file, its digest in a first line that YAML takes as a comment."""
+    return _LINE_HEAD + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def body_of(content: bytes) -> tuple[bytes, bool]:
+    """Returns a text file without the line of its digest, and whether it had one.
+
+    Raises:
+        DigestError: It does not agree with its digest.
+    """
+    if not content.startswith(_LINE_HEAD):
+        return content, False
+    line, _, body = content.partition(b"\n")
+    if line.rstrip(b"\r")[len(_LINE_HEAD) :] != hashlib.sha256(body).hexdigest().encode():
+        raise DigestError(DISAGREES)
+    return body, True
+
+
 def object_of(content: bytes, *, accept: bool = False, any_depth: bool = False) -> tuple[dict[str, Any], bool]:
     """Reads a JSON object and checks its digest.
 
@@ -82,7 +104,7 @@ def object_of(content: bytes, *, accept: bool = False, any_depth: bool = False) 
     if data.pop(DIGEST, None) is None:
         return data, False
     if not (whole or accept):
-        raise DigestError("it does not agree with its digest: damaged, or edited")
+        raise DigestError(DISAGREES)
     return data, True
 
 

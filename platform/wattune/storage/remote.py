@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from wattune.deadline import within
-from wattune.errors import PlanError, TrackingError, WattuneError, closest
+from wattune.errors import PlanError, SpaceError, TrackingError, WattuneError, closest
 from wattune.masking import without_secrets
-from wattune.storage.documents import parse_yaml
-from wattune.storage.files import is_file_of, is_hidden, is_inside, write_whole
+from wattune.storage.files import is_file_of, is_hidden, is_inside, make_folder, write_whole
 from wattune.storage.measured import RECORDINGS
-from wattune.storage.study import StudyFolder, TrialFolder, space_of
+from wattune.storage.spaces import CANDIDATES, NEXT_CANDIDATES, STUDY, finish, space_of
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.storage.trial_files import read_result
 from wattune.trial import TrialResult
 
@@ -87,7 +87,7 @@ class RemoteStorage:
         """
 
         def find(fs: Any) -> list[str]:
-            return [path.removeprefix(self._root).split("/")[0] for path in fs.glob(f"{self._root}*/study.yaml")]
+            return [path.removeprefix(self._root).split("/")[0] for path in fs.glob(f"{self._root}*/{STUDY}")]
 
         return sorted(self._do("list studies", find))
 
@@ -138,9 +138,12 @@ class RemoteStorage:
         """Sends the files of the study as a whole, again whenever they change.
 
         Raises:
-            TrackingError: The store cannot be reached or refuses, or holds a study of this name and another space.
+            TrackingError: The store cannot be reached or refuses.
+            SpaceError: It holds a study of this name that contradicts this one, or that has grown beyond it.
         """
-        files = _files(study.path, deep=False)
+        if not study.exists:  # its first space is not there yet
+            return
+        files = sorted(_files(study.path, deep=False), key=lambda path: path.name == STUDY)
 
         def send(fs: Any) -> None:
             self._compare(fs, study)
@@ -149,8 +152,8 @@ class RemoteStorage:
 
         self._do(f"send study {study.name}", send, sum(path.stat().st_size for path in files))
 
-    def fetch_study(self, name: str, storage: Path, *, whole: bool = False) -> StudyFolder:
-        """Fetches the files of a study that the local folder lacks.
+    def fetch_study(self, name: str, storage: Path, *, whole: bool = False, may_lack: bool = False) -> StudyFolder:
+        """Fetches the files of a study that the local folder lacks, and its spaces if it has grown elsewhere.
 
         A trial that is in the store and not finished here comes from there. Its unfinished files here are removed.
 
@@ -158,23 +161,36 @@ class RemoteStorage:
             name: The study's name.
             storage: The local folder of studies.
             whole: Fetches spans and telemetry too, not only the files that a ranking needs.
+            may_lack: Takes a study that is neither there nor here as one that begins.
 
         Raises:
             PlanError: The study is neither there nor here.
-            SpaceError: The study here was begun with another space.
+            SpaceError: The study here contradicts the one there.
             TrackingError: The store cannot be reached or refuses.
         """
         study = StudyFolder(storage / name)
-        document = self._document(name)
-        if document is None:
-            if (study.path / "study.yaml").exists():
+        content = self._do(f"read study {name}", lambda fs: _read(fs, f"{self._root}{name}/{STUDY}"))
+        if content is None:
+            if may_lack or study.exists:
                 return study
             known = ", ".join(self.studies()) or "none"
             raise PlanError(f'no study "{name}" in {self.shown}, which holds: {known}; give another name or URL')
-        if not (study.path / "study.yaml").exists():
-            StudyFolder.create(storage, name, document)
-        study.require_space(document, self.shown)
+        newer = not study.exists or self._is_newer(study, content)
         found = self._do(f"list study {name}", lambda fs: self._list(fs, name))
+        if newer:
+            make_folder(study.path)
+            apart = (STUDY, CANDIDATES, NEXT_CANDIDATES)
+            self._bring(
+                name, study.path, {each: size for each, size in found.items() if "/" not in each and each not in apart}
+            )
+            table = self._do(f"read study {name}", lambda fs: _read(fs, f"{self._root}{name}/{CANDIDATES}"))
+            digested = CANDIDATES in space_of(content, f"{self.shown}/{name}/{STUDY}").files
+            if table is not None and digested:
+                write_whole(study.path / NEXT_CANDIDATES, table)
+            write_whole(study.path / STUDY, content)  # from here on the store's space holds, before that the local one
+            if table is not None and not digested:  # an earlier version wrote it
+                write_whole(study.path / CANDIDATES, table)
+            finish(study.path)
         self._bring(name, study.path, _missing(study, found, whole=whole))
         return study
 
@@ -209,24 +225,35 @@ class RemoteStorage:
 
         self._do(f"send recording {folder.name}", send, sum(path.stat().st_size for path in files))
 
-    def _document(self, study: str) -> dict[str, Any] | None:
-        content = self._do(f"read study {study}", lambda fs: _read(fs, f"{self._root}{study}/study.yaml"))
-        return None if content is None else self._space(study, content)
+    def _is_newer(self, study: StudyFolder, content: bytes) -> bool:
+        """Returns whether the store's study has grown beyond the local one.
 
-    def _space(self, study: str, content: bytes) -> dict[str, Any]:
-        where = f"{self.shown}/{study}/study.yaml"
-        try:
-            document = parse_yaml(content.decode())
-        except ValueError as error:
-            raise PlanError(f"{where} cannot be read: {error}; restore it there") from error
-        if not isinstance(document, dict):
-            raise PlanError(f"{where} holds no search space; restore it there")
-        return space_of(document, where)
+        Args:
+            study: The local study.
+            content: The store's `study.yaml`.
+
+        Raises:
+            SpaceError: One contradicts the other, or both have grown, each in its own way.
+            PlanError: The store's file cannot be read.
+        """
+        there = space_of(content, f"{self.shown}/{study.name}/{STUDY}")
+        here = study.space()
+        differ = study.require_space(there.document, self.shown)
+        if differ and there.number == here.number:
+            listed = "\n".join(f"  {line}" for line in differ)
+            raise SpaceError(
+                f"study {study.path} has become another one than in {self.shown}, both are at space {here.number}:\n"
+                f"{listed}\ngive one of the two another name"
+            )
+        return there.number > here.number
 
     def _compare(self, fs: Any, study: StudyFolder) -> None:
-        content = _read(fs, f"{self._root}{study.name}/study.yaml")
-        if content is not None:
-            study.require_space(self._space(study.name, content), self.shown)
+        """Makes sure that the study may be sent: the store's is the same, or one that it has grown from."""
+        content = _read(fs, f"{self._root}{study.name}/{STUDY}")
+        if content is not None and self._is_newer(study, content):
+            raise SpaceError(
+                f"study {study.name} has grown in {self.shown} meanwhile; run it again: that fetches the newer space"
+            )
 
     def _list(self, fs: Any, inside: str) -> dict[str, int]:
         """Lists the sizes of the files below a folder, by their place in it."""
@@ -321,7 +348,7 @@ def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> di
                 folder.clear()
         inside = [name for name in names if name.startswith(f"trials/{trial}/")]
         wanted += [name for name in inside if whole or name.split("/", 2)[2] in _SMALL]
-    wanted += [name for name in names if "/" not in name and name != "study.yaml"]
+    wanted += [name for name in names if "/" not in name and name != STUDY]
     return {name: names[name] for name in wanted if not (study.path / name).exists()}
 
 

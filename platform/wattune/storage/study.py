@@ -1,7 +1,8 @@
 """The study folder. This module and `wattune.storage.measured` alone read and write its layout.
 
 ```
-<storage>/<study>/study.yaml candidates.parquet ranking.parquet report.html
+<storage>/<study>/study.yaml space.<n>.yaml candidates.parquet    see `wattune.storage.spaces`
+<storage>/<study>/ranking.parquet report.html
   trials/<trial_id>-<repeat>/spec.json result.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
@@ -14,21 +15,19 @@ A finished trial is a `result.json` that was renamed into place. Whatever is kil
 none. So a study resumes from its folder.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import yaml
 
-from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.errors import PlanError, SpaceError
+from wattune.storage import spaces
 from wattune.storage.digests import object_of
-from wattune.storage.documents import parse_yaml
 from wattune.storage.files import (
     CALIBRATIONS,
     FOLDER_NAME,
@@ -39,8 +38,10 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
+from wattune.storage.growth import changes, contradictions
+from wattune.storage.lock import if_idle, run_lock
 from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder
-from wattune.storage.parquet import read_table
+from wattune.storage.spaces import StoredSpace
 from wattune.storage.trial_files import (
     NO_TRIAL,
     accept,
@@ -54,14 +55,6 @@ from wattune.storage.trial_files import (
     with_digests,
 )
 from wattune.storage.trial_tables import open_tables
-from wattune.storage.versions import (
-    VERSION,
-    check_version,
-    completed_space,
-    differences,
-    upgraded_candidate,
-    upgraded_space,
-)
 from wattune.trial import TrialResult, TrialSpec
 
 if TYPE_CHECKING:
@@ -73,8 +66,6 @@ _TAKEN: Final = (RECORDINGS, CALIBRATIONS)
 
 _LONGEST_SHOWN: Final = 200
 """Most characters of an input that a message repeats."""
-
-_RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 
 
 def check_study_name(name: str) -> str:
@@ -200,21 +191,6 @@ class TrialFolder(MeasuredFolder):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def space_of(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the search space that a `study.yaml` holds, as this version spells it out.
-
-    Args:
-        content: The file's mapping, its version beside the space.
-        where: The file, for the error.
-
-    Raises:
-        PlanError: A later version wrote it.
-    """
-    space = dict(content)
-    check_version(space.pop("version", None), where)
-    return upgraded_space(space)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableTrial:
     """One repeat of a trial that ended and whose files cannot be read."""
@@ -246,7 +222,7 @@ class StudyFolder:
 
     @classmethod
     def create(cls, storage: Path, name: str, document: Mapping[str, Any]) -> "StudyFolder":
-        """Returns the folder of a study: a new one, or the one that the same study left.
+        """Returns the folder of a study, a new one or the one that is there, with a space that holds from now on.
 
         Args:
             storage: The folder of studies.
@@ -254,14 +230,12 @@ class StudyFolder:
             document: The search space with every default.
 
         Raises:
-            SpaceError: The name is unusable, or the folder holds a study of another space. The difference is shown.
+            SpaceError: The name is unusable, or the space contradicts the results of the study.
             PlanError: The storage cannot be written to, or the study in it cannot be read.
         """
         study = cls(make_folder(storage / check_study_name(name)))
-        if (study.path / "study.yaml").exists():
-            study.require_space(document)
-        content = {"version": VERSION, **document}
-        write_whole(study.path / "study.yaml", yaml.safe_dump(content, sort_keys=False).encode())
+        study.require_space(document)
+        study.commit(document)
         return study
 
     @classmethod
@@ -289,71 +263,87 @@ class StudyFolder:
         """The study's name."""
         return self.path.name
 
+    @property
+    def exists(self) -> bool:
+        """True where a study was begun here."""
+        return (self.path / spaces.STUDY).exists()
+
     def document(self) -> dict[str, Any]:
-        """Reads the search space that the study was begun with, in the words of this version.
+        """Reads the search space that holds, in the words of this version.
 
         Raises:
-            PlanError: The file cannot be read, is not a mapping, or was written by a later version.
+            PlanError: The file cannot be read, does not agree with its digest, is not a mapping, or was written by a
+                later version.
         """
-        path = self.path / "study.yaml"
-        try:
-            document = parse_yaml(path.read_text())
-        except (OSError, ValueError) as error:
-            raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
-        if not isinstance(document, dict):
-            raise PlanError(f"{path} holds no search space; {_RESTORE}")
-        return space_of(document, str(path))
+        return self.space().document
 
-    def require_space(self, document: Mapping[str, Any], where: str = "") -> None:
-        """Makes sure that a search space is the one that the study was begun with.
+    def space(self) -> StoredSpace:
+        """Reads the search space that holds, with its number; raises what `document` raises."""
+        return spaces.read_space(self.path / spaces.STUDY)
+
+    def spaces(self) -> list[StoredSpace]:
+        """Reads every search space of the study, the one it was begun with first; raises what `document` raises."""
+        return spaces.all_spaces(self.path)
+
+    def require_space(self, document: Mapping[str, Any], where: str = "") -> list[str]:
+        """Makes sure that the study may go on with a search space.
 
         Args:
             document: The space with every default.
             where: The place of the other space, for the message. Empty where it is the user's.
 
+        Returns:
+            The differences to the space that holds, a line each; none where there is no study yet.
+
         Raises:
-            SpaceError: It is another one. The difference is shown.
+            SpaceError: The space contradicts results of the study; each contradiction is named.
         """
-        found = differences(completed_space(self.document()), completed_space(document))
+        if not self.exists:
+            return []
+        stored = self.document()
+        found = contradictions(stored, document)
         if found:
-            listed = "\n".join(f"  {line}" for line in found)
-            other = f"another space than the one in {where}" if where else "another space"
-            raise SpaceError(
-                f"study {self.path} was begun with {other}:\n{listed}\n"
-                "give the study another name, or restore the space to continue it"
-            )
+            listed = "\n".join(f"  {one}" for one in found)
+            other = f"the space in {where}" if where else "this space"
+            raise SpaceError(f"study {self.path} cannot go on with {other}:\n{listed}")
+        return changes(stored, document)
+
+    def number_of(self, document: Mapping[str, Any]) -> int:
+        """Returns the number that a search space gets, or has where it is the one that holds."""
+        if not self.exists:
+            return 1
+        stored = self.space()
+        return stored.number + bool(changes(stored.document, document))
+
+    def commit(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None) -> StoredSpace:
+        """Makes a search space the one that holds; see `wattune.storage.spaces.commit`. `require_space` comes first.
+
+        Args:
+            document: The space with every default.
+            rows: Every combination of it: kept, rejected by a rule, or equivalent to a kept one.
+        """
+        make_folder(self.path)
+        return spaces.commit(self.path, document, rows)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Locks the study for one runner. The lock ends with its process, however that ends.
 
+        The folder is made where there is none. It goes again where no study was begun in it.
+
         Raises:
-            PlanError: Another process is running this study.
+            PlanError: Another process is running this study, or its storage cannot be written to.
         """
-        with self.if_idle() as idle:
-            if not idle:
-                raise PlanError(f"study {self.path} is being run by another process; wait for it or stop it")
+        with run_lock(self.path, self.path / spaces.STUDY):
             yield
 
-    @contextmanager
-    def if_idle(self) -> Iterator[bool]:
+    def if_idle(self) -> AbstractContextManager[bool]:
         """Locks the study unless another process runs it. Yields whether it is locked now.
 
         Raises:
             PlanError: Its file system has no locks.
         """
-        with open(self.path / ".running", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                idle = True
-            except BlockingIOError:
-                idle = False
-            except OSError as error:
-                raise PlanError(
-                    f"the file system of {self.path} has no locks: {error.strerror}; mount it with flock, or give "
-                    "--storage a local folder or a URL"
-                ) from error
-            yield idle
+        return if_idle(self.path)
 
     def trial(self, trial_id: str, repeat: int) -> TrialFolder:
         """Returns the folder of one repeat of one trial. It may not exist yet."""
@@ -407,21 +397,19 @@ class StudyFolder:
         return open_tables(self.path, tier, read=read)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes every combination of the space: kept, rejected by a rule, or equivalent to a kept one."""
-        write_table(self.path / "candidates.parquet", pa.Table.from_pylist(list(rows)))
+        """Writes every combination of the space that holds: kept, rejected by a rule, or equivalent to a kept one."""
+        self.commit(self.document(), rows)
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Reads every combination of the space as `write_candidates` wrote it; empty before that.
+        """Reads every combination of the space that holds, and the trials of the spaces before it.
+
+        Each row has the number of the space that its trial came with (`space`). A trial that is in earlier spaces
+        only is `removed`. Empty before `write_candidates`.
 
         Raises:
-            PlanError: The file is not a Parquet table.
+            PlanError: The file is not a Parquet table, or does not agree with its digest.
         """
-        path = self.path / "candidates.parquet"
-        try:
-            rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
-        except TelemetryError as error:
-            raise PlanError(f"{error}; `wattune run` of the space writes it anew") from error
-        return [upgraded_candidate(row) for row in rows]
+        return spaces.candidates(self.path)
 
     def write_ranking(self, table: pa.Table) -> None:
         """Writes the current ranking."""

@@ -2,7 +2,8 @@
 
 A study folder carries its version in `study.yaml`, a recording in its `manifest.json`. Version 0 wrote no number. It
 said `anchor` for the reference trial, `marks.parquet` for `spans.parquet`, and `folded` for equivalent combinations.
-Versions 0 and 1 wrote no digests (`wattune.storage.digests`).
+Versions 0 and 1 wrote no digests (`wattune.storage.digests`). Version 2 wrote none of `study.yaml` and
+`candidates.parquet`, kept one space, and gave the long run of a finalist the repeat after the ordinary ones.
 Nothing that an earlier version wrote is changed on the disk, except `study.yaml` when the study runs again.
 """
 
@@ -16,7 +17,7 @@ from wattune.errors import PlanError
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, Workload, default_of
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the folders this code writes."""
 
 DIGESTS_SINCE: Final = 2
@@ -35,15 +36,6 @@ Add a line with every key that comes after version 0, except for axes and fields
 and `ClusterSpec`: their defaults are read from the class. Without the line, a study begun before the key is refused as
 another space. A golden test of version 0 names a key that is missing here.
 """
-
-_GROWS: Final = (
-    "search.num_trials",
-    "search.finalists",
-    "search.finalists.until",
-    "search.finalists.max_share",
-    "measure.timeout_s",
-)
-"""Settings that may change between two runs of one study without making it another study."""
 
 _RENAMED_STATUS: Final = {"folded": "equivalent"}
 _FOLLOWS: Final = frozenset({"etp", "dtype"})
@@ -136,19 +128,3 @@ def _added(entry: Any, path: Sequence[str], value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Writes an axis value as a file does."""
     return (list(value) or "even") if isinstance(value, tuple) else value
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
-    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lists what differs between two spaces, a line for each key; what may grow does not count."""
-    before, after = _flatten(old), _flatten(new)
-    return [
-        f"{path}: was {before.get(path, 'absent')}, now {after.get(path, 'absent')}"
-        for path in sorted(before.keys() | after.keys())
-        if before.get(path) != after.get(path) and path not in _GROWS
-    ]

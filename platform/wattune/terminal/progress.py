@@ -20,8 +20,10 @@ from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowS
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
 from wattune.ranking.order import rank
+from wattune.ranking.spreads import is_soak
+from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tables import shown
-from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
 from wattune.units import NS_PER_S, format_change, format_quantity
 
 ASK_EVERY_S: Final = 1.0
@@ -78,6 +80,12 @@ class Tally:
     """Trials that run side by side."""
     took_s: list[float] = field(default_factory=list)
     """Seconds of each trial that ended in this call."""
+    work_s: float = 0.0
+    """Expected seconds of all trials of this call, one after another; 0 where nothing tells trials apart."""
+    num_planned: int = 0
+    """The trials of this call that `work_s` is of."""
+    expected_ended_s: float = 0.0
+    """Expected seconds, before they ran, of the trials that ended in this call."""
     expected_s: float | None = None
     """Expected seconds to the end before the first trial, if finished trials give an estimate."""
     end_s: float = math.inf
@@ -100,7 +108,9 @@ class Tally:
         if isinstance(event, Preview):
             self.total = event.num_now + event.num_done
             self.end_s = now_s + event.most_s
-            self._measured = event.measured
+            self._measured = event.measured or event.estimated
+            self.num_planned = event.num_now
+            self.work_s = sum(event.load_now_s.values()) if event.estimated else 0.0
         elif isinstance(event, Placement):
             self.lanes = max(1, event.num_at_once)
             self.expected_s = event.wall_s if self._measured else None
@@ -121,6 +131,7 @@ class Tally:
         begun = self.running.pop(_key(event), None)
         if begun is not None:
             self.took_s.append(now_s - begun.begun_s)
+            self.expected_ended_s += begun.event.expected_s
         if not event.result.status.is_final:
             if event.result.status is TrialStatus.INFRA_FAILED and not event.again:
                 self.failed[event.result.status] += 1
@@ -165,7 +176,14 @@ class Tally:
     def left_s(self, now_s: float) -> float | None:
         """Returns expected seconds to the end, None if unknown."""
         left_s = self.expected_s
-        if self.took_s:
+        if self.took_s and self.work_s and self.expected_ended_s:
+            # Estimates tell trials apart, and those that ended correct them. Fewer trials may run than were announced.
+            num_now = len(self.took_s) + self.total - self.done
+            planned_s = self.work_s * min(1.0, num_now / max(1, self.num_planned))
+            ratio = sum(self.took_s) / self.expected_ended_s
+            begun_s = sum(min(one.event.expected_s * ratio, now_s - one.begun_s) for one in self.running.values())
+            left_s = max(0.0, (planned_s - self.expected_ended_s) * ratio - begun_s) / self.lanes
+        elif self.took_s:
             typical_s = statistics.median(self.took_s)
             begun_s = sum(min(typical_s, now_s - one.begun_s) for one in self.running.values())
             left_s = max(0.0, (self.total - self.done) * typical_s - begun_s) / self.lanes
@@ -274,10 +292,10 @@ class StudyProgress:
         grid.add_row(
             Text(f"{tally.done}/{tally.total} trials{skipped}" if tally.total else self._state),
             bar,
-            Text(f"{_duration(now_s - self._begun_s)} elapsed", style="dim"),
+            Text(f"{duration(now_s - self._begun_s)} elapsed", style="dim"),
             Text("stopping", style="yellow")
             if self._is_stopping
-            else Text("" if left_s is None else f"about {_duration(left_s)} left", style="dim"),
+            else Text("" if left_s is None else f"about {duration(left_s)} left", style="dim"),
         )
         return grid
 
@@ -290,7 +308,7 @@ class StudyProgress:
                 Text(", ".join(one.event.nodes), style="dim"),
                 Text(_part(one.progress)),
                 Text(_predicted(one.event), style="magenta"),
-                Text(_duration(now_s - one.begun_s), style="dim"),
+                Text(duration(now_s - one.begun_s), style="dim"),
             )
             for one in running[:MOST_LANES]
         ]
@@ -326,7 +344,7 @@ class StudyProgress:
         """Returns the permanent lines of an event."""
         if isinstance(event, Preview):
             self._preview = event
-            return self._preview_lines(event)
+            return preview_lines(event)
         if isinstance(event, Placement):
             self._state = "running"
             lanes = f"{event.num_at_once} at once on {', '.join(event.lanes)}"
@@ -342,37 +360,13 @@ class StudyProgress:
             return self._skipped_lines(event)
         return [self._trial_line(event)]
 
-    def _preview_lines(self, preview: Preview) -> list[Text]:
-        extra = [f"{preview.num_references} reference trial(s)"] if preview.num_references else []
-        extra += [f"at most {preview.num_race} repeat(s) of the race"] if preview.num_race else []
-        extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
-        extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
-        among = f", {', '.join(extra)} among them" if extra else ""
-        how = "about" if preview.measured else "at least"
-        basis = "by the trials that finished" if preview.measured else "measured steps alone; build and warm-up on top"
-        whole = f"{how} {_device_hours(preview.device_s)} ({basis})"
-        lines = [Text(f"not read and not run: {one.reason}", style="yellow") for one in preview.unreadable]
-        lines.append(Text(f"{preview.num_left} trial(s) to run{among}: {whole}"))
-        bounds = []
-        if preview.num_now < preview.num_left:
-            now = f"at most {preview.num_now} of them, {how} {_device_hours(preview.device_now_s)}"
-            bounds.append(f"{now if preview.num_now else 'none of them'} (--max-trials or --gpu-hours)")
-        if preview.most_s < math.inf:
-            bounds.append(f"at most {_duration(preview.most_s)} on the clock (--max-hours or --deadline)")
-        if bounds:
-            lines.append(Text(f"this call: {'; '.join(bounds)}"))
-        if preview.num_done:
-            kinds = ", ".join(f"{count} {status}" for status, count in preview.done.items())
-            lines.append(Text(f"{preview.num_done} skipped, done before: {kinds}", style="dim"))
-        return lines
-
     def _duration_of(self, placement: Placement) -> str:
         """Describes the expected duration of this call."""
         if placement.cut_short:
-            most = f"at most {_duration(placement.wall_s)} and {_device_hours(placement.device_s)}"
+            most = f"at most {duration(placement.wall_s)} and {device_hours(placement.device_s)}"
             return f"{most} (--max-hours or --deadline)"
-        how = "at least" if self._preview is not None and not self._preview.measured else "about"
-        return f"{how} {_duration(placement.wall_s)}"
+        how = "about" if self._preview is None else basis_of(self._preview)[0]
+        return f"{how} {duration(placement.wall_s)}"
 
     def _skipped_lines(self, event: TrialEvent) -> list[Text]:
         if self._tally.skipped <= MOST_SKIPPED:
@@ -427,7 +421,7 @@ class StudyProgress:
             lines = [
                 Text(
                     f"[{tally.done}/{tally.total}] {now_s - self._begun_s:5.0f} s  {self._name(one.event)} "
-                    f"runs for {_duration(now_s - one.begun_s)}  {_part(one.progress)}".rstrip(),
+                    f"runs for {duration(now_s - one.begun_s)}  {_part(one.progress)}".rstrip(),
                     style="dim",
                 )
                 for one in running
@@ -441,9 +435,9 @@ def described(event: TrialEvent) -> str:
     """Returns the short name of a trial, with the role or number of this repeat."""
     if event.role == "burst" or event.repeat == FIRST_BURST_REPEAT:
         apart = " burst"
-    elif event.role == "reference" or event.repeat >= FIRST_REFERENCE_REPEAT:
+    elif event.role == "reference" or is_reference_repeat(event.repeat):
         apart = " reference trial"
-    elif event.role == "finalist":
+    elif event.role == "finalist" or (event.result is not None and is_soak(event.result)):
         apart = " finalist"
     elif event.role == "race":
         apart = f" race #{event.repeat}"
@@ -468,17 +462,3 @@ def _part(progress: TrialProgress | None) -> str:
         return progress.part
     of = "" if progress.total is None else f"/{progress.total}"
     return f"{progress.part} {progress.done}{of}"
-
-
-def _device_hours(device_s: float) -> str:
-    return f"{device_s / 3600:.3g} device-hours"
-
-
-def _duration(seconds: float) -> str:
-    """Formats a duration: `45 s`, `12:05 min`, `3:20 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

@@ -68,8 +68,53 @@ def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
         preview({**SPACE, "space": {"tp": [64]}}, storage=str(tmp_path))
     planned = wattune.plan(SPACE)
     StudyFolder.create(tmp_path, planned.name, planned.spec.document)
-    with pytest.raises(wattune.WattuneError, match="was begun with another space"):
-        preview({**SPACE, "objective": "minimize step_time_s"}, storage=str(tmp_path))
+    other = {**SPACE, "cluster": {**SPACE["cluster"], "devices_per_node": 4}}
+    for call in (preview, wattune.run_study):
+        with pytest.raises(wattune.WattuneError, match=r"cluster\.devices_per_node: stored 2, given 4; keep a stored"):
+            call(other, storage=str(tmp_path))
+    changed = preview({**SPACE, "objective": "minimize step_time_s"}, storage=str(tmp_path))
+    assert changed.changes == ("objective: maximize tokens_per_s -> minimize step_time_s",)
+
+
+def test_a_start_that_fails_makes_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(_address: str | None) -> None:
+        raise wattune.WattuneError("no cluster")
+
+    monkeypatch.setattr("wattune.orchestrate.cluster.connect", unreachable)
+    with pytest.raises(wattune.WattuneError, match="no cluster"):
+        wattune.run_study(SPACE, storage=str(tmp_path / "storage"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preview_says_how_many_of_the_kept_are_tried_and_which_comes_first(tmp_path: Path) -> None:
+    some = {**SPACE, "search": {"strategy": "random", "num_trials": 3}}
+    found = preview(some, storage=str(tmp_path))
+    assert (found.num_drawn, found.num_kept) == (3, 10) and len(found.first) == 3
+    assert not found.estimated, "processors have no estimates"
+
+
+def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_said(tmp_path: Path) -> None:
+    large = {
+        "study": "large",
+        "model": {"name": "llama3_70b"},
+        "cluster": {"device": "h200_sxm", "num_nodes": 16, "devices_per_node": 8},
+        "engine": "megatron",
+        "workload": {"seq_len": 8192, "global_batch_size": 2048},
+        "space": {"tp": [4, 8], "pp": [4], "sharding": ["zero1"]},
+        "measure": {"timeout_s": 900},
+        "objective": "maximize tokens_per_s",
+    }
+    found = preview(large, storage=str(tmp_path))
+    assert found.estimated and found.num_timeouts == found.num_left == 2 and found.longest_s > 900
+    assert found.device_s == pytest.approx(2 * 128 * 900), "ended at the time-out"
+    patient = preview({**large, "measure": {"timeout_s": 36000}}, storage=str(tmp_path))
+    estimated = wattune.plan(large)
+    times_s = [wattune.api.estimate(estimated).estimates.columns["step_time_s"].value]
+    steps = 5 + 20 + 2
+    assert patient.num_timeouts == 0
+    assert patient.device_s == pytest.approx(128 * steps * float(sum(times_s[0])), rel=1e-6)
+    chosen = preview({**large, "search": {"strategy": "model_guided", "num_trials": 1}}, storage=str(tmp_path))
+    assert chosen.estimated and chosen.device_s == pytest.approx(128 * 900)
 
 
 @pytest.mark.parametrize("bounds", [{"max_trials": 0}, {"max_trials": -3}, {"max_hours": -1.0}])

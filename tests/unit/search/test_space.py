@@ -92,7 +92,7 @@ def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
     spelled = parse_space(SMALL).document[key]
     own = {field.name for field in fields(type_)} - {"own_device"}  # it is a mapping in the place of its name
     assert (spelled[0] if isinstance(spelled, list) else spelled).keys() == own
-    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"version"}
+    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"version", "record"}
 
 
 def test_layouts_and_orders_become_what_plans_hold():
@@ -140,9 +140,15 @@ def test_a_race_may_be_added_to_a_study_or_changed(tmp_path):
 def test_saying_a_default_does_not_make_another_study(tmp_path):
     StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
     explicit = {**changed("space.pp", [1]), "measure": {"repeats": 1}, "search": {"num_trials": 3}}
-    StudyFolder.create(tmp_path, "small", parse_space(explicit).document)
-    with pytest.raises(SpaceError, match=r"space\.tp: was \[1, 2\], now \[1\]"):
-        StudyFolder.create(tmp_path, "small", parse_space(changed("space.tp", [1])).document)
+    assert StudyFolder.create(tmp_path, "small", parse_space(explicit).document).space().number == 2, "num_trials"
+    fewer = parse_space(changed("space.tp", [1])).document
+    assert StudyFolder.create(tmp_path, "small", fewer).space().number == 3
+
+
+def test_a_study_yaml_is_itself_a_space(tmp_path):
+    study = StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
+    for path in (study.path / "study.yaml", study.path / "space.1.yaml"):
+        assert load_space(path).document == parse_space(SMALL).document
 
 
 WRONG = [

@@ -118,12 +118,35 @@ def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, her
     remote = RemoteStorage(url)
     remote.send_study(here)
     other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT | {"objective": "minimize step_time_s"})
-    with pytest.raises(SpaceError, match="objective: was minimize step_time_s, now maximize tokens_per_s"):
+    with pytest.raises(SpaceError, match="objective: minimize step_time_s -> maximize tokens_per_s"):
         remote.fetch_study("mine", tmp_path / "other")
-    with pytest.raises(SpaceError, match="another space"):
+    with pytest.raises(SpaceError, match="both are at space 1"):
         remote.send_study(other)
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/study.yaml")
-    assert yaml.safe_load(fs.cat_file(root)) == {"version": VERSION, **DOCUMENT}
+    written = yaml.safe_load(fs.cat_file(root))
+    assert written.pop("record")["space"] == 1 and written == {"version": VERSION, **DOCUMENT}
+
+
+def test_a_study_that_grew_on_another_machine_is_fetched_with_every_space(url, here, tmp_path) -> None:
+    remote, grown = RemoteStorage(url), DOCUMENT | {"objective": "minimize step_time_s"}
+    here.write_candidates([{"status": "kept", "trial_id": "a"}])
+    remote.send_study(here)
+    there = remote.fetch_study("mine", tmp_path / "there")
+    there.commit(grown, [{"status": "kept", "trial_id": "a"}, {"status": "kept", "trial_id": "b"}])
+    remote.send_study(there)
+    with pytest.raises(SpaceError, match=r"has grown in .* meanwhile; run it again"):
+        remote.send_study(here)
+    assert remote.fetch_study("mine", here.path.parent).space() == there.space()
+    assert [one.document for one in here.spaces()] == [DOCUMENT, grown]
+    assert {row["trial_id"]: row["space"] for row in here.candidates()} == {"a": 1, "b": 2}
+    remote.send_study(here)
+
+
+def test_a_study_that_is_not_begun_sends_and_fetches_nothing(url, tmp_path) -> None:
+    remote, study = RemoteStorage(url), StudyFolder(tmp_path / "new" / "mine")
+    remote.send_study(study)
+    assert remote.studies() == []
+    assert not remote.fetch_study("mine", study.path.parent, may_lack=True).exists
 
 
 def test_a_study_that_is_nowhere_is_named_with_those_there_are(url: str, here: StudyFolder, tmp_path: Path) -> None:
@@ -203,7 +226,7 @@ def test_a_name_from_the_store_stays_inside_the_study(here: StudyFolder, tmp_pat
     fs = fsspec.filesystem("memory")
     fs.pipe_file(f"/{tmp_path.name}/mine/../../escaped.txt", b"out")
     there = remote.fetch_study("mine", tmp_path / "deep" / "there", whole=True)
-    assert set(contents(there.path)) == {"study.yaml"}
+    assert set(contents(there.path)) == {"study.yaml", "space.1.yaml"}
     assert not list(tmp_path.rglob("escaped.txt"))
 
 

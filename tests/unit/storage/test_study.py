@@ -1,4 +1,4 @@
-"""The study folder: whole files or none, one runner, and no study continued with another space."""
+"""The study folder: whole files or none, one runner, and a study that grows."""
 
 import errno
 import fcntl
@@ -12,16 +12,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.errors import PlanError, SpaceError
 from wattune.plan.axes import Plan
-from wattune.schema import table_schema
 from wattune.storage.study import StudyFolder, check_study_name
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -73,13 +70,20 @@ def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
     assert StudyFolder.open(str(study.path), tmp_path / "elsewhere").name == "x"
 
 
-def test_another_space_is_refused_with_every_difference(study, tmp_path):
-    other = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+def test_a_study_grows_and_keeps_every_space(study, tmp_path):
+    more = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
+    assert (study.number_of(DOCUMENT), study.number_of(more)) == (1, 2)
+    assert StudyFolder.create(tmp_path, "x", more).space().number == 2
+    assert [one.document for one in study.spaces()] == [DOCUMENT, more]
+
+
+def test_a_space_that_contradicts_results_is_refused_with_every_contradiction(study, tmp_path):
+    other = {**DOCUMENT, "cooling": "air", "engine_room": {"floor": 2}, "space": {"tp": [4]}}
     with pytest.raises(SpaceError) as caught:
         StudyFolder.create(tmp_path, "x", other)
-    lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
-    assert lines == ["search.seed: was 0, now 1", "space.pp: was [1], now [2]", "space.tp: was [1, 2], now [1, 4]"]
-    assert study.document() == DOCUMENT
+    lines = [line.strip().partition(";")[0] for line in str(caught.value).splitlines()[1:]]
+    assert lines == ["cooling: stored nothing, given air", "engine_room: stored nothing, given floor=2"]
+    assert study.document() == DOCUMENT and study.space().number == 1
 
 
 def test_a_study_that_is_not_there_names_those_that_are(study, tmp_path):
@@ -251,58 +255,9 @@ def test_candidates_ranking_and_report_are_read_back(study):
     assert study.candidates() == []
     rows = [{"status": "kept", "trial_id": "a", "rule": "", "reason": "", "config": json.dumps({"tp": 1})}]
     study.write_candidates(rows)
-    assert study.candidates() == rows
+    assert study.candidates() == [{**rows[0], "space": 1}]
     assert study.write_report("<html></html>") == study.report_path
     assert study.report_path.read_text() == "<html></html>"
     study.write_ranking(pa.table({"rank": [1]}))
     assert (study.path / "ranking.parquet").exists()
     assert not [path for path in study.path.rglob(".*") if path.name != ".running"]
-
-
-def write_ring(study, trial_id, node, powers_w, *, simulated=False, error=None):
-    """One trial's ring of one node; a read that failed has its code beside it."""
-    schema = table_schema("ring", backend="nvml", simulated=simulated)
-    rows = [{"node": node, "device": "gpu0", "mono_ns": n, "wall_ns": n, "power_w": w} for n, w in enumerate(powers_w)]
-    if error is not None:
-        schema = schema.append(pa.field("power_w_error", pa.dictionary(pa.int32(), pa.string())))
-        rows.append({"node": node, "device": "gpu0", "mono_ns": len(rows), "power_w": None, "power_w_error": error})
-    table = pa.Table.from_pylist(rows, schema=schema)
-    study.trial(trial_id, 0).write_telemetry(node, {"ring": table}, {"node": node})
-
-
-def test_a_studys_telemetry_is_one_dataset_that_says_what_is_whose(study):
-    write_ring(study, "aaaa", "n0", [100.0, 300.0])
-    write_ring(study, "aaaa", "n1", [500.0])
-    write_ring(study, "bbbb", "n0", [700.0], simulated=True, error="15")
-    dataset = study.dataset("ring")
-    assert dataset.schema.names[:4] == ["trial", "simulated", "node", "device"]
-    assert not dataset.schema.metadata
-    rows = dataset.to_table(columns=["trial", "simulated", "node", "power_w", "power_w_error"]).to_pylist()
-    assert [tuple(row.values()) for row in rows] == [
-        ("aaaa-0", False, "n0", 100.0, None),
-        ("aaaa-0", False, "n0", 300.0, None),
-        ("aaaa-0", False, "n1", 500.0, None),
-        ("bbbb-0", True, "n0", 700.0, None),
-        ("bbbb-0", True, "n0", None, "15"),
-    ]
-    assert dataset.count_rows(filter=pc.field("trial") == "aaaa-0") == 3
-    # A condition on the trial opens that trial's files alone.
-    assert len(list(dataset.get_fragments(filter=pc.field("trial") == "bbbb-0"))) == 1
-
-
-def test_a_studys_telemetry_opens_in_duckdb(study):
-    write_ring(study, "aaaa", "n0", [100.0, 300.0])
-    write_ring(study, "bbbb", "n0", [700.0])
-    ring = study.dataset("ring")  # noqa: F841 - duckdb finds it by its name
-    query = "select trial, max(power_w) from ring where not simulated group by trial order by trial"
-    assert duckdb.sql(query).fetchall() == [("aaaa-0", 300.0), ("bbbb-0", 700.0)]
-
-
-def test_a_table_that_no_trial_has_is_said(study):
-    with pytest.raises(TelemetryError, match=r'no trial of .* has a table "ring"'):
-        study.dataset("ring")
-    with pytest.raises(TelemetryError, match='"rings" is no table of a trial; did you mean "ring"'):
-        study.dataset("rings")
-    spans = pa.Table.from_pylist([{"rank": 0}], schema=table_schema("spans", backend="torch", simulated=False))
-    study.trial("aaaa", 0).write_spans(spans)
-    assert study.dataset("spans").to_table(columns=["trial", "rank"]).to_pylist() == [{"trial": "aaaa-0", "rank": 0}]

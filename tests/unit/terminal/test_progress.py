@@ -135,6 +135,19 @@ def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
     assert (best(seen), undecided(seen)) == (2, 4)
 
 
+def test_time_left_follows_estimates_that_trials_correct() -> None:
+    seen = tally()
+    seen.add(preview(3, estimated=True), 0)  # 1800 s for all of them
+    for size, took_s, now_s in ((1, 300.0, 0.0), (2, 500.0, 600.0)):
+        seen.add(replace(started(size), expected_s=took_s, num_left=2 - size + 1), now_s)
+        if size == 1:
+            seen.add(replace(ended(size, 100), num_left=2), 600.0)  # twice the 300 s
+    assert seen.left_s(600.0) == (1800 - 300) * 2
+    assert seen.left_s(800.0) == (1800 - 300) * 2 - 200
+    seen.add(replace(ended(2, status=TrialStatus.OUT_OF_MEMORY), num_left=0), 1600.0)
+    assert seen.left_s(1600.0) == 0 or seen.total == seen.done
+
+
 def test_counts_and_time_left() -> None:
     seen = tally()
     seen.add(preview(10, {TrialStatus.COMPLETED: 2}), 0)

@@ -416,6 +416,7 @@ class StudyController:
                 progress=progress,
                 num_left=self._num_to_come,
                 predicted=Prediction.of_tags(running.tags),
+                expected_s=self._queue.announced_s(queued) if kind == "started" else 0.0,
             )
         )
 

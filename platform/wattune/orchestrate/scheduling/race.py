@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import RaceStep
-from wattune.ranking.racing import Standings, standings
+from wattune.ranking.racing import RACE_TAG, Standings, standings
 from wattune.ranking.spreads import is_soak
 from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
 
@@ -35,11 +35,11 @@ class Race:
 
         Args:
             rule: Its settings.
-            measure: Settings of measuring: they number the repeats of the search and the long runs.
+            measure: Settings of measuring: they number the repeats of the search.
         """
         self.rule = rule
-        self._num_ordinary = measure.repeats
-        self._first_repeat = measure.repeats + bool(measure.soak_finalists)
+        self._first_repeat = measure.repeats
+        self._long: set[tuple[str, int]] = set()
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
         self._running: set[tuple[str, int]] = set()
         self._num_repeats = 0
@@ -50,13 +50,16 @@ class Race:
 
     def note(self, spec: TrialSpec, result: TrialResult) -> None:
         """Takes a final result of the study; long runs are no matter of the race."""
-        if is_soak(result):
-            return
         key = (result.trial_id, result.repeat)
+        if is_soak(result):
+            self._long.add(key)
+            return
         self._running.discard(key)
         if key not in self._results:
-            self._num_repeats += self._is_its_own(result)
-            self._num_completed += result.repeat < self._num_ordinary and result.status is TrialStatus.COMPLETED
+            own = self._is_its_own(result)
+            self._num_repeats += own
+            ordinary = not own and result.repeat < FIRST_REFERENCE_REPEAT
+            self._num_completed += ordinary and result.status is TrialStatus.COMPLETED
         self._results[key] = spec, result
         self._found = None
 
@@ -111,10 +114,11 @@ class Race:
 
     def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
         key = (trial_id, repeat)
-        return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
+        return key in self._results or key in self._long or key in self._running or f"{trial_id}-{repeat}" in left_out
 
     def _is_its_own(self, result: TrialResult) -> bool:
-        return self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
+        """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""
+        return RACE_TAG in result.tags and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
 
     def _standings(self) -> Standings:
         if self._found is None:

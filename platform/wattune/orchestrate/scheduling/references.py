@@ -8,7 +8,7 @@ from typing import Any, Final
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plan.axes import AXES
 from wattune.search.strategy import draw
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
 
 OPENING_RUNS: Final = 2
 """Runs of a reference trial at the start, one after the other: they show the scatter from run to run at once."""
@@ -94,7 +94,7 @@ class References:
         """
         workers, key = workers_of(spec), (result.trial_id, result.repeat)
         completed = result.status is TrialStatus.COMPLETED
-        if result.repeat < FIRST_REFERENCE_REPEAT:
+        if not is_reference_repeat(result.repeat):
             self._since[workers, nodes] += 1
             if completed:
                 self._specs.setdefault(workers, spec)
@@ -135,6 +135,10 @@ class References:
     def give_up(self, trial_id: str, repeat: int) -> None:
         """Forgets a run that this call does not start again."""
         self._running.pop((trial_id, repeat), None)
+
+    def spec_of(self, workers: Hashable) -> TrialSpec | None:
+        """Returns the reference trial of these workers, as far as it is known."""
+        return self._specs.get(workers)
 
     def num_opening(self, workers: Hashable) -> int:
         """Returns the runs at the start that are left to begin."""

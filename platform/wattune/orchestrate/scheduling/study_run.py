@@ -10,7 +10,7 @@ from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
@@ -48,6 +48,10 @@ class StudyRun:
     budget: Budget | None = None
     retry: frozenset[TrialStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
+    outdated: Callable[[TrialResult], bool] | None = None
+    """Returns whether an earlier result says nothing under the space that holds now, so that its trial runs again."""
+    duration_s: Callable[[TrialSpec, Measure], float | None] | None = None
+    """Predicts the seconds of a trial, or gives None; None predicts nothing."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
     rejected instead of run."""

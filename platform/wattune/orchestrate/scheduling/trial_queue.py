@@ -2,18 +2,20 @@
 
 import itertools
 import math
+import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import is_burst
-from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
+from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.ladder import Ladder
@@ -23,13 +25,26 @@ from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
+from wattune.ranking.spreads import is_soak
 from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
-from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import (
+    FIRST_BURST_REPEAT,
+    FIRST_REFERENCE_REPEAT,
+    FIRST_SOAK_REPEAT,
+    Measure,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    is_reference_repeat,
+)
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
+
+SHOWN_FIRST: Final = 4
+"""Most trials that a preview names as the first ones."""
 
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
@@ -78,8 +93,12 @@ class TrialQueue:
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns and run.ladder is None
         self._soaks_queued = False
-        self._num_soaked = 0
+        self._listed = {spec.trial_id for spec in run.candidates}
+        self._soaked: set[str] = set()
+        self._long: set[tuple[str, int]] = set()
+        """Ordinary numbers that long runs have: earlier versions gave them the one after the repeats."""
         self._pace, self._warm = Pace(), WarmGraphs()
+        self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
         plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
@@ -90,8 +109,12 @@ class TrialQueue:
         self._num_again = 0
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
+        begun: set[str] = set()
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
-            if not result.status.is_final or result.status in run.retry:
+            if result.repeat < FIRST_REFERENCE_REPEAT:
+                begun.add(result.trial_id)
+            outdated = run.outdated is not None and run.outdated(result)
+            if not result.status.is_final or result.status in run.retry or outdated:
                 self._num_again += 1
                 if result.status is TrialStatus.INFRA_FAILED or result.reason == CUT_OFF:
                     self._last.add((result.trial_id, result.repeat))
@@ -99,11 +122,17 @@ class TrialQueue:
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
                 strategy.tell(spec, result)
-                if result.repeat < FIRST_REFERENCE_REPEAT or is_burst(result):
+                # A trial that the space does not list any more is none of those it may try.
+                is_search = result.repeat < FIRST_REFERENCE_REPEAT or is_burst(result)
+                if is_search and self._is_listed(result.trial_id):
                     self._asked[result.trial_id] = spec
         self._warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
-            specs = strategy.ask(run.num_trials)
+            # What was begun counts first: a space that grew may draw others, and nothing measured goes to waste.
+            proposed = strategy.ask(max(run.num_trials, len(run.candidates)))
+            first = sorted(proposed, key=lambda spec: spec.trial_id not in begun)[: run.num_trials]
+            chosen = {spec.trial_id for spec in first}
+            specs = [spec for spec in proposed if spec.trial_id in chosen]
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
             self._references.plan({workers: self._num_full(count) for workers, count in planned.items()})
@@ -134,10 +163,12 @@ class TrialQueue:
         num_references = self._references.num_left(self._waiting.num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
-        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - self._num_soaked)
         num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
         if self._ladder is not None and not self._rounds_queued:
             num_search = self._waiting.num_left + num_to_ask + self._num_above_bursts(num_to_ask)
+        # What is still measured may bring new leaders, whose long runs are not there.
+        soaked = 0 if num_search else len(self._soaked)
+        num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - soaked)
         return num_search + num_references + self._num_race(num_search) + num_finalists
 
     def _num_full(self, num_trials: int) -> int:
@@ -197,9 +228,10 @@ class TrialQueue:
             result: Its result.
             nodes: Names of its nodes, joined by commas.
         """
-        is_new = (result.trial_id, result.repeat) not in self.done
-        is_long = self._run.measure.soak_finalists > 0 and result.repeat == self._run.measure.repeats
-        self._num_soaked += is_new and is_long
+        is_long = is_soak(result)
+        if is_long:
+            self._soaked.add(result.trial_id)
+            self._long.add((result.trial_id, result.repeat))
         self.done[result.trial_id, result.repeat] = result
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if self._ladder is not None:
@@ -209,14 +241,16 @@ class TrialQueue:
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
         if result.status is TrialStatus.COMPLETED and not is_long:
-            self._pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, start)
+            took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
+            self._pace.add(spec, took_s, start)
+            self._durations.add(spec, self._run.measure, took_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
-            for repeat in range(1, self._run.measure.repeats):
+            for repeat in self._ordinary(result.trial_id)[1:]:
                 self._waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
-        if result.repeat >= FIRST_REFERENCE_REPEAT:
+        if is_reference_repeat(result.repeat):
             self._referenced[result.trial_id] = spec
-        if self._race is not None:
+        if self._race is not None and self._is_listed(result.trial_id):
             self._race.note(spec, result)
 
     def again(self, queued: QueuedTrial) -> None:
@@ -321,8 +355,7 @@ class TrialQueue:
         if measure.soak_finalists and not self._soaks_queued and not self.stranded and not self._waiting.holds_any:
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
-            finalists = run.finalists()[: measure.soak_finalists]
-            self._waiting.add(self._trial(spec, measure.repeats, soak, "finalist") for spec in finalists)
+            self._waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in self._unsoaked())
             return True
         return False
 
@@ -332,6 +365,16 @@ class TrialQueue:
             return self._strategy.ask(1)
         least_s = self._run.measure.min_seconds
         return self._strategy.ask_timed(1, lambda spec: self._pace.expected_s(spec, least_s, self._warm.start_of(spec)))
+
+    def _unsoaked(self) -> list[TrialSpec]:
+        """Lists the best trials of those that get a long run, without those that had theirs."""
+        most = self._run.measure.soak_finalists
+        best = self._run.finalists()[:most] if most else ()
+        return [spec for spec in best if spec.trial_id not in self._soaked]
+
+    def _is_listed(self, trial_id: str) -> bool:
+        """Returns whether the space lists a trial. One that it has lost keeps its results, and runs no more."""
+        return not self._listed or trial_id in self._listed
 
     def _queue_of_race(self, slots: Slots) -> bool:
         """Queues the next repeat of the race if it may start now; returns whether it did."""
@@ -352,8 +395,14 @@ class TrialQueue:
 
     def expected_s(self, queued: QueuedTrial) -> float:
         """Expected seconds of a trial, where the workers are that suit it best."""
-        pace = self._ladder.pace if self._ladder is not None and queued.role == "burst" else self._pace
-        return pace.expected_s(queued.spec, queued.measure.min_seconds, self._warm.start_of(queued.spec))
+        start = self._warm.start_of(queued.spec)
+        if self._ladder is not None and queued.role == "burst":
+            return self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
+        return self._durations.expected_s(queued.spec, queued.measure, start)
+
+    def announced_s(self, queued: QueuedTrial) -> float:
+        """Seconds of a trial that the preview counted with; 0 where nothing tells trials apart."""
+        return 0.0 if queued.role == "burst" else self._durations.announced_s(queued.spec, queued.measure)
 
     @property
     def knows_times(self) -> bool:
@@ -370,20 +419,21 @@ class TrialQueue:
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
+        self._durations.announce()
         costs, num_references = self._queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
-        full_s, num_asked = max(self._pace.typical_s, measure.min_seconds), 0
+        usual_s, num_asked = self._usual_s(costs), 0
         if self._ladder is not None:
             num_bursts = max(0, self._run.num_trials - len(self._asked)) if self._strategy.learns else 0
             costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
             num_asked = self._num_above_bursts(num_bursts)
         elif self._strategy.learns:
-            num_searched = sum(repeat < measure.repeats for _, repeat in self.done)
+            num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
-        costs += [(first, full_s)] * num_asked
-        num_finalists = max(0, measure.soak_finalists - self._num_soaked)
+        costs += [(first, usual_s)] * num_asked
+        num_finalists = measure.soak_finalists if costs else len(self._unsoaked())
         num_race = self._num_race(len(costs) - num_references)
-        costs += [(first, full_s)] * num_race
+        costs += [(first, usual_s)] * num_race
         costs += [(first, measure.soak_seconds)] * num_finalists
         device_s = itertools.accumulate(cluster.world_size * took_s for cluster, took_s in costs)
         num_now = int(min(sum(one <= budget.left_device_s for one in device_s), budget.num_left))
@@ -398,7 +448,45 @@ class TrialQueue:
             load_s=_loads_s(costs),
             load_now_s=_loads_s(costs[:num_now]),
             most_s=budget.left_s,
-            measured=self._pace.typical_s > 0,
+            measured=self._durations.measured,
+            first=self._first(),
+            **self._predicted(),
+        )
+
+    def _usual_s(self, costs: Sequence[tuple[ClusterSpec, float]]) -> float:
+        """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
+        known_s = [one for one in self._predicted_s() if one is not None] if self._strategy.learns else []
+        ratio = self._durations.ratio()
+        times_s = [min(one * ratio, self._run.measure.timeout_s) for one in known_s] or [took_s for _, took_s in costs]
+        return max(statistics.median(times_s) if times_s else self._pace.typical_s, self._run.measure.min_seconds)
+
+    def _predicted_s(self) -> list[float | None]:
+        """Returns the predicted times of queued trials; of all candidates where a strategy chooses as it learns."""
+        if self._strategy.learns:
+            return [self._durations.predicted_s(spec, self._run.measure) for spec in self._run.candidates]
+        return [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
+
+    def _predicted(self) -> dict[str, Any]:
+        """Facts of a preview about predicted times."""
+        predicted = self._predicted_s()
+        known_s = [one for one in predicted if one is not None]
+        return {
+            "estimated": bool(known_s) and len(known_s) == len(predicted),
+            "num_timeouts": sum(one > self._run.measure.timeout_s for one in known_s),
+            "longest_s": max(known_s, default=0.0),
+        }
+
+    def _first(self) -> tuple[FirstTrial, ...]:
+        """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
+        waiting = self._waiting.in_order()[:SHOWN_FIRST]
+        if not waiting:
+            return ()
+        workers = workers_of(waiting[0].spec)
+        opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
+        head = [self._trial(spec, FIRST_REFERENCE_REPEAT, self._run.measure, "reference") for spec in opening if spec]
+        return tuple(
+            FirstTrial(spec=one.spec, role=one.role, expected_s=self.expected_s(one))
+            for one in [*head, *waiting][:SHOWN_FIRST]
         )
 
     def _queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
@@ -412,12 +500,11 @@ class TrialQueue:
             workers = workers_of(queued.spec)
             changes = warm.start_of(queued.spec, "") == "new_workers"
             start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
-            is_burst = self._ladder is not None and queued.role == "burst"
-            pace = self._ladder.pace if self._ladder is not None and is_burst else self._pace
-            expected_s = pace.expected_s(queued.spec, queued.measure.min_seconds, start)
-            if is_burst:  # no reference trial comes before it
-                costs.append((queued.spec.cluster, expected_s))
+            if self._ladder is not None and queued.role == "burst":  # no reference trial comes before it
+                burst_s = self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
+                costs.append((queued.spec.cluster, burst_s))
                 continue
+            expected_s = self._durations.expected_s(queued.spec, queued.measure, start)
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
             due += self._references.num_opening(workers) if not counts[workers] else 0
@@ -429,10 +516,10 @@ class TrialQueue:
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
-        repeats = range(self._run.measure.repeats)
-        pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
+        numbers = {spec.trial_id: self._ordinary(spec.trial_id) for spec in ordered}
+        pairs = [(spec, numbers[spec.trial_id][n]) for n in range(self._run.measure.repeats) for spec in ordered]
         if self._run.order == "listed":
-            pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
+            pairs = [(spec, repeat) for spec in ordered for repeat in numbers[spec.trial_id]]
         # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
@@ -460,6 +547,14 @@ class TrialQueue:
             return False
         self._waiting.add([self._trial(spec, 0, self._run.measure)])
         return True
+
+    def _ordinary(self, trial_id: str) -> Sequence[int]:
+        """Returns the numbers of a trial's ordinary repeats."""
+        count = self._run.measure.repeats
+        if not self._long:
+            return range(count)
+        free = (number for number in itertools.count() if (trial_id, number) not in self._long)
+        return [*itertools.islice(free, count)]
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
         return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)

@@ -15,7 +15,15 @@ from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.search.strategies.prediction import Prediction
-from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, Measure, TrialSpec, TrialStatus
+from wattune.search.strategy import make_strategy
+from wattune.trial import (
+    FIRST_BURST_REPEAT,
+    FIRST_REFERENCE_REPEAT,
+    FIRST_SOAK_REPEAT,
+    Measure,
+    TrialSpec,
+    TrialStatus,
+)
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 
@@ -49,8 +57,97 @@ def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
 def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
     measure = Measure(min_seconds=5, soak_finalists=1, soak_seconds=60)
     ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1], specs[0]]))
-    assert runs(ran) == [(1, 0, 5), (2, 0, 5), (4, 0, 5), (2, 1, 60)]
+    assert runs(ran) == [(1, 0, 5), (2, 0, 5), (4, 0, 5), (2, FIRST_SOAK_REPEAT, 60)]
     assert ran[-1].tags["soak"] == "true" and "soak" not in ran[0].tags
+
+
+def grown(world, specs, **more) -> list[tuple[int, int]]:
+    """Returns the runs of a second call: size of the micro-batch and repeat."""
+    ran = world.drain(world.controller(specs, **more))
+    return [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran]
+
+
+def test_a_study_that_grew_runs_only_what_is_new(world, make_specs) -> None:
+    specs = make_specs(4)
+    world.drain(world.controller(specs[:3], measure=Measure(reference_every=0)))
+    more = Measure(reference_every=0, repeats=3)
+    assert sorted(grown(world, [specs[0], specs[1], specs[3]], measure=more)) == [
+        *((size, repeat) for size in (1, 2) for repeat in (1, 2)),
+        *((4, repeat) for repeat in (0, 1, 2)),
+    ], "the third trial is no longer listed: it is not repeated"
+    assert world.result(specs[2]).status is TrialStatus.COMPLETED
+    assert grown(world, specs, measure=Measure(reference_every=0)) == [], "fewer repeats: nothing is left"
+
+
+def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None:
+    world.measured = alike
+    specs = make_specs(5)
+    world.drain(world.controller(specs, measure=Measure(reference_every=0)))
+    left = specs[2:]  # the second trial was as good as the third
+    raced = world.drain(world.controller(left, race=race_rule(), candidates=left, measure=Measure(reference_every=0)))
+    assert not {one.queued.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random"])
+def test_what_was_measured_counts_where_only_some_are_tried(world, make_specs, strategy) -> None:
+    specs = make_specs(8)
+    drawn = world.drain(world.controller(specs[4:], num_trials=3, strategy=make_strategy(strategy, specs[4:], seed=1)))
+    assert len(drawn) == 3
+    wider = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
+    again = world.drain(world.controller(specs, strategy=make_strategy(strategy, specs, seed=2), **wider))
+    assert len(again) == 2 and not {one.queued.trial_id for one in again} & {one.queued.trial_id for one in drawn}
+
+
+def test_a_strategy_that_learns_counts_the_trials_of_its_space_alone(world, make_specs, learner) -> None:
+    specs = make_specs(5)
+    world.drain(world.controller(specs[:2], strategy=learner(specs[:2])))
+    left = specs[1:]
+    again = world.drain(world.controller(left, num_trials=3, strategy=learner(left), candidates=left))
+    assert len(again) == 2
+
+
+def test_long_runs_of_earlier_versions_keep_their_numbers_and_no_repeat_is_lost(world, make_specs) -> None:
+    specs = make_specs(2)
+    for spec in specs:
+        world.write(spec)
+    world.write(specs[0], 1, tags={"soak": "true"})
+    measure = Measure(reference_every=0, repeats=3, soak_finalists=1, soak_seconds=60)
+    found = grown(world, specs, measure=measure, finalists=[specs[0]])
+    assert sorted(found) == [(1, 2), (1, 3), (2, 1), (2, 2)], "the long run counts as that, and is not run again"
+
+
+def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> None:
+    world.measured = alike
+    specs = make_specs(5)
+    first = world.drain(world.controller(specs, race=race_rule(0.4), measure=Measure(reference_every=0)))
+    raced = {one.queued.name for one in first if one.queued.role == "race"}
+    more = world.drain(world.controller(specs, measure=Measure(reference_every=0, repeats=2)))
+    assert len(raced) == 2 and not raced & {one.queued.name for one in more}
+    assert {f"{spec.trial_id}-1" for spec in specs} == {one.queued.name for one in more} | {
+        name for name in raced if name.endswith("-1")
+    }
+
+
+def test_a_trial_that_a_limit_stopped_runs_again_under_a_looser_one(world, make_specs) -> None:
+    specs = make_specs(2)
+    world.write(specs[0], status=TrialStatus.ABORTED)
+    world.write(specs[1])
+    assert grown(world, specs, measure=Measure(reference_every=0)) == []
+    loosened = {"outdated": lambda result: result.status is TrialStatus.ABORTED}
+    assert grown(world, specs, measure=Measure(reference_every=0), **loosened) == [(1, 0)]
+
+
+def test_a_preview_takes_times_from_estimates_and_names_the_first_trials(world, make_specs) -> None:
+    specs = make_specs(3)
+    took = dict(zip(specs, (100.0, 200.0, 4000.0), strict=True))
+    told = {"duration_s": lambda spec, _measure: took[spec], "candidates": specs}
+    measure = Measure(reference_every=0, timeout_s=1000)
+    world.controller(specs, measure=measure, **told)
+    preview = next(event for event in world.heard if isinstance(event, Preview))
+    assert preview.estimated and not preview.measured
+    assert preview.device_s == (100 + 200 + 1000) * specs[0].cluster.world_size
+    assert (preview.num_timeouts, preview.longest_s) == (1, 4000.0)
+    assert [(one.spec, one.expected_s) for one in preview.first] == [(specs[0], 100), (specs[1], 200), (specs[2], 1000)]
 
 
 def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
@@ -250,7 +347,7 @@ def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world
     ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]], race=race_rule(0.8)))
     assert [one.queued.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
     repeats = [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran[5:9]]
-    assert sorted(repeats) == [(2, 2), (2, 3), (3, 2), (3, 3)], "the number 1 is kept for the long run"
+    assert sorted(repeats) == [(2, 1), (2, 2), (3, 1), (3, 2)], "long runs have numbers of their own"
     assert all(one.tags["race"] == "0.95" for one in ran[5:9]) and "race" not in ran[0].tags
     steps = told(world)
     assert [step.num_repeats for step in steps] == [0, 1, 2, 3, 4] and steps[-1].ending

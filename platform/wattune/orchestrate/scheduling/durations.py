@@ -1,0 +1,77 @@
+"""Expected times of trials: predicted where there is an estimate, corrected by those that ran. No Ray here."""
+
+import statistics
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+
+from wattune.orchestrate.scheduling.budget import Pace
+from wattune.orchestrate.scheduling.graphs import Start
+from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.trial import Measure, TrialSpec
+
+
+class Durations:
+    """Expected seconds of trials, better with each one that ended."""
+
+    def __init__(self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None) -> None:
+        """Starts without any time.
+
+        Args:
+            pace: Times of trials so far, for those without a prediction.
+            predict: Predicts the seconds of a trial, or gives None.
+        """
+        self._pace, self._predict = pace, predict
+        self._ratios: dict[Hashable, list[float]] = defaultdict(list)
+        self._all_ratios: list[float] = []
+        self._announced: dict[Hashable, float] = {}
+
+    @property
+    def measured(self) -> bool:
+        """True once a trial has ended."""
+        return self._pace.typical_s > 0
+
+    def add(self, spec: TrialSpec, measure: Measure, took_s: float) -> None:
+        """Adds the time of a trial."""
+        predicted_s = self.predicted_s(spec, measure)
+        if predicted_s:
+            insort(self._ratios[workers_of(spec)], took_s / predicted_s)
+            insort(self._all_ratios, took_s / predicted_s)
+
+    def predicted_s(self, spec: TrialSpec, measure: Measure) -> float | None:
+        """Predicts the seconds of a trial, without those that ran; None where nothing predicts it."""
+        return self._predict(spec, measure) if self._predict is not None else None
+
+    def expected_s(self, spec: TrialSpec, measure: Measure, start: Start | None = None) -> float:
+        """Returns the expected seconds of a trial.
+
+        A prediction is multiplied by the median of measured over predicted time, of trials for the same workers, else
+        of all. Without a prediction it is what such trials took, and at least `min_seconds`. Neither exceeds
+        `timeout_s`, at which the trial is ended.
+
+        Args:
+            spec: The trial.
+            measure: Settings of its measurement.
+            start: How it starts; None where that is not known. Predicted times do not tell starts apart.
+        """
+        predicted_s = self.predicted_s(spec, measure)
+        if predicted_s is None:
+            return self._pace.expected_s(spec, measure.min_seconds, start)
+        return max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
+
+    def announce(self) -> None:
+        """Keeps the corrections of this moment: a preview shows times by them."""
+        self._announced = {workers: self.ratio(workers) for workers in [*self._ratios, None]}
+
+    def announced_s(self, spec: TrialSpec, measure: Measure) -> float:
+        """Returns the seconds of a trial that the last preview counted with; 0 where nothing predicts it."""
+        predicted_s = self.predicted_s(spec, measure)
+        if predicted_s is None:
+            return 0.0
+        ratio = self._announced.get(workers_of(spec), self._announced.get(None, 1.0))
+        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s))
+
+    def ratio(self, workers: Hashable = None) -> float:
+        """Returns the median of measured over predicted time of these workers' trials, else of all; 1 before any."""
+        ratios = self._ratios.get(workers) or self._all_ratios
+        return statistics.median(ratios) if ratios else 1.0

@@ -1,0 +1,172 @@
+"""Changes of a study's space: those that it may go on with, and those that contradict its results.
+
+A trial's id is a hash of everything that it does, so results of two spaces never share an id. A space may therefore
+gain or lose values, axes, models and engines: what was measured stays, what is new runs. Settings of measuring,
+objective, bounds and search are no part of a trial. Refused is what would rank unlike things under one question or
+give a name a second meaning: no cluster in common, another workload, a model of the same name with other fields, and
+any key that this version does not know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from wattune.storage.versions import completed_space
+
+FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search")
+"""Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""
+
+LISTED: Final = ("engine", "space")
+"""Keys whose values may come and go: they are a part of every trial's id."""
+
+_SIZES: Final = ("seq_len", "global_batch_size")
+"""Keys of a workload that may be lists of values to try."""
+
+_ANOTHER_NAME: Final = "or give the study another name"
+_ABSENT: Final = "nothing"
+_LONGEST: Final = 120
+"""Most characters of a value that a message repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """One key of a space that cannot change, because results with the stored value are there."""
+
+    key: str
+    stored: str
+    given: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Says what, what was stored, what is given, and what to do, in a line."""
+        return f"{self.key}: stored {self.stored}, given {self.given}; {self.remedy}"
+
+
+def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Contradiction]:
+    """Lists what keeps a study from going on with another space; nothing where it may.
+
+    Args:
+        stored: The space of the study, with every default.
+        given: The space that it is to go on with, likewise.
+    """
+    old, new = completed_space(stored), completed_space(given)
+    found = [
+        *_of_clusters(_entries(old.get("cluster")), _entries(new.get("cluster"))),
+        *_of_models(_entries(old.get("model")), _entries(new.get("model"))),
+        *_of_workload(old.get("workload"), new.get("workload")),
+    ]
+    known = {*FREE, *LISTED, "cluster", "model", "workload"}
+    for key in sorted((old.keys() | new.keys()) - known):
+        if old.get(key) != new.get(key):
+            said = {name: _text(one[key]) if key in one else _ABSENT for name, one in (("s", old), ("g", new))}
+            remedy = f"restore it, {_ANOTHER_NAME}"
+            found.append(Contradiction(key=key, stored=said["s"], given=said["g"], remedy=remedy))
+    return found
+
+
+def changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Lists every difference between two spaces of one study, a line for each key.
+
+    Args:
+        stored: The space of the study, with every default.
+        given: The space that it goes on with, likewise.
+    """
+    before, after = _flatten(completed_space(stored)), _flatten(completed_space(given))
+    lines = []
+    for path in sorted(before.keys() | after.keys()):
+        old, new = before.get(path), after.get(path)
+        if old == new or path == "study":
+            continue
+        if isinstance(old, list) and isinstance(new, list):
+            came = [_text(one) for one in new if one not in old]
+            went = [_text(one) for one in old if one not in new]
+            parts = [f"adds {', '.join(came)}"] if came else []
+            parts += [f"drops {', '.join(went)}"] if went else []
+            lines.append(f"{path}: {' and '.join(parts) or 'in another order'}")
+        else:
+            said = [_text(one[path]) if path in one else _ABSENT for one in (before, after)]
+            lines.append(f"{path}: {' -> '.join(said)}")
+    return lines
+
+
+def _of_clusters(stored: Sequence[Any], given: Sequence[Any]) -> list[Contradiction]:
+    """Finds the fields that differ where no cluster is in both spaces."""
+    if not stored or any(one in stored for one in given):
+        return []
+    if not given:
+        return [
+            Contradiction(key="cluster", stored=_text(stored), given=_ABSENT, remedy=f"restore it, {_ANOTHER_NAME}")
+        ]
+    remedy = f"keep a stored cluster and add this one as another entry, {_ANOTHER_NAME}"
+    return _fields("cluster", _closest(given[0], stored), given[0], remedy)
+
+
+def _of_models(stored: Sequence[Any], given: Sequence[Any]) -> list[Contradiction]:
+    """Finds the fields that differ of models that kept their name and are none of the stored ones of that name."""
+    found = []
+    for name in dict.fromkeys(_name(one) for one in stored):
+        known = [one for one in stored if _name(one) == name]
+        now = [one for one in given if _name(one) == name]
+        if now and not any(one in known for one in now):
+            remedy = (
+                f"a name keeps its meaning: keep the stored model and add this one as another entry, {_ANOTHER_NAME}"
+            )
+            found += _fields(f"model {name}", _closest(now[0], known), now[0], remedy)
+    return found
+
+
+def _of_workload(stored: Any, given: Any) -> list[Contradiction]:
+    """Finds the keys of a workload that differ; sizes may gain and lose values while one stays."""
+    if not isinstance(stored, Mapping) or not isinstance(given, Mapping):
+        return [] if stored == given else _fields("", {"workload": stored}, {"workload": given}, _ANOTHER_NAME[3:])
+    sizes = [name for name in _SIZES if any(one in _entries(stored.get(name)) for one in _entries(given.get(name)))]
+    old = {name: value for name, value in stored.items() if name not in sizes}
+    new = {name: value for name, value in given.items() if name not in sizes}
+    return _fields("workload", old, new, "results of two workloads do not compare: give the study another name")
+
+
+def _fields(key: str, stored: Any, given: Any, remedy: str) -> list[Contradiction]:
+    """Lists the fields that differ between two entries."""
+    before, after = _flatten(stored, key), _flatten(given, key)
+    return [
+        Contradiction(
+            key=path,
+            stored=_text(before[path]) if path in before else _ABSENT,
+            given=_text(after[path]) if path in after else _ABSENT,
+            remedy=remedy,
+        )
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _closest(one: Any, others: Sequence[Any]) -> Any:
+    """Returns the entry that differs from one in the fewest fields."""
+    return min(others, key=lambda other: len(_fields("", other, one, "")))
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name")) if isinstance(entry, Mapping) else str(entry)
+
+
+def _entries(value: Any) -> list[Any]:
+    """Returns a list: a single entry may stand without one."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
+    return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
+
+
+def _text(value: Any) -> str:
+    """Writes a value in short: an entry by its name or device and what tells it from others."""
+    if isinstance(value, Mapping):
+        fields = ", ".join(f"{name}={item}" for name, item in value.items() if item is not None)
+        text = str(value.get("name") or fields)
+    elif isinstance(value, list | tuple):
+        text = f"[{', '.join(map(_text, value))}]"
+    else:
+        text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,252 @@
+"""The spaces of a study: the one that holds, every one before it, and the table of all combinations.
+
+`study.yaml` is the space that holds. It names its number and the SHA-256 of the files that came with it. A change of
+the space writes, in this order,
+
+1. `space.<n>.yaml`, the new space, and `candidates.next.parquet`, its combinations;
+2. `study.yaml` in one rename: from now on the new space holds;
+3. `candidates.parquet`, by renaming `candidates.next.parquet`.
+
+A process that is killed before 2 leaves the old space, after 2 the new one: until 3 the table is read from where its
+digest is found. A YAML file has its own digest in its first line, `# digest: <SHA-256 of all bytes after this line>`.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import yaml
+
+from wattune.errors import PlanError, TelemetryError
+from wattune.storage.digests import DigestError, body_of, with_digest_line
+from wattune.storage.documents import parse_yaml
+from wattune.storage.files import make_lasting, write_whole
+from wattune.storage.growth import changes
+from wattune.storage.parquet import encoded, read_table
+from wattune.storage.versions import VERSION, check_version, upgraded_candidate, upgraded_space
+from wattune.trial import TrialResult
+
+STUDY: Final = "study.yaml"
+CANDIDATES: Final = "candidates.parquet"
+NEXT_CANDIDATES: Final = "candidates.next.parquet"
+RECORD: Final = "record"
+"""Key of `study.yaml` that holds the space's number and the digests; wattune writes it, and a space ignores it."""
+
+SPACE_COLUMN: Final = "space"
+"""Column of the table of combinations: the number of the space that a trial came with."""
+
+REMOVED: Final = "removed"
+"""Status of trials that the space does not list any more; what was measured of them stays and is ranked."""
+
+SPACE_TAG: Final = "space"
+"""Tag of a result: the number of the space that held when its trial ran."""
+
+_RESTORE: Final = "restore it, or remove the study's folder and run the space again"
+
+
+def space_name(number: int) -> str:
+    """Returns the name of the file that keeps a space."""
+    return f"space.{number}.yaml"
+
+
+def space_number(result: TrialResult) -> int:
+    """Returns the number of the space that held when a trial ran; 1 for results of earlier versions."""
+    text = result.tags.get(SPACE_TAG, "1")
+    return int(text) if text.isascii() and text.isdecimal() else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSpace:
+    """One space of a study, as a file keeps it."""
+
+    number: int
+    """1 for the space that the study was begun with. Folders of earlier versions have only that one."""
+    document: dict[str, Any]
+    """The space in today's words."""
+    files: Mapping[str, str]
+    """SHA-256 of the files that came with it, by name; none in folders of earlier versions."""
+
+
+def read_space(path: Path) -> StoredSpace:
+    """Reads a `study.yaml`, or a `space.<n>.yaml`.
+
+    Raises:
+        PlanError: It cannot be read, does not agree with its digest, is not a mapping, or a later version wrote it.
+    """
+    try:
+        return space_of(path.read_bytes(), path)
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
+
+
+def space_of(content: bytes, where: Path | str) -> StoredSpace:
+    """Reads the content of a `study.yaml`.
+
+    Args:
+        content: The file's bytes.
+        where: The file, for the error.
+
+    Raises:
+        PlanError: See `read_space`.
+    """
+    try:
+        document = parse_yaml(body_of(content)[0].decode())
+    except DigestError as error:
+        raise PlanError(
+            f"{where}: {error}; copy the space.<n>.yaml of the highest number over it, or remove "
+            "its first line to take it as it is"
+        ) from None
+    except ValueError as error:
+        raise PlanError(f"{where} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
+    if not isinstance(document, dict):
+        raise PlanError(f"{where} holds no search space; {_RESTORE}")
+    space = dict(document)
+    check_version(space.pop("version", None), str(where))
+    record = space.pop(RECORD, None)
+    number, files = (record.get("space", 1), record.get("files", {})) if isinstance(record, dict) else (1, {})
+    if type(number) is not int or number < 1 or not isinstance(files, dict):
+        raise PlanError(f"{where}: {RECORD} holds no number of a space; {_RESTORE}")
+    return StoredSpace(number=number, document=upgraded_space(space), files=files)
+
+
+def all_spaces(folder: Path) -> list[StoredSpace]:
+    """Reads every space of a study, the one it was begun with first.
+
+    Raises:
+        PlanError: One cannot be read, or does not agree with its digest.
+    """
+    current = read_space(folder / STUDY)
+    earlier = []
+    for number in range(1, current.number):
+        path = folder / space_name(number)
+        found = read_space(path)
+        if found.number != number or current.files.get(path.name, _sha256(path)) != _sha256(path):
+            raise PlanError(f"{path} does not agree with its digest in {STUDY}: damaged, or edited; restore it")
+        earlier.append(found)
+    return [*earlier, current]
+
+
+def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None) -> StoredSpace:
+    """Makes a space the one that holds, with the table of its combinations. A crash leaves the old one or the new.
+
+    Args:
+        folder: The study's folder.
+        document: The space with every default; whether it may follow the stored one was checked.
+        rows: Every combination of it; None leaves the table as it is.
+
+    Raises:
+        PlanError: The stored space cannot be read.
+    """
+    stored = read_space(folder / STUDY) if (folder / STUDY).exists() else None
+    number = 1 if stored is None else stored.number
+    if stored is not None:
+        finish(folder)
+        if changes(stored.document, document):
+            if not (folder / space_name(number)).exists():  # an earlier version wrote the study
+                _write_space(folder / space_name(number), number, stored.document)
+            number += 1
+    if stored is None or number > stored.number or not (folder / space_name(number)).exists():
+        _write_space(folder / space_name(number), number, document)
+    files = {name: digest for name, digest in (stored.files if stored else {}).items() if name == CANDIDATES}
+    files |= {path.name: _sha256(path) for n in range(1, number + 1) if (path := folder / space_name(n)).exists()}
+    if rows is not None:
+        table = encoded(_table(grown(known_candidates(folder), rows, number))).to_pybytes()
+        files[CANDIDATES] = hashlib.sha256(table).hexdigest()
+        if not (folder / CANDIDATES).exists() or _sha256(folder / CANDIDATES) != files[CANDIDATES]:
+            write_whole(folder / NEXT_CANDIDATES, table)
+    _write_space(folder / STUDY, number, document, files)
+    finish(folder)
+    return read_space(folder / STUDY)
+
+
+def finish(folder: Path) -> None:
+    """Puts the table of combinations in its place where a process was killed before it could."""
+    following, wanted = folder / NEXT_CANDIDATES, read_space(folder / STUDY).files.get(CANDIDATES)
+    if not following.exists():
+        return
+    if wanted == _sha256(following):
+        following.replace(folder / CANDIDATES)
+        make_lasting(folder)
+    else:  # of a space that never held
+        following.unlink()
+
+
+def grown(known: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Joins the combinations of a space with those of the spaces before it.
+
+    Args:
+        known: The rows before; none where there are none.
+        rows: Every combination of the space.
+        number: The space's number.
+
+    Returns:
+        `rows`, each with the number of the space that its trial came with; then the trials that earlier spaces had and
+        this one has not, with the status `removed`.
+    """
+    first = {row["trial_id"]: row.get(SPACE_COLUMN) or 1 for row in known if row.get("trial_id")}
+    now = [{**row, SPACE_COLUMN: first.get(row.get("trial_id"), number)} for row in rows]
+    left = {row.get("trial_id") for row in rows}
+    gone = [row for row in known if row.get("trial_id") and row["trial_id"] not in left]
+    reason = f"not in space {number}; what was measured of it counts"
+    removed = [{**row, "status": REMOVED, "reason": reason, SPACE_COLUMN: first[row["trial_id"]]} for row in gone]
+    return [
+        *now,
+        *(
+            {**row, "reason": old["reason"]} if old["status"] == REMOVED else row
+            for row, old in zip(removed, gone, strict=True)
+        ),
+    ]
+
+
+def candidates(folder: Path) -> list[dict[str, Any]]:
+    """Reads every combination of a study's spaces; empty before the table was written.
+
+    Raises:
+        PlanError: The table cannot be read, or does not agree with its digest.
+    """
+    anew = "`wattune run` of the space writes it anew"
+    for _ in range(2):  # a study that runs may change its space between two of these lines
+        wanted = read_space(folder / STUDY).files.get(CANDIDATES) if (folder / STUDY).exists() else None
+        paths = [path for path in (folder / CANDIDATES, folder / NEXT_CANDIDATES) if path.exists()]
+        agreeing = [path for path in paths if wanted in (None, _sha256(path))]
+        if agreeing or (not paths and wanted is None):
+            break
+    if not paths and wanted is None:
+        return []
+    if not agreeing:
+        why = "does not agree with its digest: damaged, or edited" if paths else "is missing"
+        raise PlanError(f"{folder / CANDIDATES} {why}; {anew}")
+    try:
+        return [upgraded_candidate(row) for row in read_table(agreeing[0]).to_pylist()]
+    except TelemetryError as error:
+        raise PlanError(f"{error}; {anew}") from error
+
+
+def known_candidates(folder: Path) -> list[dict[str, Any]]:
+    """Reads the table as `candidates` does; empty where it is damaged: it is about to be written anew."""
+    try:
+        return candidates(folder)
+    except PlanError:
+        return []
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist([dict(row) for row in rows])
+
+
+def _write_space(path: Path, number: int, document: Mapping[str, Any], files: Mapping[str, str] | None = None) -> None:
+    record: dict[str, Any] = {"space": number}
+    if files is not None:
+        record["files"] = dict(sorted(files.items()))
+    content = {"version": VERSION, RECORD: record, **document}
+    body = with_digest_line(yaml.safe_dump(content, sort_keys=False).encode())
+    if not path.exists() or path.read_bytes() != body:
+        write_whole(path, body)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,100 @@
+"""Spaces that a study may go on with, and those it may not: one line with key, stored value, given value and remedy."""
+
+from typing import Any
+
+import pytest
+
+from wattune.search.space import parse_space
+from wattune.storage.growth import changes, contradictions
+
+MODEL = {"name": "llama3_8b", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2}
+SPACE: dict[str, Any] = {
+    "study": "x",
+    "model": [MODEL],
+    "cluster": [{"device": "h200_sxm", "devices_per_node": 4}],
+    "engine": ["torch"],
+    "workload": {"seq_len": 128, "global_batch_size": 16},
+    "space": {"tp": [1, 2]},
+    "objective": "maximize tokens_per_s",
+    "constraints": ["node_device_power_peak_1s_w <= 2600"],
+}
+
+
+def document(**changed: Any) -> dict[str, Any]:
+    return dict(parse_space({**SPACE, **changed}).document)
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"objective": "minimize step_time_s"}, "objective: maximize tokens_per_s -> minimize step_time_s"),
+        ({"constraints": []}, "constraints: drops node_device_power_peak_1s_w <= 2600"),
+        ({"limits": {"node_device_power_w": 2800}}, "limits.node_device_power_w: nothing -> 2800.0"),
+        ({"search": {"seed": 7}}, "search.seed: 0 -> 7"),
+        ({"measure": {"repeats": 3}}, "measure.repeats: 1 -> 3"),
+        ({"measure": {"min_seconds": 60}}, "measure.min_seconds: 15.0 -> 60.0"),
+        ({"isolation": "fresh"}, "isolation: warm -> fresh"),
+        ({"space": {"tp": [2, 4]}}, "space.tp: adds 4 and drops 1"),
+        ({"space": {"tp": [2, 1]}}, "space.tp: in another order"),
+        ({"space": {"tp": [1, 2], "pp": [1, 2]}}, "space.pp: adds 2"),
+        ({"engine": ["torch", "megatron"]}, "engine: adds megatron"),
+        ({"model": [MODEL, {"name": "gpt3_175b"}]}, "model: adds gpt3_175b"),
+        (
+            {"cluster": [*SPACE["cluster"], {"device": "h200_sxm", "devices_per_node": 8}]},
+            "cluster: adds device=h200_sxm, num_nodes=1, devices_per_node=8, transformer_engine=False",
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_what_leaves_results_true_may_change_and_is_told(changed: dict[str, Any], line: str) -> None:
+    stored, given = document(), document(**changed)
+    assert contradictions(stored, given) == []
+    assert changes(stored, given) == [line]
+    assert contradictions(given, stored) == [], "and back"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"workload": {"seq_len": 256, "global_batch_size": 16}},
+            "workload.seq_len: stored 128, given 256; results of",
+        ),
+        (
+            {"cluster": [{"device": "h200_sxm", "devices_per_node": 8}]},
+            "cluster.devices_per_node: stored 4, given 8; keep a stored cluster and add this one as another entry, or",
+        ),
+        (
+            {"model": [{**MODEL, "num_layers": 4}]},
+            "model llama3_8b.num_layers: stored 2, given 4; a name keeps its meaning: keep the stored model and add",
+        ),
+    ],
+    ids=("workload", "cluster", "model"),
+)
+def test_what_contradicts_results_is_named_with_both_values_and_the_remedy(changed: dict[str, Any], said: str) -> None:
+    (found,) = contradictions(document(), document(**changed))
+    assert str(found).startswith(said)
+    assert str(found).endswith("give the study another name")
+
+
+def test_a_changed_model_may_stand_beside_the_stored_one_of_its_name() -> None:
+    both = document(model=[MODEL, {**MODEL, "num_layers": 4}])
+    assert contradictions(document(), both) == []
+    (line,) = changes(document(), both)
+    assert line == "model: adds llama3_8b"
+
+
+def test_a_list_of_sizes_may_gain_values_while_one_stays() -> None:
+    grown = {**document(), "workload": {**document()["workload"], "seq_len": [128, 256]}}
+    other = {**document(), "workload": {**document()["workload"], "seq_len": [256, 512]}}
+    assert contradictions(document(), grown) == []
+    assert [one.key for one in contradictions(document(), other)] == ["workload.seq_len"]
+
+
+def test_a_key_that_nobody_knows_is_refused_until_it_has_a_value_for_old_studies() -> None:
+    (found,) = contradictions(document(), {**document(), "cooling": "air"})
+    assert str(found) == "cooling: stored nothing, given air; restore it, or give the study another name"
+
+
+def test_an_equal_space_is_no_change() -> None:
+    assert contradictions(document(), document()) == [] and changes(document(), document()) == []
