@@ -20,22 +20,6 @@ from wattune.plan.axes import Plan
 
 TRIAL_ID_DIGITS: Final = 12
 
-FIRST_REFERENCE_REPEAT: Final = 1000
-"""Repeats from this number on are of a reference trial: the same trial measured again and again to see drift."""
-
-FIRST_BURST_REPEAT: Final = 2000
-"""The repeat of a trial's burst: a few steps that decide whether it is worth a full measurement."""
-LAST_REFERENCE_REPEAT: Final = 1999
-
-FIRST_SOAK_REPEAT: Final = 3000
-"""Repeats from this number on are long runs of finalists. Up to version 2 of study folders they had the number after
-the ordinary repeats; the tag `soak` tells them in both."""
-
-
-def is_reference_repeat(repeat: int) -> bool:
-    """Returns whether a repeat of this number is one of a reference trial."""
-    return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
-
 
 def check_trial_id(text: str) -> str:
     """Returns a text that has the form of a trial's id.

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from wattune.errors import closest
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
 from wattune.plan.engines import CAPABILITIES, MODES, ROUTINGS, capabilities
@@ -39,15 +40,7 @@ from wattune.search.problems import Path, got, refuse
 from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
 from wattune.storage.study import check_study_name
 from wattune.storage.versions import check_version
-from wattune.trial import (
-    FIRST_REFERENCE_REPEAT,
-    LORA_TARGETS,
-    TOKEN_DTYPES,
-    Lora,
-    Measure,
-    TokenFile,
-    Workload,
-)
+from wattune.trial import LORA_TARGETS, TOKEN_DTYPES, Lora, Measure, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""

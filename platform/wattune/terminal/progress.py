@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
@@ -23,7 +24,7 @@ from wattune.ranking.order import rank
 from wattune.ranking.spreads import is_soak
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tables import shown
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_change, format_quantity
 
 ASK_EVERY_S: Final = 1.0

@@ -13,11 +13,12 @@ from pace import least_cpu_s
 
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
+from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialStatus
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
