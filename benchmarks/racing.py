@@ -27,10 +27,11 @@ import numpy as np
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plan.axes import Plan
 from wattune.ranking.racing import Standings, standings
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 OBJECTIVE: Final = parse_objective("maximize tokens_per_s")
 BOUND_W: Final = 2750.0

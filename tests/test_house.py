@@ -11,16 +11,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking objective private_folder schema "
-    "trial units upload version",
+    ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking metric_meanings objective "
+    "private_folder schema trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",
     "analysis/signals": "align energy_grid readings schema_check series steady_state steps",
     "api": "decisions estimates exports recordings reports results runs spaces studies",
     "calibration": "fit links run",
-    "catalog": "hardware models",
-    "cli": "decide export machine results shell study",
+    "catalog": "hardware huggingface models",
+    "cli": "author decide export machine results shell study",
     "cost": "batch clock coefficients defaults estimate flops power sweep tables temperature",
     "cost/memory": "activations deepspeed_engine defaults megatron_engine moments predict shapes torch_engine",
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
@@ -36,12 +36,13 @@ ROOMS = {
     "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook race "
     "references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
-    "ranking": "assessment best bounds common_steps comparison difference evidence frontier order racing scatter "
-    "sources spreads suggestions table",
+    "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
+    "recordings scatter sources spreads suggestions table",
     "record": "command recorder recording sensors",
     "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
     "traces trade_off write",
-    "search": "forecast grammar problems prune space strategy",
+    "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference "
+    "search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
@@ -64,6 +65,7 @@ WITHOUT_TWIN = {
     "api/recordings": "passes on to record and inspection, which have theirs; tests/e2e/test_record.py uses it",
     "cli/export": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/decide": "the verbs are one surface: tests/unit/test_cli*.py",
+    "cli/author": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/machine": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/results": "the verbs are one surface: tests/unit/test_cli*.py",
     "cli/shell": "the verbs are one surface: tests/unit/test_cli*.py",
@@ -96,8 +98,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema intervals objective trial fidelity storage catalog plan cost cost.memory cost.step_time "
-    "fitting analysis analysis.metrics "
+    "units errors clock schema metric_meanings intervals objective trial fidelity storage catalog plan cost "
+    "cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"
 )

@@ -35,6 +35,7 @@ TERSE_PAGES = {
     "docs/dependencies.md": 26,
     "docs/engines.md": 36,
     "docs/security.md": 10,
+    "docs/space_reference.md": 20,
     "docs/telemetry.md": 12,
 }
 """Pages of reference with more semicolons than others may have, and the most of each."""

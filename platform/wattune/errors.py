@@ -7,6 +7,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
+_LEAST_START: Final = 3
+"""Fewest characters of a name that the beginning of another is told by."""
+
 LONGEST_LIST: Final = 20
 """Most names that a message lists. Of more it names the nearest ones only."""
 
@@ -84,6 +87,9 @@ def closest(name: str, allowed: Iterable[str]) -> str:
         Text such as ``'did you mean "tp"?'`` or ``"use one of: grid, random"``.
     """
     names = sorted(allowed)
+    starting = [one for one in names if len(name) >= _LEAST_START and one.lower().startswith(name.lower())]
+    if len(starting) == 1:
+        return f'did you mean "{starting[0]}"?'
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     if matches:
         return f'did you mean "{matches[0]}"?'

@@ -19,6 +19,23 @@ STOPPED_EARLY: Final = "stopped_early"
 DECIDED_BY_STEP_TIME: Final = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s")
 """Objectives that step time alone decides, so that ranks can tell a loser while they measure it."""
 
+FIRST_REFERENCE_REPEAT: Final = 1000
+"""Repeats from this number on are of a reference trial: the same trial measured again and again to see drift."""
+
+LAST_REFERENCE_REPEAT: Final = 1999
+
+FIRST_BURST_REPEAT: Final = 2000
+"""The repeat of a trial's burst: a few steps that decide whether it is worth a full measurement."""
+
+FIRST_SOAK_REPEAT: Final = 3000
+"""Repeats from this number on are long runs of finalists. Up to version 2 of study folders they had the number after
+the ordinary repeats; the tag `soak` tells them in both."""
+
+
+def is_reference_repeat(repeat: int) -> bool:
+    """Returns whether a repeat of this number is one of a reference trial."""
+    return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
+
 
 def is_burst(result: TrialResult) -> bool:
     """Returns true for a burst. A burst that failed tells as much of its trial as a full run that failed."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wattune.units import format_quantity
+from wattune.units import format_change, format_quantity
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class Interval:
             return format_quantity(metric, self.value)
         half = (self.high - self.low) / 2
         share = math.isfinite(self.half_width_frac) and not metric.endswith("_c")
-        off = f" ±{100 * self.half_width_frac:.2g} %" if share else f" ±{format_quantity(metric, half)}"
+        off = f" ±{100 * self.half_width_frac:.2g} %" if share else f" ±{format_change(metric, half)}"
         return format_quantity(metric, self.value) + off
 
     def to_json(self) -> dict[str, Any]:

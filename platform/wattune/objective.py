@@ -1,14 +1,16 @@
-"""Objectives and constraints: a small grammar, parsed and never evaluated as code.
+"""Objectives, constraints and conditions: a small grammar, parsed and never evaluated as code.
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`. A
 bound at several values is `METRIC OP LOW..HIGH step STEP`, with `* METRIC` after it where it is a share of a limit.
+Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too.
 """
 
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
 from wattune.schema import METRICS
@@ -19,10 +21,20 @@ _CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\
 _VARIED: Final = re.compile(
     rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s+step\s+({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
 )
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.\-]+)\s*", re.ASCII)
 _LONGEST_TEXT: Final = 200
 
 MOST_VALUES: Final = 100
 """Most values of a varied bound."""
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +111,65 @@ class VariedBound:
         return constraint.metric == self.metric and constraint.operator[0] == self.operator[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition on one field of a configuration: a count against a number, or a name against a name."""
+
+    field: str
+    operator: str
+    value: int | str
+
+    def __str__(self) -> str:
+        """The text it was parsed from, in canonical form."""
+        return f"{self.field} {self.operator} {self.value}"
+
+    def holds(self, value: int | str) -> bool:
+        """Tells whether a configuration with this value of the field keeps the condition."""
+        return _COMPARE[self.operator](value, self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a configuration that conditions may name."""
+
+    kind: type[int] | type[str]
+    """`int` for counts, `str` for names."""
+    choices: tuple[str, ...] = ()
+    """Every name it can have; empty where any name may stand."""
+
+
+_EVERYDAY: Final = {
+    "throughput": "tokens_per_s",
+    "speed": "tokens_per_s",
+    "performance": "tokens_per_s",
+    "time": "step_time_s",
+    "latency": "step_time_s",
+    "efficiency": "tokens_per_j",
+    "temperature": "device_temp_max_c",
+    "energy": "energy_per_token_j",
+    "power": "node_device_power_peak_1s_w",
+    "memory": "memory_peak_bytes",
+    "mfu": "mfu_frac",
+}
+"""Metrics that people mean by everyday words."""
+
+
+def _wanted(metric: str, text: str) -> str:
+    """Returns a metric, with the verb of an objective where the text is one."""
+    if not _OBJECTIVE.fullmatch(text):
+        return metric
+    return f"{'minimize' if METRICS[metric].better == 'lower' else 'maximize'} {metric}"
+
+
 def _metric(name: str, text: str) -> str:
-    if name not in METRICS:
-        raise SpaceError(f'unknown metric "{name}" in "{text}"; {closest(name, METRICS)}')
-    return name
+    if name in METRICS:
+        return name
+    word = name.lower()
+    if word in _EVERYDAY:
+        remedy = f'did you mean "{_wanted(_EVERYDAY[word], text)}"? `wattune metrics` lists all'
+    else:
+        remedy = closest(name, METRICS)
+    raise SpaceError(f'unknown metric "{name}" in "{text}"; {remedy}')
 
 
 def _is_share(metric: str) -> bool:
@@ -118,8 +185,67 @@ def parse_objective(text: str) -> Objective:
     """
     match = _OBJECTIVE.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write "maximize METRIC" or "minimize METRIC"')
+        named = [METRICS[word] for word in re.findall(r"\w+", text[:_LONGEST_TEXT]) if word in METRICS]
+        verb = "minimize" if named and named[0].better == "lower" else "maximize"
+        form = f'"{verb} {named[0].name}"' if len(named) == 1 else '"maximize METRIC" or "minimize METRIC"'
+        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write {form}')
     return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
+
+
+_WITH_UNIT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*([A-Za-z%°/*]+)\s*", re.ASCII)
+_TURNED: Final = re.compile(rf"\s*({_NUMBER})\s*(<=|>=|<|>)\s*(\w+)\s*", re.ASCII)
+_OTHER_OPERATOR: Final = re.compile(rf"\s*(\w+)\s*(==|=<|=>|=|≤|≥|is|below|under|above|over)\s*({_NUMBER})\s*")
+_OPERATORS: Final = {
+    "=<": "<=",
+    "≤": "<=",
+    "below": "<",
+    "under": "<",
+    "=>": ">=",
+    "≥": ">=",
+    "above": ">",
+    "over": ">",
+}
+_TURN: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_PREFIXES: Final = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def _meant(text: str) -> str | None:
+    """Says how a constraint is written that was written otherwise: with a unit, turned round, or with another sign."""
+    if (found := _WITH_UNIT.fullmatch(text)) is not None:
+        name, operator, number, unit = found.groups()
+        if name not in METRICS:
+            return None
+        value = _in_unit_of(name, float(number), unit)
+        own = METRICS[name].unit
+        said = f"{name} is a number without a unit" if own == "1" else f"values of {name} are in {own}"
+        said = f'{said}, so drop the unit "{unit}"'
+        return said if value is None else f'{said}: write "{name} {operator} {value}"'
+    if (found := _TURNED.fullmatch(text)) is not None:
+        number, operator, name = found.groups()
+        return f'the metric comes first: write "{name} {_TURN[operator]} {number}"'
+    if (found := _OTHER_OPERATOR.fullmatch(text)) is not None:
+        name, operator, number = found.groups()
+        meant = _OPERATORS.get(operator)
+        if meant is not None:
+            return f'write "{name} {meant} {number}"'
+        return f'a measured value is never exactly {number}; write "{name} <= {number}" or "{name} >= {number}"'
+    return None
+
+
+def _in_unit_of(metric: str, value: float, unit: str) -> str | None:
+    """Converts a value to a metric's unit; None where the unit is none of it."""
+    own = METRICS[metric].unit or ""
+    if unit == "%" and own == "1":
+        return f"{value / 100:g}"
+    if own == "degC":
+        return f"{value:g}" if unit in ("C", "°C", "degC", "celsius") else None
+    names = {"W": ("W", "watt", "watts"), "J": ("J",), "s": ("s", "sec", "seconds"), "B": ("B",)}.get(own, (own,))
+    scales = _PREFIXES | (_BINARY if own == "B" else {})
+    for prefix, scale in scales.items():
+        if unit in [prefix + name for name in names]:
+            return f"{value * scale:.12g}"
+    return None
 
 
 def parse_constraint(text: str) -> Constraint:
@@ -131,10 +257,9 @@ def parse_constraint(text: str) -> Constraint:
     """
     match = _CONSTRAINT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
-        raise SpaceError(
-            f'"{text[:_LONGEST_TEXT]}" is not a constraint; write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" '
-            "with OP one of <= < >= >"
-        )
+        remedy = _meant(text) if len(text) <= _LONGEST_TEXT else None
+        form = 'write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" with OP one of <= < >= >'
+        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not a constraint; {remedy or form}')
     factor = float(match[3])
     if not math.isfinite(factor):
         raise SpaceError(f'the bound of "{text}" is not a finite number; write one that is')
@@ -179,3 +304,42 @@ def parse_varied(text: str) -> VariedBound:
         values=values if operator.startswith("<") else values[::-1],
         limit_metric=_metric(match[6], text) if match[6] else None,
     )
+
+
+def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:
+    """Reads a condition that chooses trials: on a field of their configuration, or on a metric like a constraint.
+
+    Args:
+        text: Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
+        fields: The fields of a configuration by name.
+
+    Raises:
+        SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it
+            cannot have.
+    """
+    match = _CONDITION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None or match[1] not in fields:
+        if match is not None and match[1] not in METRICS:
+            raise SpaceError(
+                f'"{match[1]}" in "{text}" is neither a metric nor a field of a configuration; '
+                f"{closest(match[1], [*fields, *METRICS])}"
+            )
+        if match is not None and match[2] in ("==", "!="):
+            raise SpaceError(f'"{text}": a metric is measured and never equal; use one of <= < >= >')
+        if match is None and not _CONSTRAINT.fullmatch(text[:_LONGEST_TEXT]):
+            raise SpaceError(
+                f'"{text[:_LONGEST_TEXT]}" is not a condition; write "FIELD OP VALUE" such as "tp <= 2" or '
+                '"engine == torch", or "METRIC OP NUMBER" such as "mfu_frac > 0.3"'
+            )
+        return parse_constraint(text)
+    name, sign, value = match[1], match[2], match[3]
+    field = fields[name]
+    if field.kind is int:
+        if not re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            raise SpaceError(f'"{text}": {name} is a whole number, got "{value}"; write such as "{name} {sign} 2"')
+        return Condition(field=name, operator=sign, value=int(value))
+    if sign not in ("==", "!="):
+        raise SpaceError(f'"{text}": {name} is a name, which has no order; use == or !=')
+    if field.choices and value not in field.choices:
+        raise SpaceError(f'"{text}": {name} is never "{value}"; {closest(value, field.choices)}')
+    return Condition(field=name, operator=sign, value=value)

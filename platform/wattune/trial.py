@@ -12,29 +12,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.masking import printable
 from wattune.plan.axes import Plan
 
 TRIAL_ID_DIGITS: Final = 12
-
-FIRST_REFERENCE_REPEAT: Final = 1000
-"""Repeats from this number on are of a reference trial: the same trial measured again and again to see drift."""
-
-FIRST_BURST_REPEAT: Final = 2000
-"""The repeat of a trial's burst: a few steps that decide whether it is worth a full measurement."""
-LAST_REFERENCE_REPEAT: Final = 1999
-
-FIRST_SOAK_REPEAT: Final = 3000
-"""Repeats from this number on are long runs of finalists. Up to version 2 of study folders they had the number after
-the ordinary repeats; the tag `soak` tells them in both."""
-
-
-def is_reference_repeat(repeat: int) -> bool:
-    """Returns whether a repeat of this number is one of a reference trial."""
-    return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
 
 
 def check_trial_id(text: str) -> str:
@@ -220,9 +204,12 @@ class TrialSpec:
         plan["layout"] = tuple(plan["layout"])
         if not isinstance(plan["rank_order"], str):
             plan["rank_order"] = tuple(plan["rank_order"])
+        cluster = dict(data["cluster"])
+        if cluster.get("own_device") is not None:
+            cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
         spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
-            cluster=_cluster(tuple(data["cluster"]), *data["cluster"].values()),
+            cluster=_cluster(tuple(cluster), *cluster.values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),

@@ -91,6 +91,21 @@ def unit_of(name: str) -> str | None:
     return None
 
 
+def format_change(name: str, change: float) -> str:
+    """Formats a difference of two values: temperatures in kelvin, fractions in points of a percent.
+
+    Args:
+        name: The quantity's name, as for `format_quantity`.
+        change: The difference in the name's unit.
+    """
+    unit = unit_of(name)
+    if unit == "degC":
+        return f"{change:.1f} K"
+    if unit == "1" and name.endswith("_frac"):
+        return f"{100 * change if abs(change) >= 5e-5 else 0:.2g} points"
+    return format_quantity(name, change)
+
+
 _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

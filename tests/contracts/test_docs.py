@@ -11,6 +11,7 @@ from small_study import make_study
 
 from wattune.cli import app
 from wattune.objective import parse_constraint, parse_objective
+from wattune.ranking.conditions import parse_where
 from wattune.schema import METRICS
 from wattune.search.space import parse_space
 
@@ -40,8 +41,10 @@ def problem(command: str) -> str:
         return f"no command {verb}"
     try:
         context = VERBS[verb].make_context(verb, list(arguments))
-        for text in [*(context.params.get("constraint") or ()), *(context.params.get("where") or ())]:
+        for text in context.params.get("constraint") or ():
             parse_constraint(text)
+        for text in context.params.get("where") or ():
+            parse_where(text)
         if context.params.get("objective"):
             parse_objective(context.params["objective"])
         unknown = {name for name in (context.params.get("pareto") or "").split(",") if name} - METRICS.keys()

@@ -80,7 +80,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
     running = start_wattune("run", space)
     running.says(r"^\[1/2\].* measure [1-9]")
     running.process.send_signal(signal.SIGINT)
-    assert running.ends(90) == 1, running.text
+    assert running.ends(90) == 130, running.text
+    assert "stopping: running trials end" in running.text
     assert "Traceback" not in running.text
     assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
     statuses = sorted(one["status"] for one in results(storage / "stopped").values())
@@ -149,7 +150,7 @@ def test_a_closed_terminal_leaves_a_study_in_order(
             if select.select([ours], [], [], 1.0)[0]:
                 shown = (shown + os.read(ours, 65536).decode(errors="replace"))[-2000:]
         os.close(ours)
-        assert running.wait(90) == 1
+        assert running.wait(90) == 128 + signal.SIGHUP
     finally:
         running.kill()
         running.wait(30)

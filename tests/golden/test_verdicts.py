@@ -10,12 +10,13 @@ import pytest
 from small_study import GOLDEN, PLANS, START_NS, make_study, spec_of
 
 from wattune.analysis.summary import summarize
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, rank
 from wattune.simulation.sensors import simulate
 from wattune.storage.measured import MeasuredFolder
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 Pair = tuple[TrialSpec, TrialResult]
 Study = Callable[[int, int], list[Pair]]

@@ -224,7 +224,7 @@ def test_a_ctrl_c_that_no_trial_hears_of_is_one_line_too(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, where, stopped)
-    assert wattune("run", wattune.write(SPACE)) == (1, "", "stopped before the end; the same command continues\n")
+    assert wattune("run", wattune.write(SPACE)) == (130, "", "stopped before the end; the same command continues\n")
 
 
 def test_a_ctrl_c_while_the_program_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
 
 @pytest.mark.parametrize("terminal", [signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])
 def test_a_closed_terminal_interrupts_unless_nohup_keeps_it_away(terminal: signal.Handlers) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, terminal)
         end_in_order()

@@ -1,8 +1,16 @@
 """A burst is told by its tag, and its least length is what quality accepts."""
 
 from wattune.analysis.quality import INDICATIVE, Facts, assess_quality
-from wattune.fidelity import BURST, FIDELITY, LEAST_BURST_STEPS, STOPPED_EARLY, is_burst
-from wattune.trial import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, TrialResult, TrialStatus
+from wattune.fidelity import (
+    BURST,
+    FIDELITY,
+    FIRST_BURST_REPEAT,
+    FIRST_REFERENCE_REPEAT,
+    LEAST_BURST_STEPS,
+    STOPPED_EARLY,
+    is_burst,
+)
+from wattune.trial import TrialResult, TrialStatus
 
 
 def test_a_burst_is_told_by_its_tag():

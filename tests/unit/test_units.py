@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from wattune.units import (
     SUFFIX_UNITS,
+    format_change,
     format_quantity,
     kib_to_bytes,
     mc_to_c,
@@ -88,3 +89,19 @@ def test_no_suffix_hides_a_longer_one():
 )
 def test_values_as_people_read_them(name, value, text):
     assert format_quantity(name, value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("device_temp_max_c", 14.04, "14.0 K"),
+        ("throttle_frac", 0.061, "6.1 points"),
+        ("throttle_frac", 5.6e-16, "0 points"),
+        ("device_power_mean_w", -48.0, "-48 W"),
+        ("total_energy_j", 37.8, "37.8 J"),
+    ],
+)
+def test_a_difference_of_temperatures_is_in_kelvin_and_of_fractions_in_points(
+    name: str, change: float, text: str
+) -> None:
+    assert format_change(name, change) == text

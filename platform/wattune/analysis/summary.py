@@ -34,7 +34,6 @@ from wattune.analysis.signals.readings import HOST, Device, Tables
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.signals.series import Floats, Ints, Series
 from wattune.analysis.signals.steady_state import drift_frac
-from wattune.catalog.hardware import device
 from wattune.errors import ImpossibleValueError
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
 from wattune.intervals import of_series
@@ -152,7 +151,7 @@ def summary_of(
         **thermal_metrics(aligned, examined.temperatures),
         **use_metrics(aligned, link_peaks(aligned, examined.sensed)),
         **({} if expert_imbalance_frac is None else {"expert_imbalance_frac": expert_imbalance_frac}),
-        **memory_metrics(memory_peak_bytes, None if spec is None else device(spec.cluster.device)),
+        **memory_metrics(memory_peak_bytes, None if spec is None else spec.cluster.rank_device),
         **(decompose_metrics(examined.division) or examined.profiled_metrics),
         **_trust_metrics(examined),
     }

@@ -5,10 +5,10 @@ from wattune.api.estimates import beside_result, estimate, fit
 from wattune.api.exports import export
 from wattune.api.recordings import analyze, calibrate, calibrate_links, record, send_recording
 from wattune.api.reports import figures, report
-from wattune.api.results import compare, rank, sync
+from wattune.api.results import compare, rank, rank_recordings, sync
 from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
 from wattune.api.spaces import Space, StudyPlan, catalog, plan
-from wattune.api.studies import Study, Trial, load_study
+from wattune.api.studies import Study, Trial, find_recording, load_study
 
 __all__ = [
     "RETRIABLE",
@@ -26,12 +26,14 @@ __all__ = [
     "estimate",
     "export",
     "figures",
+    "find_recording",
     "fit",
     "frontier",
     "load_study",
     "plan",
     "preview",
     "rank",
+    "rank_recordings",
     "record",
     "report",
     "run_study",

@@ -9,6 +9,7 @@ from wattune.api.estimates import MOST_EARLIER, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Constraint, VariedBound, parse_varied
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
@@ -22,7 +23,7 @@ from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult
+from wattune.trial import TrialResult
 from wattune.units import NS_PER_S
 
 _DURATION: Final = re.compile(

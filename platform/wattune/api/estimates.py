@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, StudyPlan, plan
-from wattune.api.studies import find_study
+from wattune.api.studies import find_recording, find_study
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
 from wattune.cost.batch import Floats
@@ -192,21 +192,26 @@ def beside_result(trial: str, *, storage: str | None = None) -> Beside:
         storage: The place of studies and fits.
 
     Raises:
-        PlanError: There is no such trial, its sensors were simulated, or its device has no estimates.
+        PlanError: There is no such trial, it is a recording, its sensors were simulated, or its device has no
+            estimates.
     """
+    if find_recording(trial, storage=storage):
+        raise PlanError(f"{trial} is a recording, whose configuration is not known; name a trial, as STUDY:TRIAL_ID")
     place, (name, wanted) = storage_path(storage), split_reference(trial)
     study = find_study(name, storage=storage, whole=True)
     side = Compared(study).side(wanted)
+    spec = side.spec
+    assert spec is not None, "a trial has its specification"
     if side.simulated:
         raise PlanError(
             f"{side.name} ran on processors with simulated sensors: its device has no estimate; name a measured trial"
         )
-    device = side.spec.cluster.sensed_device
-    coefficients = coefficients_in(place, apart_from=study.name)(device).on(side.spec.cluster.num_nodes)
+    device = spec.cluster.sensed_device
+    coefficients = coefficients_in(place, apart_from=study.name)(device).on(spec.cluster.num_nodes)
     fit = read_fit(place, device.name)
     return beside(
         side.name,
-        side.spec,
+        spec,
         side.result,
         coefficients,
         source=Source(device=device, coefficients=coefficients).text,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wattune.api.studies import find_measured
 from wattune.calibration.links import Sweep, sweep_links
 from wattune.calibration.run import Listener
 from wattune.calibration.run import calibrate as measure_sensors
@@ -18,7 +19,6 @@ from wattune.record.recording import Recording
 from wattune.storage.files import (
     CALIBRATIONS,
     find_storage,
-    named_path,
     require_writable,
     storage_path,
     write_calibration,
@@ -26,11 +26,13 @@ from wattune.storage.files import (
 from wattune.storage.remote import RemoteStorage
 
 
-def analyze(folder: str | Path, *, accept: bool = False) -> Analysis:
+def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
     """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
 
     Args:
-        folder: The folder, or its URL.
+        folder: The folder, or its URL; also `STUDY:TRIAL_ID`, or a recording's name
+            (`wattune.api.studies.find_measured`).
+        storage: The place studies and recordings are kept in.
         accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
 
     Raises:
@@ -43,7 +45,7 @@ def analyze(folder: str | Path, *, accept: bool = False) -> Analysis:
         with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
             RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
             return analyze(scratch)
-    return inspect(named_path(folder), accept=accept)
+    return inspect(find_measured(folder, storage=storage), accept=accept)
 
 
 def record(

@@ -4,10 +4,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from wattune.api.studies import Study, find_study
-from wattune.ranking.comparison import Comparison
+from wattune.api.studies import Study, find_recording, find_study
+from wattune.errors import PlanError, SpaceError
+from wattune.inspection import recorded
+from wattune.objective import Constraint, parse_constraint, parse_objective
+from wattune.ranking.bounds import RISK
+from wattune.ranking.comparison import Comparison, Recorded
+from wattune.ranking.conditions import parse_where
 from wattune.ranking.evidence import compare_trials
 from wattune.ranking.order import Ranking
+from wattune.ranking.recordings import LEAST_ENERGY, RecordingRanking
+from wattune.ranking.recordings import rank_recordings as rank_all
 from wattune.ranking.sources import Question, Source, collector_paused, rank_sources
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
@@ -60,18 +67,65 @@ def folder_of(study: AnyStudy, *, storage: str | None = None) -> StudyFolder:
 
 
 def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
-    """Compares two trials: what differs, and where time and energy of a step went.
+    """Compares two trials: what differs, and where time and energy of a step went. Recordings compare as well.
 
     Args:
-        a: The one, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
-        b: The other, of the same study or of another one.
+        a: The one, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough. Or a
+            recording, by its name or folder.
+        b: The other, of the same study or of another one, or a recording.
         storage: The place studies are kept in.
 
     Raises:
         PlanError: There is no such study or trial.
         TelemetryError: A trial's telemetry cannot be read.
     """
-    return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True))
+
+    def recording(name: str) -> Recorded | None:
+        path = find_recording(name, storage=storage)
+        return None if path is None else recorded(path)
+
+    return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True), recording)
+
+
+def rank_recordings(
+    names: Sequence[str | Path],
+    *,
+    storage: str | None = None,
+    **question: Unpack[Question],
+) -> RecordingRanking:
+    """Ranks recordings like trials, and says what they do not share: nobody knows what their commands do.
+
+    Args:
+        names: Names or folders of recordings.
+        storage: The place recordings are kept in, under `recordings`.
+        **question: See `wattune.ranking.sources.Question`. The objective is `minimize total_energy_j` unless given;
+            there are no bounds unless given; `where` has bounds on metrics.
+
+    Raises:
+        PlanError: There is no such recording, or it is named twice.
+        SpaceError: An objective, a bound or a condition cannot be used as written.
+        TelemetryError: A recording cannot be read.
+    """
+    objective = question.get("objective")
+    where = [parse_where(text) for text in question.get("where", ())]
+    bounds = [one for one in where if isinstance(one, Constraint)]
+    fields = [str(one) for one in where if not isinstance(one, Constraint)]
+    if fields:
+        raise SpaceError(f'"{fields[0]}": a recording has no configuration; name a metric, as in "window_s > 60"')
+    found = []
+    for name in names:
+        path = find_recording(name, storage=storage)
+        if path is None:
+            raise PlanError(f"{name} is no recording in {find_storage(storage).folder}; rank recordings or studies")
+        found.append(recorded(path))
+    return rank_all(
+        found,
+        LEAST_ENERGY if objective is None else parse_objective(objective),
+        [parse_constraint(text) for text in question.get("constraints") or ()],
+        where=bounds,
+        least_quality=question.get("least_quality", ""),
+        risk=question.get("risk", RISK),
+    )
 
 
 def sync(

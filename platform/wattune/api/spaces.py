@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS
+from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.errors import SpaceError
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
@@ -139,9 +139,13 @@ def plan(space: Space) -> StudyPlan:
 
 
 def catalog() -> dict[str, Any]:
-    """Lists the devices and models that spaces can name, as plain data, with parameter counts."""
+    """Lists the devices and models that spaces can name, as plain data, with parameter counts.
+
+    `left_out` lists published models that the decoder cannot represent, with reasons.
+    """
     models = [
         {**asdict(model), "num_parameters": model.num_parameters, "num_active_parameters": model.num_active_parameters}
         for model in MODELS.values()
     ]
-    return {"devices": [asdict(device) for device in DEVICES.values()], "models": models}
+    left_out = [{"name": name, "reason": reason} for name, reason in NOT_REPRESENTED.items()]
+    return {"devices": [asdict(device) for device in DEVICES.values()], "models": models, "left_out": left_out}

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.errors import TelemetryError, closest
+from wattune.errors import PlanError, TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
 from wattune.ranking.table import PLAN_COLUMNS, metric_field, plan_values
 from wattune.schema import METRICS
-from wattune.storage.files import Storage, find_storage, named_path
+from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
+from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT
 from wattune.storage.remote import RemoteStorage
-from wattune.storage.study import StudyFolder, check_study_name
+from wattune.storage.study import StudyFolder, TrialFolder, check_study_name
 from wattune.storage.trial_tables import left_out
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -200,6 +202,80 @@ def load_study(name_or_path: str | Path, *, storage: str | None = None, whole: b
         TrackingError: The storage's URL cannot be reached.
     """
     return Study(find_study(str(name_or_path), storage=storage, whole=whole))
+
+
+def find_recording(name: str | Path, *, storage: str | None = None) -> Path | None:
+    """Finds a recording's folder by its name in the storage, or by its path; None where it is none.
+
+    A study of the same name comes first.
+    """
+    text = str(name)
+    if "://" in text:
+        return None
+    place = find_storage(storage).folder
+    if FOLDER_NAME.fullmatch(text) and (place / text / "study.yaml").is_file():
+        return None
+    folders = [named_path(text), *([place / RECORDINGS / text] if FOLDER_NAME.fullmatch(text) else [])]
+    return next((one for one in folders if (one / MANIFEST).is_file() and not (one / RESULT).is_file()), None)
+
+
+def find_measured(name: str | Path, *, storage: str | None = None) -> Path:
+    """Finds what can be analysed: a folder, a recording by its name, or a trial as `STUDY:TRIAL_ID`.
+
+    Args:
+        name: What is looked for. The first digits of a trial's id are enough, and `-N` after it names its repeat N;
+            else it is the first one that completed.
+        storage: The place studies and recordings are kept in.
+
+    Raises:
+        PlanError: There is nothing of that name, or several trials begin with it.
+    """
+    text, folder = str(name), named_path(name)
+    if folder.is_dir():
+        return folder
+    found = find_recording(text, storage=storage)
+    if found is not None:
+        return found
+    study, colon, wanted = text.rpartition(":")
+    if not colon or not study or not wanted:
+        raise PlanError(
+            f"{text} is neither a folder nor a recording in {find_storage(storage).folder}; give a trial's or a "
+            "recording's folder, a recording's name, or STUDY:TRIAL_ID"
+        )
+    return _trial_folder(find_study(study, storage=storage, whole=True), wanted)
+
+
+def _trial_folder(study: StudyFolder, wanted: str) -> Path:
+    begin, _, number = wanted.partition("-")
+    trials = [(trial, key) for trial in study.trials() if (key := _key(trial)) is not None]
+    begun = [(trial, key) for trial, key in trials if key[0].startswith(begin)]
+    ids = sorted({key[0] for _, key in begun})
+    if len(ids) != 1:
+        known = ", ".join(ids or sorted({key[0] for _, key in trials})[:8]) or "none"
+        what = "these begin so" if ids else "it holds"
+        raise PlanError(
+            f'{"more than one" if ids else "no"} trial "{begin}" in study {study.path}; {what}: {known}; give an id '
+            "that `wattune rank` shows"
+        )
+    repeats = {str(key[1]): trial for trial, key in sorted(begun, key=lambda one: one[1][1])}
+    if number and number not in repeats:
+        raise PlanError(f"trial {ids[0]} of study {study.path} has no repeat {number}; it has {', '.join(repeats)}")
+    if number:
+        return repeats[number].path
+    return next((trial for trial in repeats.values() if _completed(trial)), next(iter(repeats.values()))).path
+
+
+def _key(trial: TrialFolder) -> tuple[str, int] | None:
+    with suppress(PlanError):
+        return trial.key()
+    return None  # some other folder that somebody put there
+
+
+def _completed(trial: TrialFolder) -> bool:
+    with suppress(PlanError):
+        result = trial.result()
+        return result is not None and result.status is TrialStatus.COMPLETED
+    return False
 
 
 def find_study(name: str, *, storage: str | None, whole: bool = False) -> StudyFolder:

@@ -3,9 +3,11 @@
 A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their simulation look it up here.
 """
 
+import math
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from wattune.errors import PlanError, closest
 
@@ -42,8 +44,31 @@ class DeviceSpec:
     """Values of Ray's label `ray.io/accelerator-type` on its nodes. Boards of other form factors may share them."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     """Data types that training can run in; the first is the default."""
-    source: str
+    source: str = ""
     """Origin of the numbers."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "DeviceSpec":
+        """Makes a device of plain data. Lists become tuples again.
+
+        Raises:
+            TypeError, ValueError: A field is missing, unknown, or holds what it cannot.
+        """
+        given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in data.items()}
+        made = cls(**given)
+        for name in (each.name for each in fields(cls)):
+            value = getattr(made, name)
+            if name in _TEXTS:
+                fits = isinstance(value, str)
+            elif name in _LISTS:
+                fits = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+            else:
+                unknown = value is None and name != "devices_per_package"
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                fits = unknown or (number and 0 < value < math.inf)
+            if not fits:
+                raise ValueError(f"own_device.{name}: got {str(value)[:60]}, which a device cannot have")
+        return made
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""
@@ -52,6 +77,10 @@ class DeviceSpec:
     def is_product(self, name: str) -> bool:
         """Tells whether a product name is one of this device's, written in any case and with any separators."""
         return _words(name) in map(_words, self.product_names)
+
+
+_TEXTS: Final = ("name", "vendor", "source")
+_LISTS: Final = ("product_names", "ray_accelerator_types", "dtypes")
 
 
 def _words(product: str) -> tuple[str, ...]:
@@ -135,6 +164,64 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             source="NVIDIA HGX B200 datasheet, figures of eight GPUs divided; not measured",
         ),
         DeviceSpec(
+            name="gb200",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=2500e12,  # half of the 5 PFLOP/s with sparsity, one of a superchip's two GPUs
+            peak_fp32_flop_per_s=80e12,
+            memory_bytes=186 * 10**9,
+            memory_bandwidth_bytes_per_s=8e12,
+            link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
+            power_limit_w=1200.0,
+            sm_clock_max_mhz=None,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA GB200",),
+            ray_accelerator_types=("GB200",),
+            source="NVIDIA GB200 NVL72 datasheet, figures of 72 GPUs divided; 1,200 W of the Blackwell architecture "
+            "brief; its clock is not published; not measured",
+        ),
+        DeviceSpec(
+            name="a100_sxm_80gb",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=312e12,
+            peak_fp32_flop_per_s=19.5e12,
+            memory_bytes=80 * 10**9,
+            memory_bandwidth_bytes_per_s=2.039e12,
+            link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
+            power_limit_w=400.0,
+            sm_clock_max_mhz=1410.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA A100-SXM4-80GB",),  # NVML; Ray labels every board A100, so the name decides
+            source="NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM); Ampere architecture white paper; not measured",
+        ),
+        DeviceSpec(
+            name="a100_sxm_40gb",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=312e12,
+            peak_fp32_flop_per_s=19.5e12,
+            memory_bytes=40 * 10**9,
+            memory_bandwidth_bytes_per_s=1.555e12,
+            link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
+            power_limit_w=400.0,
+            sm_clock_max_mhz=1410.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA A100-SXM4-40GB",),
+            source="NVIDIA A100 Tensor Core GPU datasheet (40 GB SXM); Ampere architecture white paper; not measured",
+        ),
+        DeviceSpec(
+            name="a100_pcie_80gb",
+            vendor="nvidia",
+            peak_bf16_flop_per_s=312e12,
+            peak_fp32_flop_per_s=19.5e12,
+            memory_bytes=80 * 10**9,
+            memory_bandwidth_bytes_per_s=1.935e12,
+            link_bandwidth_bytes_per_s=32e9,  # PCIe 4.0 x16; only pairs have an NVLink bridge
+            power_limit_w=300.0,
+            sm_clock_max_mhz=1410.0,
+            temp_slowdown_c=None,
+            product_names=("NVIDIA A100 80GB PCIe",),
+            source="NVIDIA A100 80GB PCIe product brief PB-10577-001 and A100 datasheet (PCIe); not measured",
+        ),
+        DeviceSpec(
             name="mi250_gcd",
             vendor="amd",
             peak_bf16_flop_per_s=181.05e12,  # 362.1 TFLOP/s a package, two GCDs
@@ -168,6 +255,21 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             product_names=("AMD Instinct MI300X", "AMD Instinct MI300X OAM"),
             ray_accelerator_types=("AMD-Instinct-MI300X-OAM",),  # ray 2.60
             source="AMD Instinct MI300X accelerator datasheet; not measured",
+        ),
+        DeviceSpec(
+            name="mi325x",
+            vendor="amd",
+            peak_bf16_flop_per_s=1307.4e12,
+            peak_fp32_flop_per_s=163.4e12,
+            memory_bytes=256 * 10**9,
+            memory_bandwidth_bytes_per_s=6e12,
+            link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction
+            power_limit_w=1000.0,
+            sm_clock_max_mhz=2100.0,
+            temp_slowdown_c=None,
+            product_names=("AMD Instinct MI325X", "AMD Instinct MI325X OAM"),
+            ray_accelerator_types=("AMD-Instinct-MI325X-OAM",),
+            source="AMD Instinct MI325X accelerator datasheet; not measured",
         ),
         DeviceSpec(
             name="cpu",
@@ -227,6 +329,8 @@ class ClusterSpec:
     """True where the nodes have TransformerEngine."""
     nvlink_domain_size: int | None = None
     """Devices that the fast fabric joins; None means the devices of one node."""
+    own_device: DeviceSpec | None = None
+    """A device of the space's own, which no catalog has: `device` or `simulate_sensors_of` is its name."""
 
     @property
     def world_size(self) -> int:
@@ -234,9 +338,18 @@ class ClusterSpec:
         return self.num_nodes * self.devices_per_node
 
     @property
+    def rank_device(self) -> DeviceSpec:
+        """The device that every rank drives."""
+        return self._named(self.device)
+
+    @property
     def sensed_device(self) -> DeviceSpec:
         """The device that telemetry describes: the simulated one where sensors are simulated, else the real one."""
-        return device(self.simulate_sensors_of or self.device)
+        return self._named(self.simulate_sensors_of or self.device)
+
+    def _named(self, name: str) -> DeviceSpec:
+        own = self.own_device
+        return own if own is not None and own.name == name else device(name)
 
     @property
     def label(self) -> str:

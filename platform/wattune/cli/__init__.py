@@ -1,11 +1,11 @@
 """The command line: one verb a function, each a thin skin over `wattune.api`.
 
 Tables and progress are for people; `--json` prints one object on standard output and nothing else. Exit codes: 0 done,
-1 failed, 2 wrong usage or input, 3 nothing feasible. Ctrl-C ends `run` with 1, its study not being finished, and the
-others with 130.
+1 failed, 2 wrong usage or input, 3 nothing feasible, 130 Ctrl-C (128 and the number of another signal). Where `--json`
+was asked for, a failure is an object too: `{"error": {"what": ..., "kind": ..., "exit_code": ...}}`.
 """
 
-from wattune.cli import decide, export, machine, results, study
+from wattune.cli import author, decide, export, machine, results, study
 from wattune.cli.shell import app, main
 
-__all__ = ["app", "decide", "export", "machine", "main", "results", "study"]
+__all__ = ["app", "author", "decide", "export", "machine", "main", "results", "study"]

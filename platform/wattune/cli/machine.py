@@ -1,4 +1,4 @@
-"""`doctor`, `catalog`, `record` and `calibrate`: this machine, its sensors, and any command on it."""
+"""`doctor`, `record` and `calibrate`: this machine, its sensors, and any command on it."""
 
 import signal
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ from wattune.errors import TrackingError
 from wattune.record.recorder import Output
 from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
-from wattune.terminal.tables import print_calibration, print_catalog, print_findings
+from wattune.terminal.tables import print_calibration, print_findings
 
 _PANEL: Final = "Look at this machine"
 
@@ -36,15 +36,6 @@ def doctor(as_json: JsonOption = False) -> None:
         print_json({"findings": [finding.to_json() for finding in findings]})
     else:
         print_findings(out, findings)
-
-
-@app.command(rich_help_panel=_PANEL)
-def catalog(as_json: JsonOption = False) -> None:
-    """Lists the devices and models search spaces can name, with sources."""
-    if as_json:
-        print_json(api.catalog())
-    else:
-        print_catalog(out)
 
 
 @app.command(rich_help_panel=_PANEL, context_settings={"allow_interspersed_args": False})

@@ -1,7 +1,9 @@
 """`rank`, `compare`, `report`, `analyze` and `sync`: from results to a decision, and on to others."""
 
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,26 +14,47 @@ from wattune.cli.shell import (
     StudyArgument,
     TrackingOption,
     app,
+    complete_stored,
     feasible_code,
     out,
     print_json,
     print_line,
 )
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
+from wattune.ranking.sources import Question
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
 from wattune.terminal.beside import print_beside
 from wattune.terminal.forecast import print_fit
-from wattune.terminal.ranking import print_comparison, print_front, print_ranking
+from wattune.terminal.ranking import print_comparison, print_front, print_ranking, print_recordings
 from wattune.terminal.tables import print_metrics
 
 _PANEL: Final = "Decide"
 
 
+class FrontOf(StrEnum):
+    """Trials that a Pareto front is of."""
+
+    FEASIBLE = "feasible"
+    ALL = "all"
+
+
+def _front_json(front: Sequence[RankedTrial], metrics: Sequence[str], of: FrontOf) -> dict[str, Any]:
+    return {"pareto": [row.to_json() for row in front], "pareto_metrics": list(metrics), "pareto_of": str(of)}
+
+
 @app.command(rich_help_panel=_PANEL)
 def rank(
-    study: Annotated[list[str], typer.Argument(help="Names or folders of one or several studies.", show_default=False)],
+    study: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names or folders of one or several studies, or of recordings.",
+            show_default=False,
+            autocompletion=complete_stored,
+        ),
+    ],
     storage: StorageOption = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="Read results from this MLflow store instead.", show_default=False)
@@ -43,9 +66,13 @@ def rank(
     constraint: Annotated[
         list[str] | None, typer.Option(help="Instead of the study's own; may be repeated.", show_default=False)
     ] = None,
+    no_constraints: Annotated[bool, typer.Option("--no-constraints", help="Rank as if there were no bounds.")] = False,
     where: Annotated[
         list[str] | None,
-        typer.Option(help='Rank only trials that hold this, e.g. "mfu_frac > 0.3".', show_default=False),
+        typer.Option(
+            help='Rank only trials that hold this: "tp <= 2", "engine == torch", "mfu_frac > 0.3". May be repeated.',
+            show_default=False,
+        ),
     ] = None,
     quality: Annotated[
         str,
@@ -54,10 +81,20 @@ def rank(
     risk: Annotated[
         float, typer.Option(help="Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.")
     ] = RISK,
+    min_probability: Annotated[
+        float | None,
+        typer.Option(
+            help="Least probability that the next run keeps a bound for it to hold, such as 0.99: 1 minus --risk.",
+            show_default=False,
+        ),
+    ] = None,
     pareto: Annotated[
         str | None,
-        typer.Option(help="Two metrics, as a,b: the feasible trials no other beats in both.", show_default=False),
+        typer.Option(help="Two metrics, as a,b: the trials no other beats in both.", show_default=False),
     ] = None,
+    pareto_of: Annotated[
+        FrontOf, typer.Option(help="Trials the front is of: the feasible ones, or all measured ones.")
+    ] = FrontOf.FEASIBLE,
     top: Annotated[int | None, typer.Option(min=1, help="Rows of each kind at most.", show_default=False)] = None,
     csv: Annotated[
         Path | None,
@@ -65,40 +102,88 @@ def rank(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ranks trials: feasible by objective with P(best), undecided, infeasible with what fails, unknown."""
+    """Ranks trials: feasible by objective with P(best), undecided, infeasible with what fails, unknown.
+
+    Recordings are ranked too, by total energy unless --objective names another metric.
+
+    For example:
+
+      wattune rank moe_h200 --where "tp <= 2" --where "sharding != none"
+
+      wattune rank moe_h200 --constraint "node_device_power_peak_1s_w <= 2600" --min-probability 0.99
+
+      wattune rank moe_h200 --no-constraints --pareto tokens_per_s,energy_per_token_j
+
+      wattune rank before after --objective "minimize total_energy_j"
+    """
+    if constraint and no_constraints:
+        raise typer.BadParameter("--constraint and --no-constraints: give one of the two")
     metrics = [name.strip() for name in pareto.split(",")] if pareto else []
     if pareto and len(metrics) != 2:
         raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
     to_screen = csv is not None and str(csv) == "-"
     if as_json and to_screen:
         raise typer.BadParameter("--json and --csv - both want standard output; give --csv a file")
-    ranking = api.rank(
-        study,
-        storage=storage,
-        tracking_uri=tracking_uri,
-        objective=objective,
-        constraints=constraint,
-        where=where or (),
-        least_quality=quality,
-        risk=risk,
-    )
-    front = pareto_front(ranking.feasible, *metrics) if metrics else []
+    question: Question = {
+        "objective": objective,
+        "constraints": () if no_constraints else constraint,
+        "where": where or (),
+        "least_quality": quality,
+        "risk": _risk(risk, min_probability),
+    }
+    if tracking_uri is None and _are_recordings(study, storage):
+        if metrics or csv is not None:
+            raise typer.BadParameter("--pareto and --csv are of studies; --json has every figure of recordings")
+        recordings = api.rank_recordings(study, storage=storage, **question)
+        print_json(recordings.to_json()) if as_json else print_recordings(out, recordings, top=top)
+        raise typer.Exit(feasible_code(recordings))
+    ranking = api.rank(study, storage=storage, tracking_uri=tracking_uri, **question)
+    rows = ranking.trials if pareto_of is FrontOf.ALL else ranking.feasible
+    front = pareto_front(rows, *metrics) if metrics else []
     if csv is not None and not to_screen:
         write_csv(ranking, csv)
     if to_screen:
         print(to_csv(ranking), end="")  # noqa: T201 - what was asked for
     elif as_json:
-        print_json(ranking.to_json() | ({"pareto": [row.to_json() for row in front]} if metrics else {}))
+        print_json(ranking.to_json() | (_front_json(front, metrics, pareto_of) if metrics else {}))
     else:
         print_ranking(out, ranking, top=top)
         if metrics:
-            print_front(out, front, metrics)
+            print_front(out, front, metrics, of=f"{pareto_of} trials")
     raise typer.Exit(feasible_code(ranking))
+
+
+def _risk(risk: float, min_probability: float | None) -> float:
+    """Returns the accepted risk, by either of its two options."""
+    if min_probability is None:
+        return risk
+    if risk != RISK:
+        raise typer.BadParameter("--risk and --min-probability say the same; give one of the two")
+    if not 0.5 < min_probability < 1.0:
+        raise typer.BadParameter(
+            f"--min-probability: got {min_probability:g}, allowed: above 0.5 and below 1; a bound kept with less is "
+            "undecided, and --json and --csv have the probability of each"
+        )
+    return 1.0 - min_probability
+
+
+def _are_recordings(names: Sequence[str], storage: str | None) -> bool:
+    """Tells whether recordings are named and not studies; both together are refused."""
+    recorded = [one for one in names if api.find_recording(one, storage=storage)]
+    if recorded and len(recorded) < len(names):
+        raise typer.BadParameter(
+            f"{', '.join(recorded)}: a recording has no configuration, so it is not ranked among trials; rank "
+            "recordings alone, or `wattune compare` one with a trial"
+        )
+    return bool(recorded)
 
 
 @app.command(rich_help_panel=_PANEL)
 def compare(
-    a: Annotated[str, typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder.", show_default=False)],
+    a: Annotated[
+        str,
+        typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder; or a recording.", show_default=False),
+    ],
     b: Annotated[str | None, typer.Argument(help="Another one, of this or another study.", show_default=False)] = None,
     storage: StorageOption = None,
     html: Annotated[Path | None, typer.Option(help="Write it as a page to this file.", show_default=False)] = None,
@@ -107,7 +192,18 @@ def compare(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows which parts of a step make one trial faster or leaner than another."""
+    """Shows which parts of a step make one trial faster or leaner than another; compares recordings too.
+
+    For example:
+
+      wattune compare moe_h200:0517fb8c0ffe moe_h200:8f21
+
+      wattune compare before after
+
+      wattune compare moe_h200:0517fb8c0ffe baseline
+
+      wattune compare moe_h200:0517fb8c0ffe --estimate
+    """
     if estimated:
         found = [api.beside_result(one, storage=storage) for one in (a, b) if one is not None]
         if as_json:
@@ -175,14 +271,29 @@ def report(
 
 @app.command(rich_help_panel=_PANEL)
 def analyze(
-    folder: Annotated[str, typer.Argument(help="A trial's or a recording's folder or URL.", show_default=False)],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            help="A trial's or a recording's folder or URL, STUDY:TRIAL_ID, or a recording's name.", show_default=False
+        ),
+    ],
+    storage: StorageOption = None,
     accept: Annotated[
         bool, typer.Option("--accept", help="Take files edited on purpose as they are; the quality says so.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recomputes metrics and quality of a trial or recording from its folder alone."""
-    analysis = api.analyze(folder, accept=accept)
+    """Recomputes metrics and quality of a trial or recording from its folder alone.
+
+    For example:
+
+      wattune analyze moe_h200:0517fb8c0ffe
+
+      wattune analyze moe_h200:0517fb8c0ffe-1
+
+      wattune analyze baseline
+    """
+    analysis = api.analyze(folder, storage=storage, accept=accept)
     summary = analysis.summary
     if as_json:
         print_json(analysis.to_json())

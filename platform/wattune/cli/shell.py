@@ -1,9 +1,13 @@
 """Things every verb shares: the program, its options, its two consoles, and how it ends."""
 
 import errno
+import itertools
+import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -14,11 +18,16 @@ from rich.console import Console
 from wattune.errors import WattuneError
 from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
+from wattune.ranking.recordings import RecordingRanking
 from wattune.storage.documents import json_text
+from wattune.storage.files import find_storage
 from wattune.version import __version__
 
 WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""A shell's code for what Ctrl-C ended."""
+
 
 _OF_THE_USER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors of files that were named wrong: nothing may be written, or nothing can be."""
@@ -26,7 +35,11 @@ _OF_THE_USER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, er
 _OF_THE_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 """Errors a disk or a mount has at any moment; like those of the user no fault of the program, so no traceback."""
 
-_UNSEEN_WIDTH: Final = 160
+_STDERR_FD: Final = 2
+
+_COLORLESS: Final = "--no-color"
+
+_UNSEEN_WIDTH: Final = 200
 """Columns of tables that go to a file or a pipe."""
 
 # Reasons, names and paths are printed as they are: a bracket in them is not markup.
@@ -37,13 +50,28 @@ app = typer.Typer(
     name="wattune",
     help="Finds the fastest, or cheapest in energy, training configuration a power and cooling budget allows.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
-StudyArgument = Annotated[str, typer.Argument(help="A study's name, folder or URL.", show_default=False)]
+
+
+def complete_stored(incomplete: str) -> list[str]:
+    """Lists the studies and recordings of the storage that begin with a text, for a shell to complete."""
+    try:
+        folder = find_storage().folder
+        found = [one.parent.name for one in folder.glob("*/study.yaml")]
+        found += [one.parent.name for one in folder.glob("recordings/*/manifest.json")]
+    except (WattuneError, OSError):
+        return []
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+StudyArgument = Annotated[
+    str,
+    typer.Argument(help="A study's name, folder or URL.", show_default=False, autocompletion=complete_stored),
+]
 StorageOption = Annotated[
     str | None,
     typer.Option(
@@ -53,27 +81,96 @@ StorageOption = Annotated[
 TrackingOption = Annotated[
     str | None, typer.Option(help="MLflow store; else mlflow.db in the storage folder.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class _Answer:
+    """State of the one JSON object that standard output may have to hold."""
+
+    wanted = False
+    printed = False
+
+
+def _want_json(wanted: bool) -> bool:
+    _Answer.wanted = _Answer.wanted or wanted
+    return wanted
+
+
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        is_eager=True,  # before any other option can be refused
+        callback=_want_json,
+        help='Print one JSON object and nothing else; on failure {"error": {"what": ...}}.',
+    ),
+]
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
-    sys.exit(exit_code_of(app))
+    _Answer.wanted = _Answer.printed = False
+    arguments = sys.argv[1:]
+    verb = next((one for one in arguments if not one.startswith("-")), "")
+    if verb != "record" and _COLORLESS in _before_command(arguments):  # after `record` it may be the command's
+        without_color()
+        arguments.remove(_COLORLESS)
+    sys.exit(exit_code_of(lambda: app(arguments)))
+
+
+def _before_command(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments up to `--`: those behind it are a command's own."""
+    return list(itertools.takewhile(lambda one: one != "--", arguments))
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
-    """Calls a command and returns its exit code; every failure wattune can explain is one message."""
+    """Calls a command and returns its exit code; every failure wattune can explain is one message.
+
+    A caller who asked for JSON gets the message as an object on standard output too.
+    """
     try:
         return command() or 0
     except WattuneError as error:
-        print_error(str(error))
-        return error.exit_code
+        return _failed(str(error), error, error.exit_code)
+    except SystemExit as leaving:  # typer's own ending: done, or wrong usage, which it has printed
+        said = getattr(leaving.__context__, "format_message", None)
+        if said is not None and leaving.code == WRONG_INPUT:
+            _want_json("--json" in _before_command(sys.argv[1:]))
+            _answer_error(said(), leaving.__context__, WRONG_INPUT)
+        elif leaving.code in (INTERRUPTED, STOP.exit_code):
+            _answer_error("interrupted", leaving, int(leaving.code))
+        raise
+    except KeyboardInterrupt as error:
+        _answer_error("interrupted", error, STOP.exit_code)
+        return STOP.exit_code
     except OSError as error:
         if error.errno not in (*_OF_THE_USER, *_OF_THE_MACHINE):
+            _answer_error(f"{type(error).__name__}: {error}", error, 1)
             raise
         place = error.filename or "a file"
-        print_error(f"{place}: {error.strerror}; fix its permissions or free space, or give --storage another folder")
-        return WRONG_INPUT if error.errno in _OF_THE_USER else 1
+        what = f"{place}: {error.strerror}; fix its permissions or free space, or give --storage another folder"
+        return _failed(what, error, WRONG_INPUT if error.errno in _OF_THE_USER else 1)
+    except Exception as error:  # a fault of ours: the traceback follows
+        _answer_error(f"{type(error).__name__}: {error}", error, 1)
+        raise
+
+
+def _failed(what: str, error: BaseException, code: int) -> int:
+    _answer_error(what, error, code)
+    print_error(what)
+    return code
+
+
+def _answer_error(what: str, error: BaseException | None, code: int) -> None:
+    """Prints an error as the one object, where one was asked for and none was printed."""
+    if _Answer.wanted and not _Answer.printed:
+        found = {"what": printable(without_secrets(what)), "kind": type(error).__name__, "exit_code": code}
+        print_json({"error": found})
+
+
+def without_color() -> None:
+    """Takes colors out of everything that is printed from now on, in processes that are started too."""
+    os.environ["NO_COLOR"] = "1"
+    out.no_color = err.no_color = True
 
 
 def print_error(text: str) -> None:
@@ -83,6 +180,7 @@ def print_error(text: str) -> None:
 
 def print_json(data: Any) -> None:
     """Prints the one object `--json` promises."""
+    _Answer.printed = True
     print(json_text(data))  # noqa: T201
 
 
@@ -91,7 +189,7 @@ def print_line(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True)
 
 
-def feasible_code(ranking: Ranking) -> int:
+def feasible_code(ranking: Ranking | RecordingRanking) -> int:
     """Returns exit code 3 where nothing is feasible, and says so; else 0."""
     if ranking.best is not None:
         return 0
@@ -102,15 +200,70 @@ def feasible_code(ranking: Ranking) -> int:
     return NOTHING_FEASIBLE
 
 
-def end_in_order() -> None:
-    """Ends on a job's stop and on a closed terminal as on Ctrl-C; `nohup` still keeps a terminal's end away."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+class Stop:
+    """Handler of Ctrl-C, of a job's stop and of a closed terminal: says at once that it was heard, then interrupts."""
+
+    def __init__(self) -> None:
+        """Has heard nothing yet."""
+        self.say: Callable[[str], None] = _say
+        """Prints a line; a live view puts it above itself."""
+        self.text = "stopping"
+        self._number = int(signal.SIGINT)
+        self._said = False
+
+    @property
+    def exit_code(self) -> int:
+        """A shell's code for what the signal ended: 130 for Ctrl-C."""
+        return 128 + self._number
+
+    def announce(self, number: int) -> None:
+        """Says that the end has begun, also where it has to wait, such as for Ray's start."""
+        self._number = number
+        if not self._said:
+            self._said = True
+            try:
+                self.say(self.text)
+            except RuntimeError:  # it came in the middle of a write to the same stream, which cannot be entered twice
+                with suppress(OSError):
+                    os.write(_STDERR_FD, f"{self.text}\n".encode())
+            except (OSError, ValueError):  # the terminal is gone
+                pass
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        """Handles the signal.
+
+        Raises:
+            KeyboardInterrupt: Always.
+        """
+        self.announce(number)
+        raise KeyboardInterrupt
+
+    def begin(self, text: str) -> None:
+        """Begins to handle signals; what was heard before counts no more."""
+        self.text, self._said, self._number = text, False, int(signal.SIGINT)
+
+
+def _say(text: str) -> None:
+    err.print(text, highlight=False, soft_wrap=True)
+
+
+STOP: Final = Stop()
+"""The one handler of this process."""
+
+
+def end_in_order(text: str = "stopping") -> None:
+    """Ends on Ctrl-C, on a job's stop and on a closed terminal; `nohup` still keeps a terminal's end away.
+
+    Args:
+        text: Said at once when it comes.
+    """
+    STOP.begin(text)
+    if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
+        return
+    signal.signal(signal.SIGINT, STOP)
+    signal.signal(signal.SIGTERM, STOP)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _as_interrupt)
-
-
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        signal.signal(signal.SIGHUP, STOP)
 
 
 def _version(wanted: bool) -> None:
@@ -119,10 +272,24 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _colorless(wanted: bool) -> None:
+    if wanted:
+        without_color()
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    no_color: Annotated[
+        bool,
+        typer.Option(
+            _COLORLESS,
+            callback=_colorless,
+            is_eager=True,
+            help="Print without colors; so does the variable NO_COLOR.",
+        ),
+    ] = False,
 ) -> None:
-    del version
+    del version, no_color

@@ -12,6 +12,7 @@ from rich.console import Console
 from wattune import api
 from wattune.cli.shell import (
     NOTHING_FEASIBLE,
+    STOP,
     JsonOption,
     SpaceArgument,
     StorageOption,
@@ -38,6 +39,12 @@ _PANEL: Final = "Run a study"
 
 _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
+
+_STOPPING: Final = (
+    "stopping: running trials end and run again later, then ranking and report are written; usually some 20 s, at most "
+    "about a minute. Ctrl-C again ends at once"
+)
+"""Answer to a Ctrl-C, printed at once."""
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -185,18 +192,20 @@ def _print_warnings(console: Console, planned: api.StudyPlan) -> None:
 
 @contextmanager
 def in_order() -> Iterator[None]:
-    """Ends the process on Ctrl-C, a job's stop or a closed terminal with one line instead of a traceback."""
-    end_in_order()
+    """Ends the process on Ctrl-C, a job's stop or a closed terminal with two lines instead of a traceback."""
+    end_in_order(_STOPPING)
     try:
         yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
-        sys.exit(1)
+        sys.exit(STOP.exit_code)
 
 
 def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
     """Returns a view of a study for `wattune.run_study` to report to; enter it to see it live."""
-    return StudyProgress(console, planned.spec.objective, planned.spec.constraints)
+    view = StudyProgress(console, planned.spec.objective, planned.spec.constraints)
+    STOP.say = view.stopping
+    return view
 
 
 def _as_json(preview: Preview) -> dict[str, Any]:
@@ -227,13 +236,14 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     """Prints the ranking, the places of report and tracking store, and how the study ended.
 
     Returns:
-        The exit code: 0, 1 where the study did not end by itself, or 3 where nothing is feasible.
+        The exit code: 0, 1 where the study did not end by itself, 128 and the signal's number where one stopped it
+        (130 for Ctrl-C), or 3 where nothing is feasible.
 
     Raises:
         TrackingError: Results could not be sent to the tracking store or the storage's URL.
         WattuneError: The report could not be written.
     """
-    ranking, uri = outcome.ranking, outcome.tracking_uri
+    ranking, uri, problem = outcome.ranking, outcome.tracking_uri, _problem(outcome)
     # Whoever serves the store knows its password; the line on the screen does not show it.
     uri = without_secrets(uri)
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
@@ -241,6 +251,12 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
         ended |= {"missing": list(outcome.missing), "stopped": list(outcome.stopped), "mlflow": ui}
         ended["search_ended"] = outcome.search_ended
+        if problem is not None:
+            ended["error"] = {
+                "what": without_secrets(str(problem)),
+                "kind": type(problem).__name__,
+                "exit_code": problem.exit_code,
+            }
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
         print_ranking(out, ranking)
@@ -252,15 +268,24 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         for line in filter(None, (ui["command"], ui["url"])):
             print_line(f"MLflow UI {line}")
     _say_why(outcome)
+    if problem is not None:
+        raise problem
+    if outcome.ending == "interrupted":
+        return STOP.exit_code
+    if outcome.ending in ("nodes", "failures"):
+        return 1
+    return feasible_code(ranking) if outcome.finished or ranking.trials else 0
+
+
+def _problem(outcome: api.StudyOutcome) -> WattuneError | None:
+    """Returns the error of a study whose results could not be sent, or whose report could not be written."""
     problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
     if problems:
         problems += filter(None, [outcome.report_problem])
-        raise TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
+        return TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
     if outcome.report_problem:
-        raise WattuneError(f"{outcome.report_problem}; results are safe in {outcome.study.path}")
-    if outcome.ending in ("nodes", "failures", "interrupted"):
-        return 1
-    return feasible_code(ranking) if outcome.finished or ranking.trials else 0
+        return WattuneError(f"{outcome.report_problem}; results are safe in {outcome.study.path}")
+    return None
 
 
 def _say_why(outcome: api.StudyOutcome) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import ray
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, device, device_of_accelerator, device_of_product
+from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
 from wattune.orchestrate.node_products import ask_products
@@ -143,7 +144,7 @@ class Cluster:
             able = [node for node in with_cpus if node.device == "cpu"] or with_cpus
         else:
             enough = [node for node in self.nodes if node.num_gpus >= spec.devices_per_node]
-            able = [node for node in enough if node.device == spec.device]
+            able = [node for node in enough if _has(node, spec)]
         return sorted(able, key=lambda node: node.name)
 
     def resources_per_rank(self, spec: ClusterSpec) -> dict[str, float]:
@@ -166,9 +167,17 @@ class Cluster:
         """Describes the nodes a trial wants and the nodes the cluster has."""
         have = ", ".join(map(str, self.nodes)) or "no node"
         wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
-        if names := device(spec.device).product_names:
+        if names := spec.rank_device.product_names:
             wanted += f" ({' or '.join(names)})"
         return f"{spec.label} needs {wanted}; the cluster has {have}"
+
+
+def _has(node: Node, spec: ClusterSpec) -> bool:
+    """Tells whether a node has the devices of a trial: by its catalog's name, or of a space's own by their products."""
+    own = spec.own_device
+    if own is None or own.name != spec.device or DEVICE_LABEL in node.labels:
+        return node.device == spec.device
+    return bool(node.products) and all(map(own.is_product, node.products))
 
 
 @contextmanager
@@ -288,12 +297,19 @@ def _callers_signals() -> Iterator[Sequence[int]]:
         yield ()
         return
     pending: list[int] = []
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        pending.append(number)
+        announce = getattr(callers[signal.Signals(number)], "announce", None)  # says at once that it was heard
+        if announce is not None:
+            announce(number)
+
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
     # Not public: Ray 2.60 has no public way to keep it from setting one.
     set_rays = ray._private.utils.set_sigterm_handler
     for number in callers:
-        signal.signal(number, lambda number, _frame: pending.append(number))
+        signal.signal(number, heard)
     if signal.SIGTERM in callers:
         ray._private.utils.set_sigterm_handler = lambda _handler: None
     try:

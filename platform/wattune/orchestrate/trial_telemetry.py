@@ -10,7 +10,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from wattune.catalog.hardware import device
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import cause
@@ -69,7 +68,7 @@ class TrialTelemetry:
 
 def sensor_backends(spec: TrialSpec) -> list[str]:
     """Names of the backends that read a trial's nodes."""
-    return list(_BACKENDS_OF_VENDOR[device(spec.cluster.device).vendor])
+    return list(_BACKENDS_OF_VENDOR[spec.cluster.rank_device.vendor])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from wattune.catalog.hardware import device
 from wattune.plan.axes import AXES, ITEM_BYTES
 from wattune.plan.engines import CAPABILITIES, ROUTINGS, Configuration
 from wattune.plan.parallel import num_micro_batches
@@ -92,7 +91,7 @@ def forward_only(c: Configuration) -> str | None:
 
 def engine_device(c: Configuration) -> str | None:
     """The engine runs on this kind of device."""
-    vendors, vendor = CAPABILITIES[c.engine].vendors, device(c.cluster.device).vendor
+    vendors, vendor = CAPABILITIES[c.engine].vendors, c.cluster.rank_device.vendor
     if vendor in vendors:
         return None
     return f"engine {c.engine} does not run on {c.cluster.device} ({vendor}); use a device of {_listed(vendors)}"
@@ -100,7 +99,7 @@ def engine_device(c: Configuration) -> str | None:
 
 def dtype(c: Configuration) -> str | None:
     """Engine and device train in this data type."""
-    of_engine, of_device = CAPABILITIES[c.engine].dtypes, device(c.cluster.device).dtypes
+    of_engine, of_device = CAPABILITIES[c.engine].dtypes, c.cluster.rank_device.dtypes
     both = [name for name in of_device if name in of_engine]
     if c.plan.dtype in both:
         return None

@@ -80,13 +80,15 @@ class RankedTrial:
 
     @property
     def setting(self) -> dict[str, str]:
-        """Study, model, cluster and engine: they separate it from trials of the same plan."""
+        """Study, model, cluster, engine and sizes of the workload: they separate it from trials of the same plan."""
         spec = self.spec
         return {
             "study": self.study,
             "model": spec.model.name,
             "cluster": spec.cluster.label,
             "engine": spec.engine,
+            "seq_len": str(spec.workload.seq_len),
+            "batch": str(spec.workload.global_batch_size),
         }
 
     @property
@@ -123,9 +125,9 @@ class RankedTrial:
             "cluster": self.spec.cluster.label,
             "engine": self.spec.engine,
             "dp": self.spec.plan.dp(self.spec.cluster.world_size),
-            "plan": _shallow(self.spec.plan),
-            "objective": _shallow(self.objective) if self.objective else None,
-            "margins": [_shallow(margin) for margin in self.margins],
+            "plan": shallow(self.spec.plan),
+            "objective": shallow(self.objective) if self.objective else None,
+            "margins": [shallow(margin) for margin in self.margins],
             "missing": list(self.missing),
             "reason": self.reason,
             "quality": self.quality,
@@ -144,7 +146,7 @@ class RankedTrial:
         }
 
 
-def _shallow(record: Any) -> dict[str, Any]:
+def shallow(record: Any) -> dict[str, Any]:
     """Returns a flat dataclass as plain data; `dataclasses.asdict` would deep-copy each value of ten thousand rows."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
@@ -170,6 +172,19 @@ def group_quality(result: TrialResult, groups: Iterable[str]) -> str:
     return min(named, key=QUALITIES.index)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """Verdict on runs of one configuration or of one command, with what it rests on; see `RankedTrial`."""
+
+    verdict: Verdict
+    objective: Interval | None
+    margins: tuple[Margin, ...]
+    missing: tuple[str, ...]
+    reason: str
+    quality: str
+    simulated: bool
+
+
 def assess_trial(
     study: str,
     spec: TrialSpec,
@@ -186,6 +201,36 @@ def assess_trial(
         study: Name of the study, empty if only one is ranked.
         spec: Specification of the trial.
         repeats: Its results, in order.
+        spreads: Scatter of the study.
+        objective: The metric to maximize or minimize.
+        constraints: Bounds that must hold.
+        risk: Accepted probability of a wrong verdict on a bound.
+    """
+    found = assess(repeats, spreads, objective, constraints, risk=risk)
+    return RankedTrial(
+        study=study,
+        spec=spec,
+        trial_id=repeats[0].trial_id,
+        rank=None,
+        best_probability=None,
+        repeats=repeats,
+        spreads=spreads,
+        **shallow(found),
+    )
+
+
+def assess(
+    repeats: tuple[TrialResult, ...],
+    spreads: Spreads,
+    objective: Objective,
+    constraints: Sequence[Constraint],
+    *,
+    risk: float = RISK,
+) -> Assessment:
+    """Assesses runs of one configuration.
+
+    Args:
+        repeats: Their results, in order.
         spreads: Scatter of the study.
         objective: The metric to maximize or minimize.
         constraints: Bounds that must hold.
@@ -224,21 +269,14 @@ def assess_trial(
         )
     else:
         verdict, reason = Verdict.FEASIBLE, ""
-    return RankedTrial(
-        study=study,
-        spec=spec,
-        trial_id=repeats[0].trial_id,
+    return Assessment(
         verdict=verdict,
-        rank=None,
-        best_probability=None,
         objective=spreads.interval(counted, objective.metric),
         margins=margins,
         missing=tuple(missing),
         reason=reason,
-        repeats=repeats,
         quality=min((group_quality(result, groups) for result in counted), key=QUALITIES.index, default=""),
         simulated=simulated,
-        spreads=spreads,
     )
 
 

@@ -56,7 +56,7 @@ class Margin:
     slack: float
     """Distance to the bound on the allowed side, in the metric's unit; negative if violated."""
     slack_frac: float | None
-    """The slack as a fraction of the bound; None where the bound is 0."""
+    """The slack as a fraction of the bound; None where it is 0, and for temperatures, whose zero is arbitrary."""
     repeat: int
     holds: bool
     """True if every measured repeat kept the bound."""
@@ -101,7 +101,7 @@ def margin(
         got=result.metrics[metric],
         bound=bound,
         slack=slack,
-        slack_frac=slack / abs(bound) if bound else None,
+        slack_frac=slack / abs(bound) if bound and METRICS[metric].unit != "degC" else None,
         repeat=result.repeat,
         holds=kept,
         holds_probability=likely,

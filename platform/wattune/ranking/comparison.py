@@ -1,4 +1,4 @@
-"""Comparison of two trials: their differences, and the parts of a step that made one faster or leaner.
+"""Comparison of two trials or recordings: their differences, and the parts of a step that made one faster or leaner.
 
 If their steps have different numbers of tokens, trials are compared by time and energy of a million tokens. The parts
 of each side add up to its whole (`wattune.analysis.metrics.waterfall`), so the changes of the parts add up to the
@@ -12,12 +12,17 @@ from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
+from wattune.masking import printable
 from wattune.ranking.common_steps import describe
-from wattune.ranking.difference import Counted, Difference, change_text, difference, tell_apart
+from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec
+from wattune.units import format_change
 
 SPEED: Final = "tokens_per_s"
+
+MEAN_POWER: Final = "node_device_power_mean_w"
+"""Metric of the conclusion about a trial and a recording, which have neither work nor energy in common."""
 
 TESTED: Final = ("speed", "energy", "power", "throttle", "thermal")
 """Groups of metrics whose differences are tested and shown."""
@@ -26,6 +31,9 @@ MILLION: Final = 1e6
 
 EXPOSED: Final = "exposed_comm"
 _BY_GROUP: Final = f"{EXPOSED}:"
+
+_LONGEST_COMMAND: Final = 100
+"""Most characters of a command that are shown; `Recorded.command` has all of it."""
 
 CANCELS: Final = 4.0
 """Largest ratio of the parts' changes without signs to the whole change at which shares of it are meaningful: beyond it
@@ -36,12 +44,39 @@ _SOURCES: Final = ("model.source",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of the two trials."""
+class Recorded:
+    """A recording of a command, as it is compared and ranked."""
 
     name: str
-    """Name with study and trial, such as `moe_h200:0517fb8c0ffe`."""
-    spec: TrialSpec
+    place: str
+    """Its folder."""
+    command: tuple[str, ...]
+    """Empty where the machine was recorded."""
+    exit_code: int | None
+    """None where the command's end was not seen."""
+    machine: Mapping[str, str]
+    """Node, devices and driver it was recorded on, in words."""
+    simulated: bool
+    result: TrialResult
+    """Its figures, as one run."""
+
+    @property
+    def text(self) -> str:
+        """The command in one line, shortened."""
+        text = printable(" ".join(" ".join(self.command).split()))
+        return (text if len(text) <= _LONGEST_COMMAND else f"{text[: _LONGEST_COMMAND - 3]}...") or "the machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two: a trial, or a recording."""
+
+    name: str
+    """Name with study and trial, such as `moe_h200:0517fb8c0ffe`; of a recording its own."""
+    spec: TrialSpec | None
+    """None for a recording."""
+    recorded: Recorded | None = None
+    """None for a trial."""
     result: TrialResult
     breakdown: Breakdown | None
     """Parts of its mean step, None without spans."""
@@ -53,8 +88,21 @@ class Side:
 
     @property
     def label(self) -> str:
-        """Short name of the plan and the devices."""
+        """Short name of the plan and the devices; of a recording its command."""
+        if self.spec is None:
+            return "" if self.recorded is None else self.recorded.text
         return f"{self.spec.label} on {self.spec.cluster.label}"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Kind, work and machine, in words that a trial and a recording share."""
+        if self.spec is None:
+            assert self.recorded is not None, "a side is one of the two"
+            return {"kind": "recording", "work": f"command: {self.recorded.text}", **self.recorded.machine}
+        spec = self.spec
+        work = f"{spec.model.name} {spec.label}, {spec.workload.mode} at {spec.workload.seq_len} tokens, {spec.engine}"
+        nodes = self.result.tags.get("nodes")
+        return {"kind": "trial", "work": work, "devices": spec.cluster.label, **({"node": nodes} if nodes else {})}
 
     @property
     def tokens_per_s(self) -> Interval | None:
@@ -65,7 +113,8 @@ class Side:
     def known_as(self) -> str:
         """Its name and quality, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
         simulated = ", SIMULATED telemetry" if self.simulated else ""
-        return f"{self.name}, {self.result.quality or 'not assessed'}{simulated}"
+        kind = "recording " if self.spec is None else ""
+        return f"{kind}{self.name}, {self.result.quality or 'not assessed'}{simulated}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +210,7 @@ class Comparison:
             return f"{self.asked} was not measured on both sides"
         name, more, less = ("A", found.a, found.b) if found.a.value >= found.b.value else ("B", found.b, found.a)
         if found.change_frac is None or not less.value:
-            size = f"{change_text(found.metric, abs(found.change))} more {self.asked}"
+            size = f"{format_change(found.metric, abs(found.change))} more {self.asked}"
         else:
             what = "more tokens a second" if self.asked == SPEED else f"more {self.asked}"
             size = f"{100 * (more.value / less.value - 1):.1f} % {what}"
@@ -195,18 +244,28 @@ def _interval_text(found: Difference, *, turned: bool) -> str:
             low, high = 1.0 / (1.0 + high) - 1.0, 1.0 / (1.0 + low) - 1.0
         return f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     low, high = (-found.high, -found.low) if turned else (found.low, found.high)
-    return f" (95 % interval {change_text(found.metric, low)} to {change_text(found.metric, high)})"
+    return f" (95 % interval {format_change(found.metric, low)} to {format_change(found.metric, high)})"
+
+
+def _asked(a: Side, b: Side) -> str:
+    """Returns the metric of the conclusion: that of both, else one that both have."""
+    if a.objective == b.objective:
+        return a.objective
+    return SPEED if a.spec is not None and b.spec is not None else MEAN_POWER
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compares two trials metric by metric, and part by part."""
+    """Compares two trials or recordings metric by metric, and trials part by part."""
     time = energy = None
     warnings = _warnings(a, b)
-    if a.breakdown is None or b.breakdown is None:
+    if a.spec is None or b.spec is None:
+        pass  # a recording has no steps
+    elif a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
         warnings.append(f"no spans of measured steps in {missing}: there is no waterfall")
     else:
-        parts_a, parts_b, per = _parts_of_equal_work(a, a.breakdown, b, b.breakdown)
+        tokens = a.spec.workload.tokens_per_step, b.spec.workload.tokens_per_step
+        parts_a, parts_b, per = _parts_of_equal_work(a.breakdown, b.breakdown, tokens)
         parts_a, parts_b, notes = _equally_divided(parts_a, parts_b)
         warnings += notes
         time, energy = _waterfalls(parts_a, parts_b, per)
@@ -214,13 +273,13 @@ def compare(a: Side, b: Side) -> Comparison:
             energy = None
         if a.breakdown.indicative or b.breakdown.indicative:
             warnings.append("more than 5 % of a step is unexplained or undivided: its parts are indicative")
-    asked = a.objective if a.objective == b.objective else SPEED
+    asked = _asked(a, b)
     names = [name for name in METRICS if METRICS[name].group in TESTED or name == asked]
     tested = tell_apart(filter(None, (difference(name, a.counted, b.counted) for name in names)), asked)
     return Comparison(
         a=a,
         b=b,
-        differences=_differences(a.spec, b.spec),
+        differences=_differences(a, b),
         time=time,
         energy=energy,
         warnings=tuple(warnings),
@@ -236,10 +295,10 @@ _NOTHING: Final = (0.0, 0.0)
 
 
 def _parts_of_equal_work(
-    a: Side, breakdown_a: Breakdown, b: Side, breakdown_b: Breakdown
+    breakdown_a: Breakdown, breakdown_b: Breakdown, tokens_per_step: tuple[int, int]
 ) -> tuple[_Parts, _Parts, str]:
     """Returns the parts of both sides for the same work, and the name of that work (`Waterfall.per`)."""
-    tokens_a, tokens_b = a.spec.workload.tokens_per_step, b.spec.workload.tokens_per_step
+    tokens_a, tokens_b = tokens_per_step
     if tokens_a == tokens_b:
         return _parts(breakdown_a, 1.0), _parts(breakdown_b, 1.0), "step"
     return _parts(breakdown_a, MILLION / tokens_a), _parts(breakdown_b, MILLION / tokens_b), "million tokens"
@@ -296,8 +355,12 @@ def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
     return Waterfall(unit="s", per=per, parts=time), Waterfall(unit="J", per=per, parts=energy)
 
 
-def _differences(a: TrialSpec, b: TrialSpec) -> dict[str, tuple[Any, Any]]:
-    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
+def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+    if a.spec is not None and b.spec is not None:
+        flat_a, flat_b = _flat(asdict(a.spec)), _flat(asdict(b.spec))
+    else:
+        unknown = dict.fromkeys(a.provenance | b.provenance, "not known")
+        flat_a, flat_b = unknown | a.provenance, unknown | b.provenance
     return {
         path: (flat_a.get(path), flat_b.get(path))
         for path in flat_a | flat_b
@@ -317,7 +380,9 @@ def _warnings(a: Side, b: Side) -> list[str]:
         found.append(f"telemetry of {'A is SIMULATED, B' if a.simulated else 'B is SIMULATED, A'} was measured")
     elif a.simulated:
         found.append("telemetry of both is SIMULATED: it proves nothing about hardware")
-    devices = {side.spec.cluster.simulate_sensors_of for side in (a, b)}
+    if a.spec is None or b.spec is None:
+        return [*found, *_other_work(a, b), *_other_quality(a, b)]
+    devices = {side.spec.cluster.simulate_sensors_of for side in (a, b) if side.spec is not None}
     if a.spec.cluster.device == b.spec.cluster.device and len(devices) > 1 and None not in devices:
         found.append(
             f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are of that machine and do not compare "
@@ -326,8 +391,7 @@ def _warnings(a: Side, b: Side) -> list[str]:
     if a.counted.spreads is not b.counted.spreads:
         found.append("A and B are of different studies: what the machine did in between is not in the intervals")
     found += describe((*a.counted.runs, *b.counted.runs))
-    if a.result.quality != b.result.quality:
-        found.append(f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}")
+    found += _other_quality(a, b)
     if a.spec.model != b.spec.model:
         found.append(
             f"models differ ({a.spec.model.name}, {b.spec.model.name}): a token is not the same work on both sides"
@@ -337,11 +401,44 @@ def _warnings(a: Side, b: Side) -> list[str]:
     return found
 
 
+def _other_quality(a: Side, b: Side) -> list[str]:
+    if a.result.quality == b.result.quality:
+        return []
+    return [f"A is {a.result.quality or 'not assessed'}, B is {b.result.quality or 'not assessed'}"]
+
+
+def _other_work(a: Side, b: Side) -> list[str]:
+    """Describes what is not known to be the same of a recording and what it is compared with."""
+    if a.spec is not None or b.spec is not None:
+        trial, recording = ("A", "B") if b.spec is None else ("B", "A")
+        text = (
+            f"{trial} is a trial and {recording} a recording: figures of {trial} are of its measured steps, those of "
+            f"{recording} of its whole command with start and end. wattune does not know what the command does, so "
+            "speed and energy of work are not compared"
+        )
+        return [text]
+    assert a.recorded is not None and b.recorded is not None, "both are recordings"
+    found = ["each was recorded once: intervals have the scatter of a prior, not of repeats"]
+    if a.recorded.command != b.recorded.command:
+        found.append(
+            "the commands differ, and wattune does not know what they do: energy and time compare only where both do "
+            "the same work"
+        )
+    else:
+        found.append("one command line on both sides: what changed in code, data or environment is not known")
+    for name, side in (("A", a.recorded), ("B", b.recorded)):
+        if side.exit_code != 0:
+            end = "with its end not seen" if side.exit_code is None else f"with exit code {side.exit_code}"
+            found.append(f"the command of {name} ended {end}: it may not have done its work")
+    return found
+
+
 def _side(side: Side) -> dict[str, Any]:
     return {
         "name": side.name,
+        "kind": "recording" if side.spec is None else "trial",
         "label": side.label,
-        "trial_id": side.result.trial_id,
+        "trial_id": None if side.spec is None else side.result.trial_id,
         "repeat": side.result.repeat,
         "quality": side.result.quality,
         "simulated": side.simulated,

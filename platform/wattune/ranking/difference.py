@@ -20,7 +20,7 @@ from wattune.ranking.scatter import Floats
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
 from wattune.schema import METRICS
 from wattune.trial import TrialResult
-from wattune.units import format_quantity
+from wattune.units import format_change
 
 LEAST_PAIRS: Final = 4
 """Fewest pairs whose own scatter is known well enough. Our choice."""
@@ -42,7 +42,7 @@ class Difference:
     a: Interval
     b: Interval
     change: float
-    """B minus A, in the metric's unit."""
+    """B minus A, in the metric's unit; of temperatures in kelvin."""
     low: float | None
     """The 95 % interval of `change`; None without a test."""
     high: float | None
@@ -68,18 +68,19 @@ class Difference:
 
     def texts(self) -> tuple[str, str, str]:
         """Formats the change, its share of A, and the 95 % interval of the one that is clearer."""
-        change = _signed(change_text(self.metric, abs(self.change)), self.change)
+        change = _signed(format_change(self.metric, abs(self.change)), self.change)
         if self.low is None or self.high is None:
             return change, "-", "-"
         if self.change_frac is None or self.low_frac is None or self.high_frac is None:
-            ends = (_signed(change_text(self.metric, abs(end)), end) for end in (self.low, self.high))
+            ends = (_signed(format_change(self.metric, abs(end)), end) for end in (self.low, self.high))
             return change, "-", " to ".join(ends)
         ends_frac = (f"{100 * end:+.1f}" for end in (self.low_frac, self.high_frac))
         return change, f"{100 * self.change_frac:+.1f} %", f"{' to '.join(ends_frac)} %"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        return {**asdict(self), "verdict": self.verdict}
+        unit = METRICS[self.metric].unit
+        return {**asdict(self), "unit": "K" if unit == DEGREES else unit, "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +292,6 @@ def _of_pairs(metric: str, pairs: Sequence[tuple[TrialResult, TrialResult]], fit
     degrees = PAIRS_PRIOR + len(apart) - 1
     squares = float(((apart - apart.mean()) ** 2).sum())
     return (PAIRS_PRIOR * 2.0 * fitted.scatter.pooled_variance + squares) / degrees / len(apart), degrees
-
-
-def change_text(metric: str, change: float) -> str:
-    """Formats a difference: temperatures in kelvin, fractions in points of a percent."""
-    if METRICS[metric].unit == DEGREES:
-        return f"{change:.1f} K"
-    if metric.endswith("_frac"):
-        return f"{100 * change:.2g} points"
-    return format_quantity(metric, change)
 
 
 def _signed(text: str, value: float) -> str:

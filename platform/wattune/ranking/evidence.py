@@ -19,8 +19,9 @@ from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
 from wattune.ranking.common_steps import of_folder
-from wattune.ranking.comparison import SPEED, Comparison, Side, compare
+from wattune.ranking.comparison import SPEED, Comparison, Recorded, Side, compare
 from wattune.ranking.difference import Counted
+from wattune.ranking.recordings import side_of_recording
 from wattune.ranking.spreads import Spreads
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec
@@ -198,18 +199,25 @@ def split_reference(text: str) -> tuple[str, str]:
     study, colon, trial = text.rpartition(":")
     if not colon or not study or not trial:
         raise PlanError(
-            f'"{text}" does not name a trial; give STUDY:TRIAL_ID, such as moe_h200:0517fb8c0ffe, or its folder'
+            f'"{text}" names neither a trial nor a recording; give STUDY:TRIAL_ID, such as moe_h200:0517fb8c0ffe, a '
+            "recording's name, or the folder of one"
         )
     return study, trial
 
 
-def compare_trials(a: str, b: str, load: Callable[[str], StudyFolder]) -> Comparison:
-    """Compares two trials.
+def compare_trials(
+    a: str,
+    b: str,
+    load: Callable[[str], StudyFolder],
+    recorded: Callable[[str], Recorded | None] = lambda _: None,
+) -> Comparison:
+    """Compares two trials, two recordings, or one of each.
 
     Args:
-        a: One trial: `STUDY:TRIAL_ID`, or the path of its folder.
+        a: One trial: `STUDY:TRIAL_ID`, or the path of its folder; or a recording.
         b: The other, of the same study or of another one.
         load: Opens a study by name or path.
+        recorded: Reads a recording by name or path; None where it is none.
 
     Raises:
         PlanError: There is no such study or trial.
@@ -218,6 +226,10 @@ def compare_trials(a: str, b: str, load: Callable[[str], StudyFolder]) -> Compar
     studies: dict[Path, Compared] = {}
     sides = []
     for text in (a, b):
+        recording = recorded(text)
+        if recording is not None:
+            sides.append(side_of_recording(recording))
+            continue
         name, trial = split_reference(text)
         study = load(name)
         sides.append(studies.setdefault(study.path.resolve(), Compared(study)).side(trial))

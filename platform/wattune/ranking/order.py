@@ -1,6 +1,7 @@
 """Ranking: the trials that keep every bound in order, and what each other trial lacks.
 
-If the intervals of two trials overlap, the measurement does not separate them and neither ranks above the other.
+If two trials are not told apart, the measurement does not separate them and neither ranks above the other. They are
+listed by the middle of their intervals: a wide or narrow interval moves no row.
 """
 
 import math
@@ -8,20 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
-from wattune.objective import Constraint, Objective
+from wattune.intervals import Interval
+from wattune.objective import Condition, Constraint, Objective
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite, group_quality
 from wattune.ranking.best import order, standing
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import describe
+from wattune.ranking.conditions import Where, unmet, value_of
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.spreads import Results, Spreads
-from wattune.schema import METRICS
+from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 from wattune.units import format_quantity
@@ -32,12 +35,33 @@ MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceShare:
+    """The share of a study's space that was measured."""
+
+    study: str
+    num_candidates: int
+    """Trials of the space: combinations that no rule rejects, each kind of work once."""
+    num_measured: int
+    """Those with a completed repeat."""
+    num_failed: int
+    """Those that ran and did not complete."""
+
+    def __str__(self) -> str:
+        """The share in words."""
+        share = self.num_measured / self.num_candidates if self.num_candidates else 0.0
+        failed = f", {self.num_failed} more failed" if self.num_failed else ""
+        return (
+            f"measured {self.num_measured} of {self.num_candidates} trials of the space ({100 * share:.1f} %){failed}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """All assessed trials of a study, as `rank` prints and the report draws them."""
 
     objective: Objective
     constraints: tuple[Constraint, ...]
-    where: tuple[Constraint, ...]
+    where: tuple[Where, ...]
     feasible: tuple[RankedTrial, ...]
     """By objective: the first one leads, and `best_probability` tells how surely."""
     undecided: tuple[RankedTrial, ...]
@@ -69,6 +93,10 @@ class Ranking:
     """Repeats that ended but cannot be read, with the study's name in front if there are several."""
     num_undigested: int = 0
     """Repeats of an earlier version, whose files have no digests: damage to them is not seen."""
+    unmet: tuple[str, ...] = ()
+    """Conditions of `where` with a name that no trial has."""
+    space: tuple[SpaceShare, ...] = ()
+    """Share of each study's space that was measured; empty where the space is not known."""
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
@@ -86,6 +114,20 @@ class Ranking:
     def best(self) -> RankedTrial | None:
         """The first feasible trial, None if no trial is feasible."""
         return self.feasible[0] if self.feasible else None
+
+    @property
+    def price(self) -> RankedTrial | None:
+        """The trial that shows the price of the bounds; None where they cost nothing that was measured.
+
+        It is the best infeasible one, of the same work as the best feasible one and ahead of it.
+        """
+        metric, best = self.objective.metric, self.best
+        alike = [row for row in self.infeasible if best is None or _size(row.spec, metric) == _size(best.spec, metric)]
+        first = alike[0] if alike else None
+        if first is None or first.objective is None or best is None or best.objective is None:
+            return first if first is not None and first.objective is not None else None
+        ahead = first.objective.value - best.objective.value
+        return first if (ahead > 0 if self.objective.maximize else ahead < 0) else None
 
     @property
     def qualities(self) -> dict[str, int]:
@@ -115,19 +157,24 @@ class Ranking:
             parts.append(f"{len(self.unreadable)} unreadable left out")
         if self.num_undigested:
             parts.append(f"{self.num_undigested} of an earlier version, without digests")
+        several = len(self.space) > 1
+        parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]
         return "; ".join(parts)
 
     @property
     def best_of_each(self) -> tuple[RankedTrial, ...]:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
-        first = {_size(row.spec): row for row in reversed(self.feasible)}
-        return tuple(row for row in self.feasible if first[_size(row.spec)] is row) if len(self._sizes) > 1 else ()
+        metric = self.objective.metric
+        first = {_size(row.spec, metric): row for row in reversed(self.feasible)}
+        own = (row for row in self.feasible if first[_size(row.spec, metric)] is row)
+        return tuple(own) if len(self._sizes) > 1 else ()
 
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
-        return sorted({_size(row.spec) for row in self.trials if row.objective}) if depends else []
+        sizes = {_size(row.spec, self.objective.metric) for row in self.trials if row.objective}
+        return sorted(sizes) if depends else []
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -135,11 +182,12 @@ class Ranking:
         found = [f"left out: {one.reason}" for one in self.unreadable[:MOST_NAMED]]
         if len(self.unreadable) > MOST_NAMED:
             found.append(f"{len(self.unreadable) - MOST_NAMED} more cannot be read; --json and --csv list them all")
+        found += self.unmet
         metric, compared = self.objective.metric, [row for row in self.trials if row.counted]
         if len(self._sizes) > 1:
             found.append(
                 f"{metric} of different work in one table: {'; '.join(self._sizes)}. A larger model does more work for "
-                "a token; compare within one, or by mfu_frac"
+                "a token, a larger batch for a step; compare within one, or by mfu_frac"
             )
         if 0 < sum(row.simulated for row in compared) < len(compared):
             found.append("simulated and measured telemetry in one table: do not compare ranks between the two")
@@ -170,6 +218,8 @@ class Ranking:
             "qualities": self.qualities,
             "simulated": self.simulated,
             "num_filtered": self.num_filtered,
+            "space": [asdict(one) for one in self.space],
+            "price": None if self.price is None else self.price.trial_id,
             "unreadable": [asdict(one) for one in self.unreadable],
             **{str(verdict): [row.to_json() for row in getattr(self, verdict)] for verdict in Verdict},
         }
@@ -180,7 +230,7 @@ def rank(
     objective: Objective,
     constraints: Sequence[Constraint],
     *,
-    where: Sequence[Constraint] = (),
+    where: Sequence[Where] = (),
     least_quality: str = "",
     risk: float = RISK,
 ) -> Ranking:
@@ -194,7 +244,8 @@ def rank(
         results: Every repeat of a study's trials; for several studies by their names.
         objective: The metric to maximize or minimize.
         constraints: Bounds that must hold.
-        where: Bounds that a trial must keep in every completed repeat to be ranked at all; other trials are counted.
+        where: Conditions on a trial's configuration, and bounds that it must keep in every completed repeat, to be
+            ranked at all; other trials are counted.
         least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
         risk: Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.
 
@@ -221,7 +272,7 @@ def rank(
         for _, result in kept:
             repeats.setdefault(result.trial_id, []).append(result)
         for trial_id, unordered in repeats.items():
-            if not _passes(unordered, where, least_quality, groups):
+            if not _passes(specs[trial_id], unordered, where, least_quality, groups):
                 num_filtered += 1
                 continue
             ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
@@ -246,12 +297,15 @@ def rank(
     def by_reason(row: RankedTrial) -> tuple[str, str, str]:
         return row.reason, row.trial_id, row.study
 
-    feasible, expected = _compared(sorted(assessed[Verdict.FEASIBLE], key=best_first), objective)
+    leading = sorted(assessed[Verdict.FEASIBLE], key=best_first)
+    told, expected = compared(leading, objective)
     return Ranking(
         objective=objective,
         constraints=tuple(constraints),
         where=tuple(where),
-        feasible=feasible,
+        feasible=tuple(
+            replace(row, rank=rank, best_probability=likely) for row, (rank, likely) in zip(leading, told, strict=True)
+        ),
         undecided=tuple(sorted(assessed[Verdict.UNDECIDED], key=best_first)),
         infeasible=tuple(sorted(assessed[Verdict.INFEASIBLE], key=best_first)),
         unknown=tuple(sorted(assessed[Verdict.UNKNOWN], key=best_first)),
@@ -266,14 +320,39 @@ def rank(
         shared=shared,
         corrections=tuple(corrections),
         expected=expected,
+        unmet=tuple(unmet(where, (spec for own in studies.values() for spec, _ in own))),
     )
 
 
-def _compared(rows: Sequence[RankedTrial], objective: Objective) -> tuple[tuple[RankedTrial, ...], float | None]:
-    """Compares feasible rows with each other: their ranks, P(best), and the first one's expected figure."""
+class Row(Protocol):
+    """A row of a ranking, of a trial or of a recording."""
+
+    @property
+    def objective(self) -> Interval | None:
+        """See `RankedTrial.objective`."""
+
+    @property
+    def spreads(self) -> Spreads:
+        """See `RankedTrial.spreads`."""
+
+    @property
+    def counted(self) -> Sequence[TrialResult]:
+        """See `RankedTrial.counted`."""
+
+    @property
+    def trial_id(self) -> str:
+        """See `RankedTrial.trial_id`."""
+
+
+def compared(rows: Sequence[Row], objective: Objective) -> tuple[list[tuple[int, float]], float | None]:
+    """Compares feasible rows with each other.
+
+    Returns:
+        Rank and P(best) of each row, and the first one's expected figure when it runs again; None without rows.
+    """
     if not rows:
-        return (), None
-    by_model: dict[int, tuple[Scatter, list[RankedTrial], list[int]]] = {}
+        return [], None
+    by_model: dict[int, tuple[Scatter, list[Row], list[int]]] = {}
     for row in rows:
         fitted, number = row.spreads.fitted(objective.metric), row.spreads.number(row.counted, objective.metric)
         assert fitted is not None and number is not None, "a feasible row has its objective"
@@ -286,14 +365,11 @@ def _compared(rows: Sequence[RankedTrial], objective: Objective) -> tuple[tuple[
     ]
     outcome = order(standing(parts, maximize=objective.maximize))
     at = {id(row): index for index, row in enumerate(row for _, own, _ in by_model.values() for row in own)}
-    compared = tuple(
-        replace(row, rank=int(outcome.rank[at[id(row)]]), best_probability=float(outcome.best_probability[at[id(row)]]))
-        for row in rows
-    )
+    told = [(int(outcome.rank[at[id(row)]]), float(outcome.best_probability[at[id(row)]])) for row in rows]
     assert rows[0].objective is not None
     first, lost = rows[0].objective.value, outcome.regression * (-1.0 if objective.maximize else 1.0)
     logarithmic = all(found.typical is None for found, _, _ in parts)
-    return compared, first * math.exp(lost) if logarithmic else first + lost
+    return told, first * math.exp(lost) if logarithmic else first + lost
 
 
 def finalists(ranking: Ranking) -> list[TrialSpec]:
@@ -345,19 +421,27 @@ def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
 
 
 def _passes(
-    repeats: Sequence[TrialResult], where: Sequence[Constraint], least_quality: str, groups: Iterable[str]
+    spec: TrialSpec,
+    repeats: Sequence[TrialResult],
+    where: Sequence[Where],
+    least_quality: str,
+    groups: Iterable[str],
 ) -> bool:
-    if not where and not least_quality:
+    bounds = [one for one in where if isinstance(one, Constraint)]
+    if not all(one.holds(value_of(spec, one.field)) for one in where if isinstance(one, Condition)):
+        return False
+    if not bounds and not least_quality:
         return True
     counted = completed(repeats)
     qualities = (group_quality(result, groups) for result in counted)
     good = all(QUALITIES.index(quality) >= QUALITIES.index(least_quality) for quality in qualities)
-    return bool(counted) and good and all(bound.holds(result.metrics) for bound in where for result in counted)
+    return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
 
 
-def _size(spec: TrialSpec) -> str:
-    """Describes the work behind a token."""
-    return f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+def _size(spec: TrialSpec, metric: str) -> str:
+    """Describes the work behind a token, and behind a step where the metric is one of steps."""
+    work = f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+    return f"{work}, {spec.workload.tokens_per_step:,} of them a step" if metric in PER_STEP_METRICS else work
 
 
 @cache

@@ -6,14 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
-from wattune.errors import PlanError, SpaceError
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
-from wattune.ranking.order import Ranking, rank
+from wattune.ranking.conditions import parse_where
+from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.spreads import Results
+from wattune.storage.parquet import read_table
 from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.reader import read_study
+from wattune.trial import TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,8 @@ class Source:
     """Trials that ended but cannot be read, and so are not among the results."""
     num_undigested: int = 0
     """Results of an earlier version, without digests."""
+    candidates: frozenset[str] | None = None
+    """Ids of the trials of its space; None where they are not known."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
@@ -44,6 +52,7 @@ class Source:
             results=of_folder(study, finished.results),
             unreadable=tuple(finished.unreadable),
             num_undigested=finished.num_undigested,
+            candidates=_candidates(study),
             objective=objective,
             constraints=tuple(constraints),
             place=str(study.path),
@@ -75,7 +84,8 @@ class Question(TypedDict, total=False):
     constraints: Sequence[str] | None
     """Instead of the studies' own."""
     where: Sequence[str]
-    """Only trials that hold all of these are ranked."""
+    """Only trials that hold all of these are ranked: bounds on metrics, such as `mfu_frac > 0.3`, and conditions on the
+    configuration (`wattune.ranking.conditions.FIELDS`), such as `tp <= 2` or `engine == torch`."""
     least_quality: str
     """`indicative` or `publishable`: trials of a lower quality are left out."""
     risk: float
@@ -126,7 +136,7 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
         {source.name: source.results for source in sources},
         parse_objective(objective),
         [parse_constraint(text) for text in constraints],
-        where=[parse_constraint(text) for text in question.get("where", ())],
+        where=[parse_where(text) for text in question.get("where", ())],
         least_quality=question.get("least_quality", ""),
         risk=question.get("risk", RISK),
     )
@@ -136,7 +146,45 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
         for one in source.unreadable
     ]
     num_undigested = sum(source.num_undigested for source in sources)
-    return replace(ranking, unreadable=tuple(named), num_undigested=num_undigested)
+    return replace(
+        ranking,
+        unreadable=tuple(named),
+        num_undigested=num_undigested,
+        space=tuple(_share(source) for source in sources if source.candidates is not None),
+    )
+
+
+def _candidates(study: StudyFolder) -> frozenset[str] | None:
+    """Reads the ids of the trials of a study's space; None before they were written.
+
+    A million combinations may be rejected, so two columns are read and no rows are made.
+
+    Raises:
+        PlanError: The file is not such a table.
+    """
+    path = study.path / "candidates.parquet"
+    if not path.exists():
+        return None
+    try:
+        table = read_table(path)
+        kept = table.filter(pc.equal(table["status"], "kept"))
+        return frozenset(kept["trial_id"].to_pylist())
+    except (TelemetryError, KeyError, pa.ArrowException) as error:
+        raise PlanError(f"{path}: {error}; `wattune run` of the space writes it anew") from error
+
+
+def _share(source: Source) -> SpaceShare:
+    """Counts the trials of a source's space that were measured."""
+    known = source.candidates or frozenset()
+    ended = {result.trial_id: TrialStatus.CRASHED for _, result in source.results if result.status.is_final}
+    ended |= {r.trial_id: r.status for _, r in source.results if r.status is TrialStatus.COMPLETED}
+    measured = [ended[one] is TrialStatus.COMPLETED for one in known if one in ended]
+    return SpaceShare(
+        study=source.name,
+        num_candidates=len(known),
+        num_measured=sum(measured),
+        num_failed=len(measured) - sum(measured),
+    )
 
 
 def _is_texts(value: object) -> bool:

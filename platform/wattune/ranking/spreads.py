@@ -23,6 +23,9 @@ from wattune.units import NS_PER_S, format_quantity
 Results: TypeAlias = Sequence[tuple[TrialSpec, TrialResult]]
 """Specification and result of every repeat of a study's trials, in any order."""
 
+AnyResults: TypeAlias = Sequence[tuple[TrialSpec | None, TrialResult]]
+"""Results of which some have no specification, as of recordings."""
+
 PRIOR: Final = Prior()
 
 _UNCERTAINTIES: Final = {
@@ -117,7 +120,7 @@ class NextRun:
 class Spreads:
     """Scatter of every metric of one study, computed at first use."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: AnyResults) -> None:
         """Keeps the runs that completed, without bursts: a few steps scatter otherwise.
 
         Args:

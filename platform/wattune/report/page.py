@@ -37,7 +37,7 @@ from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
 from wattune.report.trade_off import trade_off
 from wattune.storage.spaces import StoredSpace
-from wattune.units import format_quantity
+from wattune.units import format_change, format_quantity
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -277,7 +277,7 @@ def _price(ranking: Ranking) -> str:
     if row is None:
         return ""
     failing = row.failing[0]
-    past = f"fails {failing.constraint} by {format_quantity(failing.metric, -failing.slack)}"
+    past = f"fails {failing.constraint} by {format_change(failing.metric, -failing.slack)}"
     reached = format_quantity(ranking.objective.metric, _middle(row))
     if best is None:
         return f"The best trial that breaks a bound, {row.label}, reaches {reached} and {past}."

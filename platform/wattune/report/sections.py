@@ -16,7 +16,7 @@ from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.markup import Html, fill, join, section, table
 from wattune.trial import TrialResult, TrialStatus
-from wattune.units import NS_PER_S, format_quantity
+from wattune.units import NS_PER_S, format_change, format_quantity
 
 MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
@@ -45,7 +45,7 @@ def range_text(metric: str, found: Interval | None) -> str:
 def slack_text(margin: Margin) -> str:
     """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
     share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
-    slack = f"{'+' if margin.slack > 0 else ''}{format_quantity(margin.metric, margin.slack)}{share}"
+    slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
     likely = "" if margin.holds_probability is None else f" with probability {margin.holds_probability:.2f}"
     return f"{slack.replace('-', '−')}, {margin.verdict}{likely and f', the next run keeps it{likely}'}"
 

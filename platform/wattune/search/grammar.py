@@ -1,103 +1,49 @@
 """The grammar of a search space file: keys, types and bounds, and every problem in words with its path.
 
 pydantic reads the file strictly: a boolean is not an integer, and an unknown key is an error. It goes on after a
-problem, so one reading finds all of them. `wattune.search.problems` puts them in words.
+problem, so one reading finds all of them. `wattune.search.problems` puts them in words. `wattune.search.reference`
+makes the JSON Schema and the page of these classes.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, model_validator
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, device, parse_cluster_label
-from wattune.catalog.models import ACTIVATIONS, NORMS, POSITIONS, ModelSpec, model, scale_model
-from wattune.errors import WattuneError, closest
-from wattune.fidelity import DECIDED_BY_STEP_TIME, LEAST_BURST_STEPS
+from wattune.errors import closest
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plan.axes import AXES, Axis
-from wattune.plan.engines import MODES, ROUTINGS, capabilities
+from wattune.plan.engines import CAPABILITIES, MODES, ROUTINGS, capabilities
+from wattune.schema import METRICS, PER_STEP_METRICS
+from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
+from wattune.search.fields import (
+    ALONE,
+    LARGEST_COUNT,
+    LARGEST_WORLD,
+    Count,
+    CountOrZero,
+    Entry,
+    JsonSchema,
+    Positive,
+    Short,
+    distinct,
+    named_by,
+    one_of,
+    parsed_by,
+    repetitions,
+)
+from wattune.search.model_entry import NAMES, ModelEntry
+from wattune.search.plausible import implausible
 from wattune.search.problems import Path, got, refuse
-from wattune.search.strategy import check_strategy
+from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
 from wattune.storage.study import check_study_name
 from wattune.storage.versions import check_version
-from wattune.trial import (
-    FIRST_REFERENCE_REPEAT,
-    LORA_TARGETS,
-    TOKEN_DTYPES,
-    Lora,
-    Measure,
-    TokenFile,
-    Workload,
-    check_trial_id,
-)
-
-LARGEST_COUNT: Final = 10**9
-"""Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
-
-LARGEST_WORLD: Final = 10**6
-"""Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
+from wattune.trial import LORA_TARGETS, TOKEN_DTYPES, Lora, Measure, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""
-
-
-def _named_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Accepts a text that one of wattune's own functions accepts, else passes on its message."""
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except WattuneError as error:
-            raise refuse([((), str(error))]) from None
-        return text
-
-    return AfterValidator(check)
-
-
-def _parsed_by(parse: Callable[[str], object]) -> GetPydanticSchema:
-    """Takes a text and keeps what one of wattune's own functions makes of it; passes on its message otherwise."""
-
-    def parsed(text: str) -> object:
-        try:
-            return parse(text)
-        except WattuneError as error:
-            raise refuse([((), str(error))]) from None
-
-    return GetPydanticSchema(lambda _type, handler: no_info_after_validator_function(parsed, handler(str)))
-
-
-def _one_of(names: tuple[str, ...]) -> AfterValidator:
-    """Accepts a few names."""
-
-    def check(text: str) -> str:
-        if text not in names:
-            raise refuse([((), f'unknown value "{text[:60]}"; {closest(text, names)}')])
-        return text
-
-    return AfterValidator(check)
-
-
-def _one_or_more(value: Any) -> Any:
-    """Returns a list: a single model, cluster or engine may stand without one."""
-    return value if isinstance(value, list) else [value]
-
-
-def _distinct(values: list[Any]) -> list[Any]:
-    """Accepts a list whose entries mean different things. A repetition is always a slip."""
-    meant = [value.resolve() if isinstance(value, ModelEntry | ClusterEntry) else value for value in values]
-    repeated = _repetitions([repr(value) for value in meant])
-    if repeated:
-        raise refuse(repeated)
-    return values
-
-
-def _repetitions(texts: list[str]) -> list[tuple[Path, str]]:
-    first = {text: index for index, text in reversed(list(enumerate(texts)))}
-    return [((i,), f"the same as entry {first[text]}; remove one") for i, text in enumerate(texts) if first[text] < i]
 
 
 def _axis_problem(axis: Axis, value: Any) -> str | None:
@@ -128,17 +74,25 @@ def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
     for name, values in space.items():
         if name not in AXES:
-            found.append(((name,), f"unknown axis; {closest(name, AXES)}"))
+            found.append(((name,), _not_an_axis(str(name))))
         elif not isinstance(values, list):
             found.append(((name,), got(values, "a list of values, in brackets")))
         elif not values:
             found.append(((name,), f"empty; list values, or leave the axis out to take {AXES[name].neutral}"))
         else:
             wrong = [((i,), text) for i, value in enumerate(values) if (text := _axis_problem(AXES[name], value))]
-            found += [((name, *path), text) for path, text in wrong or _repetitions([repr(value) for value in values])]
+            found += [((name, *path), text) for path, text in wrong or repetitions([repr(value) for value in values])]
     if found:
         raise refuse(found)
     return space
+
+
+def _not_an_axis(name: str) -> str:
+    if name in ("seq_len", "global_batch_size"):
+        return f"is no axis of a plan; list its values in workload.{name}"
+    if name in ("model", "cluster", "engine"):
+        return f"is no axis of a plan; list its values at the top of the file, as {name}"
+    return f"unknown axis; {closest(name, AXES)}"
 
 
 def _readable(version: int) -> int:
@@ -146,124 +100,42 @@ def _readable(version: int) -> int:
     return version
 
 
-Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class _Entry(BaseModel):
-    """One mapping of the file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class ModelEntry(_Entry):
-    """`model`: a catalog name, fields that differ from the catalog's, and how far to scale it down."""
-
-    name: Annotated[str, _named_by(model)]
-    num_layers: Size | None = None
-    hidden_size: Count | None = None
-    ffn_hidden_size: Count | None = None
-    num_heads: Count | None = None
-    num_kv_heads: Count | None = None
-    vocab_size: Count | None = None
-    num_experts: CountOrZero | None = None
-    num_experts_per_token: CountOrZero | None = None
-    expert_capacity_factor: Positive | None = None
-    norm: Annotated[str, _one_of(NORMS)] | None = None
-    activation: Annotated[str, _one_of(ACTIVATIONS)] | None = None
-    positions: Annotated[str, _one_of(POSITIONS)] | None = None
-    rope_base: Positive | None = None
-    max_positions: CountOrZero | None = None
-    bias: bool | None = None
-    tied_embeddings: bool | None = None
-    scale_to: Annotated[str, _named_by(parse_cluster_label)] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "ModelEntry":
-        found = _model_problems(self._overridden())
-        if self.scale_to and self.num_layers:
-            found.append((("scale_to",), f"chooses num_layers, which is given as {self.num_layers}; leave one out"))
-        elif self.scale_to and not found:
-            try:
-                self.resolve()
-            except WattuneError as error:
-                found.append((("scale_to",), str(error).removeprefix("scale_to: ")))
-        if found:
-            raise refuse(found)
-        return self
-
-    def resolve(self) -> ModelSpec:
-        """The model it names, overridden and scaled down."""
-        spec = self._overridden()
-        return scale_model(spec, parse_cluster_label(self.scale_to)) if self.scale_to else spec
-
-    def _overridden(self) -> ModelSpec:
-        return replace(model(self.name), **self.model_dump(exclude_none=True, exclude={"name", "scale_to"}))
-
-
-def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
-    """Says why a model of these fields cannot exist, field by field."""
-    found: list[tuple[Path, str]] = []
-    heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
-    if spec.hidden_size % heads:
-        found.append((("num_heads",), f"{heads} does not divide hidden_size={spec.hidden_size}; use a divisor"))
-    elif spec.positions == "rope" and spec.head_size % 2:
-        found.append((("num_heads",), f"{heads} makes head_size={spec.head_size}; rotary positions need an even one"))
-    if heads % kv_heads:
-        found.append((("num_kv_heads",), f"{kv_heads} does not divide num_heads={heads}; use a divisor"))
-    if bool(chosen) != spec.is_moe or chosen > experts:
-        allowed = f"1 to num_experts={experts}" if spec.is_moe else "0, as num_experts=0"
-        found.append((("num_experts_per_token",), f"got {chosen}, allowed: {allowed}"))
-    if spec.expert_capacity_factor is not None and not spec.is_moe:
-        found.append((("expert_capacity_factor",), f"{spec.name} has num_experts=0; leave it out"))
-    if (spec.positions == "learned") != (spec.max_positions > 0):
-        allowed = "at least 1, as positions=learned" if spec.positions == "learned" else "0, as positions=rope"
-        found.append((("max_positions",), f"got {spec.max_positions}, allowed: {allowed}"))
-    return found
-
-
-class ClusterEntry(_Entry):
-    """`cluster`: the machines, as far as planning needs to know them."""
-
-    device: Annotated[str, _named_by(device)]
-    num_nodes: Size = 1
-    devices_per_node: Size
-    simulate_sensors_of: Annotated[str, _named_by(device)] | None = None
-    transformer_engine: bool = False
-    nvlink_domain_size: Count | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "ClusterEntry":
-        if self.num_nodes * self.devices_per_node > LARGEST_WORLD:
-            text = f"{self.num_nodes:,} x {self.devices_per_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
-            raise refuse([(("num_nodes",), text)])
-        simulated = self.simulate_sensors_of
-        if simulated and (self.device != "cpu" or simulated == "cpu"):
-            real = sorted(DEVICES.keys() - {"cpu"})
-            text = (
-                f"got {simulated} on device {self.device}; only device cpu has its sensors simulated; leave it out"
-                if self.device != "cpu"
-                else f"got cpu, which has no sensors of its own; use one of: {', '.join(real)}, or leave it out"
-            )
-            raise refuse([(("simulate_sensors_of",), text)])
-        return self
-
-    def resolve(self) -> ClusterSpec:
-        """The cluster it describes."""
-        return ClusterSpec(**self.model_dump())
+def _axes_schema() -> JsonSchema:
+    """Describes the axes in JSON Schema: names, values, meanings."""
+    properties: JsonSchema = {}
+    for axis in AXES.values():
+        most = LARGEST_COUNT if axis.name == "micro_batch_size" else LARGEST_WORLD
+        count = {"type": "integer", "minimum": 1, "maximum": most}
+        least = 1 if axis.kind == "layout" else 0
+        several = {
+            "type": "array",
+            "items": {"type": "integer", "minimum": least, "maximum": LARGEST_WORLD},
+            "minItems": 1,
+            "maxItems": LONGEST_VALUE,
+        }
+        names = {"enum": list(axis.choices)}
+        item = count if axis.kind == "count" else names if axis.kind == "choice" else {"anyOf": [names, several]}
+        properties[axis.name] = {
+            "type": "array",
+            "minItems": 1,
+            "uniqueItems": True,
+            "items": item,
+            "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
+        }
+    return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 
 
 _TOKENS: Final = TokenFile(path="tokens.bin")
 _LORA: Final = Lora(rank=1)
 
 
-class TokensEntry(_Entry):
-    """`workload.tokens`: a file to take tokens from."""
+class TokensEntry(Entry):
+    """A file to take tokens from, instead of drawing them from the seed."""
 
-    path: Annotated[str, Field(min_length=1)]
-    dtype: Annotated[str, _one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
+    path: Annotated[str, Field(min_length=1, examples=["/data/corpus.bin"])]
+    """Path on every node. A relative one starts in the workers' folder."""
+    dtype: Annotated[str, one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
+    """Type of a token in the file, in the machine's byte order."""
 
     def problem(self, seq_len: int) -> str | None:
         """Says why the file cannot be used, if it is on this machine. Its nodes may be other machines."""
@@ -273,18 +145,23 @@ class TokensEntry(_Entry):
         return TokenFile(path=self.path, dtype=self.dtype).problem(seq_len)
 
 
-class LoraEntry(_Entry):
-    """`workload.lora`: the adapters."""
+class LoraEntry(Entry):
+    """Low-rank adapters, trained beside frozen weights."""
 
-    rank: Count
-    targets: Annotated[list[Annotated[str, _one_of(LORA_TARGETS)]], Field(min_length=1), AfterValidator(_distinct)] = (
-        list(_LORA.targets)
+    rank: Annotated[Count, Field(examples=[16])]
+    """Rank of every adapter."""
+    targets: Annotated[list[Annotated[str, one_of(LORA_TARGETS)]], Field(min_length=1), AfterValidator(distinct)] = (
+        Field(default=list(_LORA.targets))
     )
+    """Linear layers that get one."""
+
+
+_ROUTING_WORDS: Final = tuple(name for name in ROUTINGS if name != "skew")
 
 
 def _routing(value: Any) -> Any:
     """Accepts a word, or the exponent of a skewed routing."""
-    words = tuple(name for name in ROUTINGS if name != "skew")
+    words = _ROUTING_WORDS
     if isinstance(value, dict):
         if unknown := [name for name in value if name != "skew"]:
             raise refuse([((str(name),), "unknown key; use skew") for name in unknown])
@@ -299,172 +176,241 @@ def _routing(value: Any) -> Any:
     return value
 
 
-class WorkloadEntry(_Entry):
-    """`workload`: the data and the kind of work."""
+_ROUTING_SCHEMA: Final[JsonSchema] = {
+    "anyOf": [
+        {"enum": list(_ROUTING_WORDS)},
+        {
+            "type": "object",
+            "properties": {"skew": {"type": "number", "minimum": 0}},
+            "required": ["skew"],
+            "additionalProperties": False,
+        },
+    ],
+    "examples": ["balanced", {"skew": 1.2}],
+}
 
-    mode: Annotated[str, _one_of(MODES)] = "pretrain"
-    seq_len: Count
-    global_batch_size: Count
+
+class WorkloadEntry(Entry):
+    """The data and the kind of work."""
+
+    stand_ins: ClassVar = {"seq_len": 1, "global_batch_size": 1}
+
+    mode: Annotated[str, one_of(MODES)] = "pretrain"
+    """`pretrain` trains all weights, `lora` trains adapters, `prefill` runs prompts forward and trains nothing."""
+    seq_len: Annotated[list[Count], Field(min_length=1, examples=[4096]), *ALONE, AfterValidator(distinct)]
+    """Tokens of a sequence. A list makes it a dimension of the study."""
+    global_batch_size: Annotated[list[Count], Field(min_length=1, examples=[16]), *ALONE, AfterValidator(distinct)]
+    """Sequences of a step over all ranks. A list makes it a dimension of the study."""
     tokens: TokensEntry | None = None
+    """Source of the tokens. None draws them from the seed."""
     lora: LoraEntry | None = None
-    routing: Annotated[Any, AfterValidator(_routing)] | None = None
+    """Adapters; `mode: lora` needs them."""
+    routing: Annotated[Any, AfterValidator(_routing), WithJsonSchema(_ROUTING_SCHEMA)] | None = None
+    """Routing of tokens to experts: `balanced`, `learned`, or the exponent of a skewed one. Left out: balanced."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "WorkloadEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        found: list[tuple[Path, str]] = []
         if self.mode == "lora" and self.lora is None:
-            raise refuse([(("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"')])
+            found.append((("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"'))
         if self.mode != "lora" and self.lora is not None:
-            raise refuse([(("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora")])
-        if self.tokens is not None and (problem := self.tokens.problem(self.seq_len)):
-            raise refuse([(("tokens",), problem)])
-        return self
+            found.append((("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora"))
+        if self.tokens is not None and (problem := self.tokens.problem(max(self.seq_len))):
+            found.append((("tokens",), problem))
+        return found
 
     def plain(self, *, has_experts: bool) -> dict[str, Any]:
         """The entry with every default spelled out; only where there are experts it has a routing."""
         balanced = "balanced" if has_experts else None
-        return {**self.model_dump(), "routing": self.routing or balanced}
+        sizes = {name: _alone(getattr(self, name)) for name in ("seq_len", "global_batch_size")}
+        return {**self.model_dump(), **sizes, "routing": self.routing or balanced}
 
-    def resolve(self, *, has_experts: bool) -> Workload:
-        """The workload it describes."""
+    def resolve(self, *, has_experts: bool) -> tuple[Workload, ...]:
+        """The workloads it describes: every sequence length with every batch."""
         written = self.plain(has_experts=has_experts)
         chosen = written["routing"]
         if isinstance(chosen, str):
             written["routing"] = {"by": chosen}
         elif chosen is not None:  # an exponent of 0 gives equal shares
             written["routing"] = {"by": "skew", "skew": float(chosen["skew"])} if chosen["skew"] else {"by": "balanced"}
-        return Workload.from_json(written)
+        return tuple(
+            Workload.from_json({**written, "seq_len": seq_len, "global_batch_size": batch})
+            for seq_len in self.seq_len
+            for batch in self.global_batch_size
+        )
+
+
+def _alone(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
 
 
 _MEASURE: Final = Measure()
 
 
-class MeasureEntry(_Entry):
-    """`measure`: how a trial is measured."""
+class MeasureEntry(Entry):
+    """Measurement of a trial."""
 
     warmup_steps: CountOrZero = _MEASURE.warmup_steps
+    """Least steps before anything counts. Warm-up goes on until step time is stable."""
     min_steps: Count = _MEASURE.min_steps
+    """Least measured steps."""
     min_seconds: Annotated[float, Field(ge=0)] = _MEASURE.min_seconds
+    """Least seconds of measured steps."""
     profile_steps: CountOrZero | None = _MEASURE.profile_steps
+    """Steps under a profiler after the measured ones. None is 2 on GPUs and 0 on CPUs."""
     repeats: Annotated[int, Field(ge=1, le=FIRST_REFERENCE_REPEAT - 2)] = _MEASURE.repeats
+    """Runs of every trial."""
     soak_finalists: CountOrZero = _MEASURE.soak_finalists
+    """Best trials that run once more at the end, until temperatures settle."""
     soak_seconds: Positive = _MEASURE.soak_seconds
+    """Least seconds of a finalist's last run."""
     timeout_s: Positive = _MEASURE.timeout_s
+    """Most seconds of a trial, from the start of the engine's build."""
     stall_s: Positive = _MEASURE.stall_s
+    """Least seconds without a finished step until a trial counts as hung."""
     reference_every: CountOrZero = _MEASURE.reference_every
-    cooldown_temp_c: Positive | None = _MEASURE.cooldown_temp_c
+    """Trials on a set of nodes until the reference trial is measured again; 0 is never."""
+    cooldown_temp_c: Annotated[float, Field(ge=15, le=150)] | None = _MEASURE.cooldown_temp_c
+    """A trial begins when no device is warmer, in degrees Celsius. None is at once."""
     cooldown_max_s: Positive = _MEASURE.cooldown_max_s
+    """Longest wait for that."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "MeasureEntry":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
         needed = {"min_seconds": self.min_seconds, "soak_seconds": self.soak_seconds if self.soak_finalists else 0.0}
         name = max(needed, key=needed.__getitem__)
         if needed[name] >= self.timeout_s:
             text = f"{self.timeout_s:g} leaves no time for {name}={needed[name]:g}; use more than that"
-            raise refuse([(("timeout_s",), text)])
-        return self
+            return [(("timeout_s",), text)]
+        return []
 
 
-class LimitsEntry(_Entry):
-    """`limits`: hard ones; a trial that is measured above one for 1 s is aborted, and never feasible."""
+class LimitsEntry(Entry):
+    """Hard limits: a trial that is measured above one for 1 s is aborted, and never feasible."""
 
-    node_device_power_w: Positive | None = None
+    node_device_power_w: Annotated[Positive, Field(examples=[2900])] | None = None
+    """Power of all devices of a node together. None is no limit."""
 
-
-ORDERS: Final = ("shuffled", "listed")
-"""In which order trials run: drawn by the seed, or as the strategy lists them."""
 
 ISOLATIONS: Final = ("warm", "fresh")
 """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
 
 
-class FinalistsEntry(_Entry):
-    """`search.finalists`: the race that tells the best trials apart after the search."""
-
-    until: Annotated[float, Field(gt=0.5, lt=1)]
-    max_share: Annotated[float, Field(gt=0, le=1)]
-
-
-class BurstEntry(_Entry):
-    """`search.ladder.burst`: lengths of a burst."""
-
-    min_steps: Annotated[int, Field(ge=LEAST_BURST_STEPS, le=LARGEST_COUNT)] = 3
-    min_seconds: Annotated[float, Field(ge=0)] = 1.5
-
-
-class LadderEntry(_Entry):
-    """`search.ladder`: a burst of each trial, and a full measurement of the best share of them."""
-
-    burst: BurstEntry = BurstEntry()
-    promote: Annotated[float, Field(gt=0, lt=1)] = 0.25
+_DIRECTIONS: Final = {"higher": "maximize", "lower": "minimize"}
+_OBJECTIVES: Final = [f"{_DIRECTIONS[one.better]} {one.name}" for one in METRICS.values() if one.better in _DIRECTIONS]
+_OBJECTIVE: Final = parsed_by(
+    parse_objective,
+    names=_OBJECTIVES,
+    pattern=r"^\s*(maximize|minimize)\s+\w+\s*$",
+    examples=["maximize tokens_per_s", "minimize energy_per_token_j"],
+)
+_CONSTRAINT: Final = parsed_by(
+    parse_constraint,
+    pattern=r"^\s*\w+\s*(<=|>=|<|>)\s*[+-]?[0-9.]+([eE][+-]?[0-9]+)?\s*(\*\s*\w+\s*)?$",
+    examples=["node_device_power_peak_1s_w <= 2600", "device_power_mean_w <= 0.8 * device_power_limit_w"],
+)
 
 
-class SearchEntry(_Entry):
-    """`search`: who proposes trials, how many, in which order they run, and how much of each is measured."""
+class SpaceFile(Entry):
+    """A search space of wattune: what to train, where, which settings to try, and what the best one is."""
 
-    strategy: Annotated[str, _named_by(check_strategy)] = "grid"
-    num_trials: Count | None = None
-    seed: CountOrZero = 0
-    order: Annotated[str, _one_of(ORDERS)] = "shuffled"
-    reference: Annotated[str, _named_by(check_trial_id)] | None = None
-    finalists: FinalistsEntry | None = None
-    ladder: LadderEntry | None = None
-    early_stop: bool = False
-
-
-class SpaceFile(_Entry):
-    """The whole file."""
+    stand_ins: ClassVar = {
+        "study": "study",
+        "model": {"name": "mixtral_8x7b"},
+        "cluster": {"device": "cpu", "devices_per_node": 1},
+        "engine": "torch",
+        "workload": {"seq_len": 1, "global_batch_size": 1},
+        "space": {"tp": [1]},
+        "objective": "maximize tokens_per_s",
+    }
 
     version: Annotated[int, AfterValidator(_readable)] | None = None
     """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
     record: dict[str, Any] | None = None
     """Number of the space and digests in `study.yaml`, likewise; ignored here."""
-    study: Annotated[str, _named_by(check_study_name)]
-    model: Annotated[list[ModelEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)]
-    cluster: Annotated[
-        list[ClusterEntry], Field(min_length=1), BeforeValidator(_one_or_more), AfterValidator(_distinct)
-    ]
-    engine: Annotated[
-        list[Annotated[str, _named_by(capabilities)]],
+    study: Annotated[str, named_by(check_study_name, examples=["llama_slice"])]
+    """Name of the study and of its folder."""
+    model: Annotated[
+        list[Annotated[ModelEntry, Short(lambda text: {"name": text}, NAMES)]],
         Field(min_length=1),
-        BeforeValidator(_one_or_more),
-        AfterValidator(_distinct),
+        *ALONE,
+        AfterValidator(distinct),
     ]
+    """Model to train: a catalog name, a mapping, or a list of them."""
+    cluster: Annotated[
+        list[Annotated[ClusterEntry, Short(cluster_in_short, {"examples": ["1x4 h200_sxm"]})]],
+        Field(min_length=1),
+        *ALONE,
+        AfterValidator(distinct),
+    ]
+    """Machines to train on: a text such as `1x4 h200_sxm`, a mapping, or a list of them."""
+    engine: Annotated[
+        list[Annotated[str, named_by(capabilities, names=tuple(CAPABILITIES))]],
+        Field(min_length=1),
+        *ALONE,
+        AfterValidator(distinct),
+    ]
+    """Engine that trains: one, or a list."""
     workload: WorkloadEntry
-    space: Annotated[dict[str, Any], AfterValidator(_axes)]
+    """The data and the kind of work."""
+    space: Annotated[
+        dict[str, Any],
+        AfterValidator(_axes),
+        WithJsonSchema(_axes_schema()),
+    ]
+    """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp)."""
     measure: MeasureEntry = MeasureEntry()
-    isolation: Annotated[str, _one_of(ISOLATIONS)] = "warm"
-    objective: Annotated[Objective, _parsed_by(parse_objective)]
-    constraints: list[Annotated[Constraint, _parsed_by(parse_constraint)]] = []
+    """Measurement of a trial."""
+    isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"
+    """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
+    objective: Annotated[Objective, _OBJECTIVE]
+    """`maximize METRIC` or `minimize METRIC` (`wattune metrics`)."""
+    constraints: list[Annotated[Constraint, _CONSTRAINT]] = Field(default=[])
+    """Bounds that the best trial holds: `METRIC OP NUMBER`, or `METRIC OP NUMBER * METRIC`."""
     limits: LimitsEntry = LimitsEntry()
+    """Hard limits; a trial above one is aborted."""
     search: SearchEntry = SearchEntry()
+    """The strategy that proposes trials, their number and order."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "SpaceFile":
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        found: list[tuple[Path, str]] = []
         if self.workload.routing is not None and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
-            raise refuse([(("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out")])
-        if found := [*self._ladder_problems(), *self._early_stop_problems()]:
-            raise refuse(found)
-        return self
+            found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
+        found += self._names_twice() + ladder_problems(self.search, self.measure.min_steps, self.measure.min_seconds)
+        found += early_stop_problems(self.search, self.objective.metric)
+        if self.version is None:  # `study.yaml` was accepted once; a study goes on as it began
+            clusters = [entry.resolve() for entry in self.cluster]
+            found += implausible(self.objective, self.constraints, self.limits.node_device_power_w, clusters)
+            found += self._incomparable()
+        return found
 
-    def _ladder_problems(self) -> list[tuple[Path, str]]:
-        if self.search.ladder is None:
-            return []
-        burst, full = self.search.ladder.burst, self.measure
-        if burst.min_steps < full.min_steps or burst.min_seconds < full.min_seconds:
+    def _incomparable(self) -> list[tuple[Path, str]]:
+        """Finds an objective of a step in a study whose steps have different sizes."""
+        steps = {seq_len * batch for seq_len in self.workload.seq_len for batch in self.workload.global_batch_size}
+        if len(steps) == 1 or self.objective.metric not in PER_STEP_METRICS:
             return []
         text = (
-            f"as long as a full measurement (measure.min_steps={full.min_steps}, measure.min_seconds="
-            f"{full.min_seconds:g}); use less, or leave search.ladder out"
+            f"{self.objective.metric} is of a step, and steps of this workload have {min(steps):,} to {max(steps):,} "
+            "tokens; use tokens_per_s or energy_per_token_j"
         )
-        return [(("search", "ladder", "burst"), text)]
+        return [(("objective",), text)]
 
-    def _early_stop_problems(self) -> list[tuple[Path, str]]:
-        metric = self.objective.metric
-        if not self.search.early_stop or metric in DECIDED_BY_STEP_TIME:
-            return []
-        text = f"ranks know step times alone, which do not decide {metric}; leave it out, or use one of "
-        return [(("search", "early_stop"), text + ", ".join(DECIDED_BY_STEP_TIME))]
+    def _names_twice(self) -> list[tuple[Path, str]]:
+        """Finds devices of the space's own that share a name and differ."""
+        first: dict[str, tuple[int, Any]] = {}
+        found: list[tuple[Path, str]] = []
+        for index, own in enumerate(entry.resolve().own_device for entry in self.cluster):
+            if own is None:
+                continue
+            earlier, same = first.setdefault(own.name, (index, own))
+            if same != own:
+                found.append((("cluster", index, "device", "name"), f"{own.name} is another device in entry {earlier}"))
+        return found
 
     @property
     def has_experts(self) -> bool:

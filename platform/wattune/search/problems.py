@@ -1,6 +1,7 @@
 """Problems of a file in words: each finding of pydantic as a line with its path inside the file and what to do."""
 
 import math
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -15,6 +16,49 @@ Path = tuple[str | int, ...]
 """Keys and list indices from the top of the file, or from the value being validated, down."""
 
 _LONGEST_SHOWN: Final = 60
+
+_KILO: Final = re.compile(r"\s*([0-9]{1,6})\s*[kK]\s*")
+
+ELSEWHERE: Final = {
+    "num_hidden_layers": "num_layers",
+    "n_layer": "num_layers",
+    "num_attention_heads": "num_heads",
+    "n_head": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "num_query_groups": "num_kv_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "n_embd": "hidden_size",
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "moe_router_topk": "num_experts_per_token",
+    "rope_theta": "rope_base",
+    "rotary_base": "rope_base",
+    "tie_word_embeddings": "tied_embeddings",
+    "max_position_embeddings": "max_positions",
+    "hidden_act": "activation",
+    "nodes": "num_nodes",
+    "nnodes": "num_nodes",
+    "gpus": "devices_per_node",
+    "gpus_per_node": "devices_per_node",
+    "nproc_per_node": "devices_per_node",
+    "gpu": "device",
+    "gpu_type": "device",
+    "seq_length": "seq_len",
+    "sequence_length": "seq_len",
+    "batch_size": "global_batch_size",
+    "models": "model",
+    "clusters": "cluster",
+    "engines": "engine",
+    "axes": "space",
+    "parameters": "space",
+    "bounds": "constraints",
+    "name": "study",
+    "steps": "min_steps",
+    "timeout": "timeout_s",
+    "trials": "num_trials",
+    "max_trials": "num_trials",
+}
+"""Keys by the names that Hugging Face, Megatron, torchrun and other tools give them."""
 
 _ALLOWED: Final = {
     "int_type": "an integer",
@@ -50,6 +94,9 @@ def got(value: Any, allowed: str) -> str:
         return f"{text}; YAML reads yes, no, on and off as true and false, so quote a text"
     if isinstance(value, float) and value.is_integer() and "integer" in allowed:
         return f"{text}; write {value:.0f}"
+    if isinstance(value, str) and "integer" in allowed and (kilo := _KILO.fullmatch(value)):
+        thousands = int(kilo[1])
+        return f"{text}; YAML knows no k, write {1024 * thousands} or {1000 * thousands}"
     number = _number_in(value) if isinstance(value, str) and wants_number else None
     return f"{text}; this is text to YAML, write {number}" if number else text
 
@@ -78,7 +125,10 @@ def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
         key = ".".join(map(str, detail["loc"]))
         if key in RENAMED_KEYS:
             return f"is now {RENAMED_KEYS[key].rpartition('.')[2]}; rename it"
-        return f"unknown key; {closest(str(detail['loc'][-1]), _keys_at(entry, detail['loc'][:-1]))}"
+        name, known = str(detail["loc"][-1]), _keys_at(entry, detail["loc"][:-1])
+        if ELSEWHERE.get(name) in known:
+            return f'unknown key; here it is "{ELSEWHERE[name]}"'
+        return f"unknown key; {closest(name, known)}"
     if kind == "missing":
         return "missing; add it"
     if kind == "invalid_key" or detail["loc"][-1:] == ("[key]",):
@@ -91,7 +141,7 @@ def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
 def _keys_at(entry: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     """Finds the keys that a file may have at a path, from the models' annotations."""
     for part in path:
-        if isinstance(part, str):
+        if isinstance(part, str) and not _is_tag(part):
             entry = _models_in(entry.model_fields[part].annotation)[0]
     return list(entry.model_fields)
 
@@ -108,7 +158,7 @@ def _path_text(path: Path, document: Any) -> str:
     for part in path:
         if isinstance(part, int) and not isinstance(here, list):
             continue  # one entry written without a list around it
-        if part == "[key]":
+        if _is_tag(part) or isinstance(here, str):  # a text that stands for a mapping has no keys
             continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
         try:
@@ -116,6 +166,11 @@ def _path_text(path: Path, document: Any) -> str:
         except (KeyError, IndexError, TypeError):
             here = None
     return text.lstrip(".") or "file"
+
+
+def _is_tag(part: str | int) -> bool:
+    """Tells whether a part of pydantic's path names a choice of its own and no key of the file."""
+    return isinstance(part, str) and part.startswith("[")
 
 
 def _shown(value: Any) -> str:

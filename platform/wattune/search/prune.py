@@ -6,9 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from wattune.catalog.hardware import device
 from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
 from wattune.plan.effective import effective
@@ -18,7 +17,8 @@ from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
 Config = Mapping[str, Any]
-"""One combination as the file writes it: axis values. Model, cluster and engine too where the study has several."""
+"""One combination as the file writes it: axis values. Model, cluster, engine and sizes of the workload too where the
+study has several."""
 
 
 class _Combination(Mapping[str, Any]):
@@ -198,6 +198,10 @@ def prune(study: StudySpec) -> Candidates:
     )
 
 
+_SIZES: Final = ("seq_len", "global_batch_size")
+"""Numbers of a workload that a space may list several of."""
+
+
 def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     """Yields the specification and configuration of every combination, as written and in the order of the file."""
     outer = list(
@@ -205,16 +209,19 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             zip(study.models, _labels([model.name for model in study.models], study.models), strict=True),
             zip(study.clusters, _labels([cluster.label for cluster in study.clusters], study.clusters), strict=True),
             study.engines,
+            study.workloads,
         )
     )
-    for (model, model_label), (cluster, cluster_label), engine in outer:
-        workload = study.workload if model.is_moe else replace(study.workload, routing=None)
-        where = {
+    several = {name for name in _SIZES if len({getattr(one, name) for one in study.workloads}) > 1}
+    for (model, model_label), (cluster, cluster_label), engine, of_all in outer:
+        workload = of_all if model.is_moe else replace(of_all, routing=None)
+        where: dict[str, Any] = {
             **({"model": model_label} if len(study.models) > 1 else {}),
             **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
             **({"engine": engine} if len(study.engines) > 1 else {}),
+            **{name: getattr(workload, name) for name in _SIZES if name in several},
         }
-        neutral = {"dtype": device(cluster.device).dtypes[0]}
+        neutral = {"dtype": cluster.rank_device.dtypes[0]}
         names, outside = (*where, *study.axes), tuple(where.values())
         plain = [[plain_value(value) for value in values] for values in study.axes.values()]
         written = itertools.product(*plain)

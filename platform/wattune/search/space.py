@@ -14,6 +14,8 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.objective import Constraint, Objective
 from wattune.plan.axes import AXES, Plan
+from wattune.search.cluster_entry import plain_cluster
+from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
 from wattune.storage.documents import yaml_tree
@@ -79,7 +81,8 @@ class StudySpec:
     """Overridden and scaled down as the file asks."""
     clusters: tuple[ClusterSpec, ...]
     engines: tuple[str, ...]
-    workload: Workload
+    workloads: tuple[Workload, ...]
+    """Every sequence length with every batch that the file lists."""
     axes: Mapping[str, tuple[Any, ...]]
     """Values by axis, as `Plan` holds them. An axis that is not here has its neutral value."""
     measure: Measure
@@ -95,8 +98,8 @@ class StudySpec:
 
     @property
     def num_combinations(self) -> int:
-        """Number of combinations of models, clusters, engines and axis values."""
-        return math.prod(map(len, [self.models, self.clusters, self.engines, *self.axes.values()]))
+        """Number of combinations of models, clusters, engines, workloads and axis values."""
+        return math.prod(map(len, [self.models, self.clusters, self.engines, self.workloads, *self.axes.values()]))
 
 
 def load_space(path: str | Path) -> StudySpec:
@@ -118,28 +121,29 @@ def load_space(path: str | Path) -> StudySpec:
     except ValueError as error:
         kind = "is not YAML" if isinstance(error.__cause__, yaml.YAMLError) else "is YAML that cannot be read"
         raise SpaceError(f"{source}: {kind}: {error}") from error
-    return _study(document, source, [] if node is None else _duplicate_keys(node))
+    return _study(document, source, [] if node is None else _duplicate_keys(node), Path(path).parent)
 
 
-def parse_space(document: Any, source: str = "space") -> StudySpec:
+def parse_space(document: Any, source: str = "space", folder: Path | None = None) -> StudySpec:
     """Reads the study that the content of a file describes.
 
     Args:
         document: The content: a mapping in the form of a search space.
         source: Its name in messages.
+        folder: Folder that relative paths in it start in; None is this process's.
 
     Raises:
         SpaceError: It says something that cannot be used. Every problem is listed with its path.
     """
-    return _study(document, source, [])
+    return _study(document, source, [], folder or Path())
 
 
-def _study(document: Any, source: str, problems: Sequence[str]) -> StudySpec:
+def _study(document: Any, source: str, problems: Sequence[str], folder: Path) -> StudySpec:
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"a {type(document).__name__}"
         raise SpaceError(f"{source}: is {kind}; a search space is a mapping that begins with study, model, cluster")
     try:
-        file = SpaceFile.model_validate(document)
+        file = SpaceFile.model_validate(document, context={FOLDER: folder})
     except ValidationError as error:
         raise SpaceError.from_problems(source, [*problems, *problems_of(error, document, SpaceFile)]) from None
     if problems:
@@ -155,7 +159,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     """Turns a file without problems into wattune's own types."""
     models = tuple(entry.resolve() for entry in file.model)
     clusters = tuple(entry.resolve() for entry in file.cluster)
-    workload = file.workload.resolve(has_experts=file.has_experts)
+    workloads = file.workload.resolve(has_experts=file.has_experts)
     measure = Measure(**file.measure.model_dump())
     raced, ladder = file.search.finalists, file.search.ladder
     search = Search(
@@ -169,7 +173,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         models=models,
         clusters=clusters,
         engines=tuple(file.engine),
-        workload=workload,
+        workloads=workloads,
         axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
         measure=measure,
         isolation=file.isolation,
@@ -180,7 +184,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         document={
             "study": file.study,
             "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
-            "cluster": [asdict(cluster) for cluster in clusters],
+            "cluster": [plain_cluster(cluster) for cluster in clusters],
             "engine": list(file.engine),
             "workload": file.workload.plain(has_experts=file.has_experts),
             "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},

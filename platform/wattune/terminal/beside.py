@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from wattune.fitting.beside import Beside, Figure
-from wattune.terminal.tables import make_table
+from wattune.terminal.tables import make_table, print_table
 from wattune.units import format_quantity
 
 _RIGHT = ("estimated", "95 % interval", "measured", "error")
@@ -14,11 +14,11 @@ def print_beside(console: Console, found: Beside) -> None:
     table = make_table(f"{found.trial} {found.plan}: estimated and measured", "", *_RIGHT, right=_RIGHT)
     for figure in found.metrics:
         table.add_row(figure.name, *_cells(figure, figure.name))
-    console.print(table)
+    print_table(console, table)
     parts = make_table("Parts of a step", "", *_RIGHT, right=_RIGHT)
     for figure in found.parts:
         parts.add_row(figure.name, *_cells(figure, f"{figure.name}_time_s"))
-    console.print(parts)
+    print_table(console, parts)
     console.print(f"estimated from {found.source}", highlight=False, soft_wrap=True)
     if found.was_fitted:
         console.print("the fit used this study's trials: the error on others is that of `wattune fit`", style="yellow")

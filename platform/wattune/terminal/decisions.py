@@ -9,7 +9,7 @@ from rich.text import Text
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint
 from wattune.ranking.suggestions import Suggestion, Suggestions
-from wattune.terminal.tables import SIMULATED_NOTE, make_table, shown
+from wattune.terminal.tables import SIMULATED_NOTE, make_table, print_table, shown
 from wattune.units import format_quantity
 
 READING_FRONTIER: Final = (
@@ -32,7 +32,7 @@ def print_frontier(console: Console, found: Frontier) -> None:
     for point in found.points:
         for row in _rows(point) or (None,):
             table.add_row(*_measured_cells(point, row, metric, bounded, several=len(names) > 1))
-    console.print(table)
+    print_table(console, table, lead=("bound", "plan"))
     console.print(READING_FRONTIER, highlight=False, style="dim")
     if found.others:
         console.print(f"bounds that stay: {'; '.join(map(str, found.others))}", highlight=False)
@@ -68,7 +68,7 @@ def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
             _probability(one.feasible_probability),
             _probability(one.better_probability),
         )
-    console.print(table)
+    print_table(console, table, lead=("bound", "trial", "plan"))
     console.print(READING_PREDICTED, highlight=False, style="dim")
 
 
@@ -123,7 +123,7 @@ def print_suggestions(console: Console, found: Suggestions) -> None:
     several = len({one.spec.model for one in found.listed}) > 1
     for one in found.listed:
         table.add_row(*_cells(one, metric, several=several))
-    console.print(table)
+    print_table(console, table, lead=("measure", "trial", "plan"), prose=("may change",))
     console.print(
         "gain is the expected improvement of the best feasible plan: improvement times P(feasible); of repeats, "
         "P(feasible) is the probability that repeats decide so; times are of one trial after another",

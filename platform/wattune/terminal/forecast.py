@@ -3,11 +3,13 @@
 from typing import Final
 
 from rich.console import Console
+from rich.table import Table
 
 from wattune.cost.estimate import LIMITS, Estimates
 from wattune.fitting.store import StoredFit
 from wattune.search.forecast import Forecast
-from wattune.terminal.tables import make_table, print_notes
+from wattune.search.prune import Candidate
+from wattune.terminal.tables import fits, make_table, print_notes, print_table
 from wattune.units import format_quantity
 
 SHOWN: Final = {
@@ -20,24 +22,29 @@ SHOWN: Final = {
 """Figures of a candidate: the metric, and the width of its column."""
 
 _INDENT: Final = "    "
+_BREAKS: Final = "breaks"
 
 READING: Final = "± is half of the 95 % interval; tokens/s has the step's; (%) is the probability to break the bound"
 
 
 def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> None:
-    """Prints the most promising candidates with their estimates, and what cannot fit. It needs 80 columns."""
+    """Prints the most promising candidates with their estimates, and what cannot fit."""
 
     def line(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=not console.is_terminal)
 
     line(f"{len(forecast.kept)} may fit, by estimated {forecast.objective}\n")
-    line("trial         plan")
-    line(_INDENT + "".join(f"{title:<{width}}" for title, (_, width) in SHOWN.items()).rstrip())
     several = len({(one.spec.model, one.spec.cluster, one.spec.engine) for one in forecast.kept}) > 1
-    for position, one in enumerate(forecast.kept[:top]):
-        spec = one.spec
-        where = f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: " if several else ""
-        line(f"{one.trial_id}  {where}{spec.label}")
+    table = _table(forecast, top, several=several)
+    listed = forecast.kept[:top]
+    if fits(console, table, (_BREAKS,)):
+        console.print(table, highlight=False)
+        listed = ()
+    else:
+        line("trial         plan")
+        line(_INDENT + "".join(f"{title:<{width}}" for title, (_, width) in SHOWN.items()).rstrip())
+    for position, one in enumerate(listed):
+        line(f"{one.trial_id}  {_name(one, several=several)}")
         line(_INDENT + _figures(forecast.estimates, position))
         line(_INDENT + _verdict(forecast, position))
     if len(forecast.kept) > top:
@@ -53,6 +60,21 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         line(f"\n{len(forecast.rejected)} rejected by rule {first.rule}, for example: {first.reason}")
 
 
+def _name(candidate: Candidate, *, several: bool) -> str:
+    spec = candidate.spec
+    return (f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: " if several else "") + spec.label
+
+
+def _table(forecast: Forecast, top: int, *, several: bool) -> Table:
+    """Returns the candidates as one line each, for terminals that have the room."""
+    table = make_table("", "trial", "plan", *SHOWN, "limited by", _BREAKS)
+    for position, one in enumerate(forecast.kept[:top]):
+        limit = LIMITS[forecast.estimates.limited_by[position]]
+        cells = _cells(forecast.estimates, position)
+        table.add_row(one.trial_id, _name(one, several=several), *cells, limit, _broken(forecast, position))
+    return table
+
+
 def print_fit(console: Console, fit: StoredFit) -> None:
     """Prints what coefficients were fitted to, their error on held-out configurations, and what would sharpen them."""
     title = f"{fit.device}: {fit.num_trials} trials of {fit.num_configurations} configurations"
@@ -61,16 +83,23 @@ def print_fit(console: Console, fit: StoredFit) -> None:
     for metric, error in fit.hold_out.items():
         median = "-" if error.median_frac is None else f"{error.median_frac:.1%}"
         table.add_row(metric, median, f"{error.p95_frac:.1%}")
-    console.print(table)
+    print_table(console, table)
     console.print("errors are on configurations that the fit did not see", highlight=False)
     for wish in fit.sharpen:
         console.print(f"would sharpen it: {wish}", highlight=False)
 
 
 def _figures(estimates: Estimates, position: int) -> str:
-    """Formats a candidate's figures in columns, each with half of its interval: relative, or in kelvin."""
+    """Formats a candidate's figures in columns of 80."""
+    widths = (width for _, width in SHOWN.values())
+    cells = zip(_cells(estimates, position), widths, strict=True)
+    return "".join(f"{text:<{width}}" for text, width in cells).rstrip()
+
+
+def _cells(estimates: Estimates, position: int) -> list[str]:
+    """Formats a candidate's figures, each with half of its interval: relative, or in kelvin."""
     cells = []
-    for metric, width in SHOWN.values():
+    for metric, _ in SHOWN.values():
         column = estimates.columns[metric]
         value, half = float(column.value[position]), float(column.high[position] - column.low[position]) / 2
         if metric == "tokens_per_s":
@@ -78,12 +107,16 @@ def _figures(estimates: Estimates, position: int) -> str:
         else:
             spread = f"±{half:.0f} K" if metric.endswith("_c") else f"±{half / value:.0%}"
             text = f"{format_quantity(metric, value)} {spread}"
-        cells.append(f"{text:<{width}}")
-    return "".join(cells).rstrip()
+        cells.append(text)
+    return cells
 
 
 def _verdict(forecast: Forecast, position: int) -> str:
     """Says what limits a candidate, and which bounds it is expected to break."""
     limit = f"limited by {LIMITS[forecast.estimates.limited_by[position]]}"
-    broken = ", ".join(f"{bound} ({risk:.0%})" for bound, risk in forecast.breaks(position).items())
+    broken = _broken(forecast, position)
     return f"{limit}; breaks {broken}" if broken else limit
+
+
+def _broken(forecast: Forecast, position: int) -> str:
+    return ", ".join(f"{bound} ({risk:.0%})" for bound, risk in forecast.breaks(position).items())

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from wattune.cost.sweep import COLLECTIVES
-from wattune.terminal.tables import make_table
+from wattune.terminal.tables import make_table, print_table
 from wattune.units import format_quantity
 
 _SHOWN: Final = ("matmul", "attention_forward", "attention_backward")
@@ -37,7 +37,7 @@ def print_links(console: Console, table: pa.Table) -> None:
         rates = sorted(row[column] for row in found)
         figures = (format_quantity(f"rate_{column}", one) for one in (rates[0], median(rates), rates[-1]))
         shown.add_row(kind, device, str(len(found)), *figures)
-    console.print(shown)
+    print_table(console, shown, lead=("kernel", "device"))
 
 
 def _print_collectives(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -58,7 +58,7 @@ def _print_collectives(console: Console, rows: list[dict[str, Any]]) -> None:
             format_quantity("rate_bytes_per_s", row["algorithm_bytes_per_s"]),
             format_quantity("rate_bytes_per_s", row["bus_bytes_per_s"]),
         )
-    console.print(shown)
+    print_table(console, shown, lead=("collective", "size"))
 
 
 def _microseconds(seconds: float) -> str:

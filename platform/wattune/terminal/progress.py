@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
@@ -23,8 +24,8 @@ from wattune.ranking.order import rank
 from wattune.ranking.spreads import is_soak
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tables import shown
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
-from wattune.units import NS_PER_S, format_quantity
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.units import NS_PER_S, format_change, format_quantity
 
 ASK_EVERY_S: Final = 1.0
 """Seconds between two requests for the workers' progress while a live view is shown."""
@@ -169,8 +170,9 @@ class Tally:
         return one if other is None or self._score(one) > self._score(other) else other
 
     def _score(self, row: RankedTrial) -> float:
+        """Returns the middle of the interval, by which the ranking lists too: a narrow interval is not a better one."""
         assert row.objective is not None, "a feasible or undecided trial has its objective"
-        return row.objective.low if self.objective.maximize else -row.objective.high
+        return row.objective.value if self.objective.maximize else -row.objective.value
 
     def left_s(self, now_s: float) -> float | None:
         """Returns expected seconds to the end, None if unknown."""
@@ -215,7 +217,8 @@ class StudyProgress:
         self._console, self._clock_s = console, clock_s
         self._tally = Tally(objective, constraints)
         self._preview: Preview | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a Ctrl-C may come while it is held, and `stopping` draws the view
+        self._is_stopping = False
         self._begun_s = clock_s()
         self._state = "starting"
         self._over = threading.Event()
@@ -245,6 +248,11 @@ class StudyProgress:
             lines = self._lines(event)
         for line in lines:
             self._print(line)
+
+    def stopping(self, text: str) -> None:
+        """Says that the study was told to stop; safe in a signal's handler."""
+        self._is_stopping = True
+        self._print(Text(text, style="yellow"))
 
     def _print(self, line: Text) -> None:
         """Prints a permanent line: wrapped between words on a terminal, unwrapped in a file."""
@@ -286,22 +294,33 @@ class StudyProgress:
             Text(f"{tally.done}/{tally.total} trials{skipped}" if tally.total else self._state),
             bar,
             Text(f"{duration(now_s - self._begun_s)} elapsed", style="dim"),
-            Text("" if left_s is None else f"about {duration(left_s)} left", style="dim"),
+            Text("stopping", style="yellow")
+            if self._is_stopping
+            else Text("" if left_s is None else f"about {duration(left_s)} left", style="dim"),
         )
         return grid
 
     def _running_table(self, now_s: float) -> Table:
         grid = Table.grid(padding=(0, 2))
         running = list(self._tally.running.values())
-        for one in running[:MOST_LANES]:
-            grid.add_row(
-                Text("running", style="green"),
+        rows = [
+            (
                 Text(described(one.event)),
                 Text(", ".join(one.event.nodes), style="dim"),
                 Text(_part(one.progress)),
                 Text(_predicted(one.event), style="magenta"),
                 Text(duration(now_s - one.begun_s), style="dim"),
             )
+            for one in running[:MOST_LANES]
+        ]
+        widest = [max(row[place].cell_len for row in rows) for place in range(5)]
+        narrow = len("running") + sum(widest) + 2 * len(widest) > self._console.width
+        for name, nodes, part, predicted, took in rows:
+            if narrow:  # the name has a line of its own
+                grid.add_row(Text("running", style="green"), name)
+                grid.add_row("", Text("  ").join(text for text in (part, predicted, took, nodes) if text))
+            else:
+                grid.add_row(Text("running", style="green"), name, nodes, part, predicted, took)
         if len(running) > MOST_LANES:
             grid.add_row("", Text(f"... and {len(running) - MOST_LANES} more", style="dim"))
         return grid
@@ -309,15 +328,17 @@ class StudyProgress:
     def _leader_line(self, row: RankedTrial) -> Text:
         metric = self._tally.objective.metric
         assert row.objective is not None, "a feasible or undecided trial has its objective"
-        line = Text.assemble((_LEADERS[row.verdict], "bold"), f"{row.spec.model.name} {row.label}  ")
-        line.append(f"{metric} {shown(metric, row.objective)}", style="cyan")
+        name, figure = f"{row.spec.model.name} {row.label}", f"{metric} {shown(metric, row.objective)}"
+        alone = len(_INDENT) + len(name) + len(figure) + 2 > self._console.width
+        line = Text.assemble((_LEADERS[row.verdict], "bold"), name, f"\n{_INDENT}" if alone else "  ")
+        line.append(figure, style="cyan")
         for margin in row.margins:
             line.append(f"\n{_INDENT}{margin.constraint}: {shown(margin.metric, margin.got)}, ")
             if margin.verdict is Holds.UNDECIDED:
                 likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
                 line.append(f"undecided{likely}", style="yellow")
             else:
-                line.append(f"{shown(margin.metric, abs(margin.slack))} within", style="green")
+                line.append(f"{format_change(margin.metric, abs(margin.slack))} within", style="green")
         return line
 
     def _lines(self, event: Event) -> list[Text]:
@@ -368,17 +389,20 @@ class StudyProgress:
             return line.append(f"{result.status}: {result.reason}{again}", style="red")
         metric = self._tally.objective.metric
         value = result.metrics.get(metric)
-        line.append(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")
+        figures = Text(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")
         if event.predicted is not None:
-            line.append(f"  {_predicted(event)}", style="magenta")
+            figures.append(f"  {_predicted(event)}", style="magenta")
         power_w = result.metrics.get("node_device_power_peak_1s_w")
         if power_w is not None:
-            line.append(f"  1 s node peak {shown('peak_w', power_w)}", style="dim")
+            figures.append(f"  1 s node peak {shown('peak_w', power_w)}", style="dim")
         took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
-        line.append(f"  took {format_quantity('time_s', took_s)}", style="dim")
+        figures.append(f"  took {format_quantity('time_s', took_s)}", style="dim")
         if len(event.nodes) and self._tally.lanes > 1:
-            line.append(f" on {', '.join(event.nodes)}", style="dim")
-        return line
+            figures.append(f" on {', '.join(event.nodes)}", style="dim")
+        if self._console.is_terminal and line.cell_len + figures.cell_len > self._console.width:
+            line.rstrip()
+            line.append(f"\n{_INDENT}")  # figures have a line of their own, and none is broken
+        return line.append_text(figures)
 
     def _ask(self) -> None:
         """Asks workers for their progress. They may answer slowly, so this runs in a thread of its own."""

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +17,7 @@ from wattune.analysis.signals.readings import HOST, Device
 from wattune.record.recorder import LOG
 from wattune.record.recording import Measured, Recording, device_metrics, look
 from wattune.schema import THROTTLE_REASON_BITS
+from wattune.terminal.tables import fitted, print_table
 from wattune.units import format_quantity, ns_to_s, s_to_ns
 
 LOOK_BACK_S: Final = 60.0
@@ -70,7 +71,7 @@ def print_recording(console: Console, recording: Recording) -> None:
             energy_j = None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
             cells = (_shown(name, metrics.get(name)) for name in columns.values())
             table.add_row("/".join(device), _shown("energy_j", energy_j), *cells)
-        console.print(table)
+        print_table(console, table)
     whole = {
         "time": _shown("window_s", recording.window_s),
         "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
@@ -152,12 +153,12 @@ class LiveView:
                 line = "   ".join(f"{title} {cell}" for title, cell in cells.items())
                 self._console.print(f"  {'/'.join(device)}   {line}", markup=False, highlight=False, soft_wrap=True)
             return
-        parts: list[Table | Text] = [whole, quality]
+        parts: list[RenderableType] = [whole, quality]
         if rows:
             table = _table("device", *next(iter(rows.values())))
             for device, cells in rows.items():
                 table.add_row("/".join(device), *cells.values())
-            parts.insert(0, table)
+            parts.insert(0, fitted(self._console, table))
         parts.append(Text("\n".join(_last_lines(log)), style="dim", no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts), refresh=True)
 

@@ -40,7 +40,7 @@ def test_several_studies_are_ranked_together_under_one_question(storage: Path) -
     [
         ({"objective": "maximise tokens_per_s"}, "is not an objective"),
         ({"constraints": ["mfu_frac >"]}, "is not a constraint"),
-        ({"where": ["old_frac > 0.1"]}, 'unknown metric "old_frac"'),
+        ({"where": ["old_frac > 0.1"]}, "neither a metric nor a field"),
         ({"least_quality": "great"}, 'unknown quality "great"'),
     ],
 )
@@ -56,6 +56,6 @@ def test_two_trials_are_compared_and_a_report_is_written(storage: Path) -> None:
     comparison = wattune.compare(*names, storage=str(storage))
     assert comparison.time is not None
     assert sum(part.change for part in comparison.time.parts) == pytest.approx(comparison.time.b - comparison.time.a)
-    with pytest.raises(wattune.WattuneError, match="does not name a trial"):
+    with pytest.raises(wattune.WattuneError, match="names neither a trial nor a recording"):
         wattune.compare("nothing", names[0], storage=str(storage))
     assert report(study, ranking) == study.path / "report.html" and (study.path / "report.html").is_file()

@@ -116,7 +116,14 @@ def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
     row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), FASTEST, [POWER])
     assert (row.verdict, row.reason) == (Verdict.FAILED, "timed_out: rank 0: no step")
     assert (row.quality, row.simulated, row.margins, row.objective, row.counted) == ("", False, (), None, ())
-    assert row.setting == {"study": "moe", "model": "llama3_8b", "cluster": "1x4 h200_sxm", "engine": "torch"}
+    assert row.setting == {
+        "study": "moe",
+        "model": "llama3_8b",
+        "cluster": "1x4 h200_sxm",
+        "engine": "torch",
+        "seq_len": "4096",
+        "batch": "16",
+    }
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def test_a_bound_of_zero_has_no_fraction():
     assert row.margins[0].slack == -2.0
 
 
+def test_a_distance_in_kelvin_is_no_share_of_degrees():
+    bound = parse_constraint("device_temp_max_c <= 85")
+    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 60.0})], FASTEST, [bound]).feasible[0]
+    assert (row.margins[0].slack, row.margins[0].slack_frac) == (25.0, None)
+
+
 @pytest.mark.parametrize(
     ("temp_c", "verdict"),
     [(75.0, Verdict.FEASIBLE), (84.0, Verdict.UNDECIDED), (85.0, Verdict.UNDECIDED), (95.0, Verdict.INFEASIBLE)],

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from made_trials import Pair, on_n0, trial
 
-from wattune.ranking.difference import Counted, Difference, change_text, difference, tell_apart
+from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.ranking.spreads import Spreads
+from wattune.units import format_change
 
 SPEED = "tokens_per_s"
 HEAT = "device_temp_max_c"
@@ -57,7 +58,7 @@ def test_a_temperature_differs_in_kelvin_and_never_in_percent() -> None:
     assert found.low == pytest.approx(4.0 - 2.447 * math.sqrt(2), rel=1e-3), "1 K from run to run"
     change, share, interval = found.texts()
     assert (change, share) == ("+4.0 K", "-") and interval == "+0.5 K to +7.5 K"
-    assert "%" not in "".join(found.texts()) and change_text(HEAT, -1.0) == "-1.0 K"
+    assert "%" not in "".join(found.texts()) and format_change(HEAT, -1.0) == "-1.0 K"
 
 
 def test_a_metric_that_can_be_0_is_tested_by_repeats_alone() -> None:

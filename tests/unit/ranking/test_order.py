@@ -13,11 +13,12 @@ from pace import least_cpu_s
 
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
+from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialStatus
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
@@ -58,6 +59,37 @@ def test_trials_that_are_not_told_apart_share_a_rank():
     assert 0.95 > first > second > third > 0.0
     assert first + second + third == pytest.approx(1.0)
     assert 201.0 < rank([*reference, *singles[:3]], FASTEST, []).expected < 206.0
+
+
+def test_infeasible_trials_stand_by_objective_so_that_the_first_is_the_price_of_the_bounds():
+    """However much is known of each: a repeat makes an interval narrow, and moves no row by that."""
+    over = 3300.0
+    pairs = [
+        speed(1, 100.0),
+        speed(2, 180.0, power_w=over),
+        *(speed(3, 170.0 + 0.01 * repeat, power_w=over, repeat=repeat) for repeat in range(4)),
+        speed(4, 175.0, power_w=over),
+        speed(4, 187.0, power_w=over, repeat=1),
+        trial(5, {"node_device_power_peak_1s_w": over}),
+    ]
+    ranking = rank(pairs, FASTEST, [POWER])
+    assert numbers(ranking.infeasible) == [4, 2, 3, 5], "a figure that was not measured is last"
+    assert ranking.price is ranking.infeasible[0]
+    assert ranking.to_json()["price"] == ranking.infeasible[0].trial_id
+    assert rank([speed(1, 200.0), *pairs[1:]], FASTEST, [POWER]).price is None, "a bound that costs nothing"
+    slow = replace(pairs[1][0], model=replace(pairs[1][0].model, num_layers=8))
+    other = (slow, replace(pairs[1][1], trial_id=slow.trial_id))
+    assert rank([pairs[0], other], FASTEST, [POWER]).price is None, "less work for a token is no price"
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "throttle_frac", "device_temp_max_c", "excursion_count"])
+@pytest.mark.parametrize("value", [0.0, 1e-6, 0.5])
+def test_no_figure_is_ever_certain(metric, value):
+    rows = rank(
+        [trial(1, {metric: value}), trial(2, {metric: value})], parse_objective(f"minimize {metric}"), []
+    ).trials
+    assert all(row.objective.low < row.objective.value < row.objective.high for row in rows)
+    assert [row.rank for row in rows] == [1, 1] and 0.3 < rows[0].best_probability < 0.7
 
 
 def test_drift_is_taken_out_of_the_objective_and_said():

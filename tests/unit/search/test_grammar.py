@@ -10,17 +10,10 @@ from pydantic import BaseModel, ValidationError
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS, ModelSpec
 from wattune.plan.axes import AXES
-from wattune.search.grammar import (
-    LARGEST_COUNT,
-    LARGEST_WORLD,
-    ClusterEntry,
-    MeasureEntry,
-    ModelEntry,
-    SpaceFile,
-    _axis_problem,
-    _distinct,
-    _repetitions,
-)
+from wattune.search.cluster_entry import ClusterEntry
+from wattune.search.fields import LARGEST_COUNT, LARGEST_WORLD, distinct, repetitions
+from wattune.search.grammar import MeasureEntry, SpaceFile, _axis_problem
+from wattune.search.model_entry import ModelEntry
 from wattune.search.problems import problems_of
 from wattune.trial import Measure
 
@@ -42,11 +35,12 @@ def problems(entry: type[BaseModel], document: object) -> list[str]:
 
 
 def test_a_file_can_override_every_field_of_a_model_but_its_source() -> None:
-    assert set(ModelEntry.model_fields) == {field.name for field in fields(ModelSpec)} - {"source"} | {"scale_to"}
+    own = {field.name for field in fields(ModelSpec)} - {"source"}
+    assert set(ModelEntry.model_fields) == own | {"scale_to", "like", "from_config", "leave_out"}
 
 
 def test_a_file_can_say_every_field_of_a_cluster_and_of_measuring() -> None:
-    assert set(ClusterEntry.model_fields) == {field.name for field in fields(ClusterSpec)}
+    assert set(ClusterEntry.model_fields) == {field.name for field in fields(ClusterSpec)} - {"own_device"}
     assert MeasureEntry().model_dump() == {field.name: getattr(Measure(), field.name) for field in fields(Measure)}
 
 
@@ -110,7 +104,7 @@ def test_an_axis_takes_its_names_counts_and_lists_and_nothing_else(name: str, va
 
 @given(st.lists(st.sampled_from("abc"), max_size=6))
 def test_of_equal_entries_all_but_the_first_are_named(texts: list[str]) -> None:
-    repeated = _repetitions(texts)
+    repeated = repetitions(texts)
     assert len(repeated) == len(texts) - len(set(texts))
     for (index,), text in repeated:
         first = int(text.split()[4].rstrip(";"))
@@ -121,10 +115,10 @@ def test_of_equal_entries_all_but_the_first_are_named(texts: list[str]) -> None:
 def test_clusters_that_mean_the_same_are_a_slip(sizes: list[int]) -> None:
     assume(len(set(sizes)) == len(sizes))
     entries = [ClusterEntry(device="cpu", devices_per_node=size) for size in sizes]
-    assert _distinct(entries) == entries
+    assert distinct(entries) == entries
     said_otherwise = ClusterEntry(device="cpu", devices_per_node=sizes[0], num_nodes=1)
     with pytest.raises(Exception, match="see context"):
-        _distinct([*entries, said_otherwise])
+        distinct([*entries, said_otherwise])
 
 
 def test_one_entry_may_stand_without_a_list_and_defaults_are_spelled_out() -> None:

@@ -326,6 +326,7 @@ def energy_metrics(
 ) -> dict[str, float]:
     """Computes energy per unit of work, from the integral of power over the window; all devices together.
 
+    `total_energy_j`: energy of the window; only without steps, as in a recording of a command, which has no other work.
     `energy_per_step_j`: energy over measured steps. `energy_per_token_j`: energy over their tokens; `tokens_per_j` its
     inverse. `energy_delay_product_js`: energy per step times `step_time_s`.
 
@@ -335,9 +336,12 @@ def energy_metrics(
         step_time_s: The median step time, None without steps.
         tokens_per_step: Tokens of a step over all ranks, None where unknown.
     """
-    if not powers.usable or aligned.steps is None:
+    if not powers.usable:
         return {}
-    step_j = total_energy_j(powers, aligned.duration_s) / len(aligned.steps.number)
+    total_j = total_energy_j(powers, aligned.duration_s)
+    if aligned.steps is None:
+        return {"total_energy_j": total_j}
+    step_j = total_j / len(aligned.steps.number)
     metrics = {"energy_per_step_j": step_j}
     if step_time_s is not None:
         metrics["energy_delay_product_js"] = step_j * step_time_s

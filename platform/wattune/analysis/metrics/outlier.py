@@ -11,7 +11,6 @@ from wattune.analysis.metrics.phases import traces_by_device
 from wattune.analysis.metrics.step_breakdown import Division
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
-from wattune.catalog.hardware import device
 from wattune.plan.parallel import coordinates, expert_place
 from wattune.trial import TrialSpec
 
@@ -64,7 +63,7 @@ def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
     """
     if aligned.steps is None or spec is None or len(aligned.steps.rank) != spec.cluster.world_size:
         return []
-    if device(spec.cluster.device).vendor == "cpu":
+    if spec.cluster.rank_device.vendor == "cpu":
         return []  # processes of one host share its CPUs with everything else that runs: they vary without bounds
     plan, world_size = spec.plan, spec.cluster.world_size
     groups: dict[tuple[int, ...], list[int]] = {}

@@ -7,7 +7,6 @@ import numpy as np
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.series import Floats
 from wattune.analysis.signals.steps import Steps
-from wattune.catalog.hardware import device
 from wattune.cost.flops import workload_flop_per_token
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -28,6 +27,7 @@ def step_to_step_s(steps: Steps) -> Floats:
 def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
     """Computes step time and throughput.
 
+    `window_s`: length of the window; only without steps, as in a recording of a command.
     `step_time_s`: median over steps of the slowest rank's time; `step_time_p95_s`: their 95th percentile, linear
     between steps. `tokens_per_s`: all tokens of the measured steps over the window; `tokens_per_s_per_device`: that
     over the ranks. `mfu_frac`: model FLOPs of those tokens (`wattune.cost.flops`) a second, over the ranks' dense peak
@@ -38,7 +38,7 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
         spec: Specification of the trial; without it there are only step times.
     """
     if aligned.steps is None:
-        return {}
+        return {"window_s": aligned.duration_s}
     times_s = step_times_s(aligned.steps)
     metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
     if spec is None:
@@ -46,7 +46,7 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
     world_size, workload = spec.cluster.world_size, spec.workload
     tokens_per_s = len(times_s) * workload.tokens_per_step / aligned.duration_s
     metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
-    peak_flop_per_s = device(spec.cluster.device).peak_flop_per_s(spec.plan.dtype)
+    peak_flop_per_s = spec.cluster.rank_device.peak_flop_per_s(spec.plan.dtype)
     if peak_flop_per_s:
         flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)

@@ -19,7 +19,6 @@ from ray.actor import ActorHandle
 from ray.train import get_context
 from ray.train.torch import get_device
 
-from wattune.catalog.hardware import device
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
@@ -346,7 +345,7 @@ def _first_line(error: BaseException) -> str:
 
 def device_name(spec: TrialSpec, slot: int) -> str:
     """The name telemetry and spans give the device in a slot of a node, such as `gpu0`."""
-    return f"{'cpu' if device(spec.cluster.device).vendor == 'cpu' else 'gpu'}{slot}"
+    return f"{'cpu' if spec.cluster.rank_device.vendor == 'cpu' else 'gpu'}{slot}"
 
 
 def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:
@@ -364,7 +363,7 @@ def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str
     Raises:
         NodeError: Telemetry does not see the device, so its readings would be those of another one.
     """
-    if device(spec.cluster.device).vendor != "nvidia":
+    if spec.cluster.rank_device.vendor != "nvidia":
         return device_name(spec, slot)
     if uuid is None or uuid not in names:
         seen = ", ".join(f"{name} {known}" for known, name in sorted(names.items(), key=lambda item: item[1])) or "none"

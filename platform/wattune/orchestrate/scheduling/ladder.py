@@ -13,10 +13,10 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.scheduling.budget import Pace
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 MOST_VIOLATED_FRAC: Final = 0.005

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.events import FirstTrial
 from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.graphs import WarmGraphs
@@ -14,7 +15,7 @@ from wattune.orchestrate.scheduling.references import References
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import Waiting
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialSpec
+from wattune.trial import TrialSpec
 
 SHOWN_FIRST: Final = 4
 """Most trials that a preview names as the first ones."""

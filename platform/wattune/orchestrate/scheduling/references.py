@@ -5,10 +5,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_reference_repeat
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plan.axes import AXES
 from wattune.search.strategy import draw
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus, is_reference_repeat
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 OPENING_RUNS: Final = 2
 """Runs of a reference trial at the start, one after the other: they show the scatter from run to run at once."""

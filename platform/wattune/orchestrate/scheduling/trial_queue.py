@@ -8,7 +8,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import (
+    FIRST_BURST_REPEAT,
+    FIRST_REFERENCE_REPEAT,
+    FIRST_SOAK_REPEAT,
+    is_burst,
+    is_reference_repeat,
+)
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
@@ -27,16 +33,7 @@ from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.ranking.spreads import is_soak
 from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
-from wattune.trial import (
-    FIRST_BURST_REPEAT,
-    FIRST_REFERENCE_REPEAT,
-    FIRST_SOAK_REPEAT,
-    Measure,
-    TrialResult,
-    TrialSpec,
-    TrialStatus,
-    is_reference_repeat,
-)
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """The ladder: what is promoted, by bursts that hold their bounds, fail, or measured nothing."""
 
-from wattune.fidelity import BURST, FIDELITY
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
-from wattune.trial import FIRST_BURST_REPEAT, Measure, TrialResult, TrialStatus
+from wattune.trial import Measure, TrialResult, TrialStatus
 
 POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
 RULE = LadderRule(

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import parse_objective
 from wattune.orchestrate.scheduling.race import Race, RaceRule
 from wattune.ranking.racing import RACE_TAG
-from wattune.trial import FIRST_REFERENCE_REPEAT, Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 MakeSpecs = Callable[..., list[TrialSpec]]
 

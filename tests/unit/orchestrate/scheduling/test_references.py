@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plan.axes import Plan
-from wattune.trial import FIRST_REFERENCE_REPEAT, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 MakeSpecs = Callable[..., list[TrialSpec]]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
 from wattune.objective import parse_objective
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
@@ -16,14 +17,7 @@ from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategy import make_strategy
-from wattune.trial import (
-    FIRST_BURST_REPEAT,
-    FIRST_REFERENCE_REPEAT,
-    FIRST_SOAK_REPEAT,
-    Measure,
-    TrialSpec,
-    TrialStatus,
-)
+from wattune.trial import Measure, TrialSpec, TrialStatus
 
 COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 

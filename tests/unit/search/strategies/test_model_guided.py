@@ -9,10 +9,11 @@ from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metric
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
+from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
 from wattune.search.strategies.protocol import Estimates, Observation, TimedStrategy
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult, TrialStatus
+from wattune.trial import TrialResult, TrialStatus
 
 
 def told(strategy, specs):

@@ -1,0 +1,257 @@
+"""`init`, `schema`, `metrics` and `catalog`: what a person needs who writes a search space."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from wattune import api
+from wattune.catalog.hardware import device_of_product
+from wattune.catalog.huggingface import read_config
+from wattune.catalog.models import MODELS, model
+from wattune.cli.shell import JsonOption, app, err, out, print_json, print_line
+from wattune.errors import PlanError, TelemetryError, WattuneError, closest
+from wattune.metric_meanings import MEANINGS
+from wattune.objective import parse_objective
+from wattune.plan.engines import CAPABILITIES, capabilities
+from wattune.schema import METRICS
+from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
+from wattune.search.examples import example_names, example_text
+from wattune.search.model_entry import check_own_name
+from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, shipped_schema
+from wattune.storage.study import check_study_name
+from wattune.telemetry.probe import nvidia_products
+from wattune.terminal.tables import print_catalog, print_metric_list
+
+_PANEL: Final = "Write a search space"
+
+_SPACE_NAME: Final = "space.yaml"
+
+
+@app.command(rich_help_panel=_PANEL)
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)] = Path(_SPACE_NAME),
+    model_name: Annotated[
+        str | None,
+        typer.Option("--model", help="Catalog model, or a config.json of Hugging Face.", show_default=False),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help='NODESxDEVICES and a device, e.g. "1x4 h200_sxm"; else this machine.', show_default=False),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help=f"{', '.join(CAPABILITIES)}.", show_default=False)] = None,
+    objective: Annotated[str, typer.Option(help='E.g. "minimize energy_per_token_j".')] = "maximize tokens_per_s",
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Bound on a metric, e.g. "node_device_power_peak_1s_w <= 2600"; may be repeated.', show_default=False
+        ),
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="The study's name; else the file's.", show_default=False)] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Write a shipped space instead: {', '.join(example_names())}."),
+    ] = None,
+) -> None:
+    """Writes a search space with comments, that plans. Asks for what no flag says, if a person is there to ask."""
+    if example is not None:
+        given = {"--model": model_name, "--cluster": cluster, "--engine": engine, "--bound": bound, "--study": study}
+        if named := [flag for flag, value in given.items() if value]:
+            raise typer.BadParameter(f"--example writes a space as it is; leave {', '.join(named)} out")
+        path = Path(f"{example}.yaml") if path == Path(_SPACE_NAME) else path
+        _refuse_existing(path)
+        _write(path, example_text(example, schema_line(SCHEMA_NAME)))
+        return
+    _refuse_existing(path)
+    asks = _person_is_there()
+    chosen = _answer(asks, "Model (wattune catalog lists them)", model_name, "llama3_8b", _check_model)
+    place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, _this_machine(), _check_cluster)
+    trains = _answer(asks, f"Engine ({', '.join(CAPABILITIES)})", engine, "torch", capabilities)
+    bounds = [check_bound(one, place) for one in bound or ()]
+    if asks and bound is None:
+        text = _answer(
+            True, "Bound, such as node_device_power_peak_1s_w <= 2600 (empty: none)", None, "", _bound(place)
+        )
+        bounds = [text] if text else []
+    parse_objective(objective)
+    name = check_study_name(study or re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem))
+    from_config = chosen if _is_config(chosen) else None
+    if from_config is not None:
+        own = check_own_name(re.sub(r"[^A-Za-z0-9._-]+", "_", Path(chosen).resolve().parent.name) or "own_model")
+        own = f"{own}_own" if own in MODELS else own
+        full = read_config(Path(chosen), own, leave_out or ()).model
+        from_config = _relative(Path(chosen), path.parent)
+    else:
+        if leave_out:
+            raise typer.BadParameter("--leave-out names features of a config.json; give its path as --model")
+        own, full = chosen, model(chosen)
+    wishes = Wishes(
+        study=name,
+        model=own,
+        cluster=place,
+        engine=trains,
+        objective=objective,
+        bounds=tuple(bounds),
+        from_config=from_config,
+        leave_out=tuple(leave_out or ()),
+    )
+    text = draft(wishes, full, schema=SCHEMA_NAME)
+    candidates = planned(text, path.parent)
+    _write(path, text)
+    kept, rejected = len(candidates.kept), len(candidates.rejected)
+    print_line(
+        f"{kept} trials to choose from, {rejected} combinations rejected; a search tries {min(kept, MOST_TRIALS)}"
+    )
+
+
+def _answer(asks: bool, question: str, given: str | None, default: str, check: Callable[[str], object]) -> str:
+    """Returns what a flag says, else what a person answers, else the default. A person is asked until it is right.
+
+    Raises:
+        WattuneError: The flag, or the default, cannot be used.
+    """
+    if given is not None or not asks:
+        text = default if given is None else given
+        check(text)
+        return text
+    while True:
+        text = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
+        try:
+            check(text)
+        except WattuneError as error:
+            err.print(str(error), style="yellow", highlight=False, soft_wrap=True)
+            continue
+        return text
+
+
+def _person_is_there() -> bool:
+    """Tells whether questions are seen and answered: both ends are a terminal."""
+    return sys.stdin.isatty() and out.is_terminal
+
+
+def _is_config(text: str) -> bool:
+    return text.endswith(".json") or "/" in text
+
+
+def _check_model(text: str) -> None:
+    if not _is_config(text):
+        model(text)
+    elif not Path(text).is_file():
+        raise PlanError(f"{text}: no such file; give a catalog model or the path of a config.json")
+
+
+def _check_cluster(text: str) -> None:
+    check_bound("step_time_s >= 0", text)
+
+
+def _bound(cluster: str) -> Callable[[str], object]:
+    return lambda text: check_bound(text, cluster) if text else None
+
+
+def _this_machine() -> str:
+    """Describes this machine as a cluster: its GPUs where the catalog has them, else two ranks on its processors."""
+    try:
+        products = nvidia_products()
+    except (TelemetryError, OSError):
+        products = []
+    kinds = {device_of_product(product) for product in products}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return f"1x{len(products)} {kind.name}" if kind is not None else "1x2 cpu"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Returns a path as a space in a folder names it."""
+    own, start = path.resolve(), folder.resolve()
+    return str(own.relative_to(start)) if own.is_relative_to(start) else str(own)
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise PlanError(f"{path}: exists and is kept; give another path, or remove it")
+    if not path.parent.is_dir():
+        raise PlanError(f"{path.parent}: is no folder; make it, or give another path")
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a space and the schema beside it; a file that came in between is kept."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise PlanError(f"{path}: exists and is kept; give another path, or remove it") from None
+    schema, content = path.parent / SCHEMA_NAME, shipped_schema()
+    if not schema.exists() or (schema.is_file() and '"title": "wattune search space"' in schema.read_text("utf-8")):
+        schema.write_text(content, encoding="utf-8")
+    print_line(f"wrote {path}; next: wattune plan {path}")
+
+
+@app.command(rich_help_panel=_PANEL)
+def schema(
+    page: Annotated[bool, typer.Option("--page", help="Print the reference page in Markdown instead.")] = False,
+) -> None:
+    """Prints the JSON Schema of search spaces, by which editors complete and check them."""
+    print(reference_page() if page else shipped_schema(), end="")  # noqa: T201
+
+
+SearchOption = Annotated[
+    str | None, typer.Option("--search", metavar="WORDS", help="Only what has these words.", show_default=False)
+]
+
+
+@app.command(rich_help_panel=_PANEL)
+def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
+    """Lists every metric: its unit, what it means, which direction is better, and the tables it comes from."""
+    found = [
+        {
+            "name": one.name,
+            "group": one.group,
+            "unit": one.unit,
+            "better": one.better,
+            "meaning": MEANINGS[one.name].text,
+            "tables": list(MEANINGS[one.name].tables),
+        }
+        for one in METRICS.values()
+    ]
+    found = _having(found, search, METRICS)
+    if as_json:
+        print_json({"metrics": found})
+    else:
+        print_metric_list(out, found)
+
+
+@app.command(rich_help_panel=_PANEL)
+def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
+    """Lists the devices and models search spaces can name, with sources."""
+    known = api.catalog()
+    lists = {"devices": known["devices"], "models": known["models"], "left_out": known["left_out"]}
+    everything = [one for rows in lists.values() for one in rows]
+    chosen = _having(everything, search, [one["name"] for one in everything])
+    if as_json:
+        print_json({kind: [one for one in rows if one in chosen] for kind, rows in lists.items()})
+    else:
+        print_catalog(out, None if search is None else {str(one["name"]) for one in chosen})
+
+
+def _having(rows: list[dict[str, Any]], search: str | None, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Returns the rows that have every word in a text of theirs.
+
+    Raises:
+        PlanError: None has.
+    """
+    words = (search or "").lower().split()
+
+    def text(row: dict[str, Any]) -> str:
+        said = " ".join(str(value) for value in row.values() if isinstance(value, str | list | tuple))
+        return said.lower() + " " + re.sub(r"[_\W]+", " ", said.lower())
+
+    found = [row for row in rows if all(word in text(row) for word in words)]
+    if not found:
+        raise PlanError(f'nothing has "{search}"; {closest(str(search), names)}')
+    return found

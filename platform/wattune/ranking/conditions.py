@@ -1,0 +1,75 @@
+"""Conditions on configurations: the fields they may name, and a trial's value of each."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from wattune.objective import Condition, Constraint, Field, parse_condition
+from wattune.plan.axes import AXES, Plan
+from wattune.plan.engines import CAPABILITIES, MODES
+from wattune.trial import TrialSpec
+
+Where: TypeAlias = Constraint | Condition
+"""Bound on a metric, or condition on a configuration, that a trial must keep to be ranked."""
+
+_COUNT: Final = Field(kind=int)
+_NAME: Final = Field(kind=str)
+
+
+def _layout(plan: Plan) -> str:
+    """Returns the layers of each stage as in a plan's label, such as `21-19`."""
+    return "-".join(map(str, plan.layout)) or "even"
+
+
+def _rank_order(plan: Plan) -> str:
+    order = plan.rank_order
+    return order if isinstance(order, str) else "-".join(map(str, order))
+
+
+_OTHERS: Final[Mapping[str, tuple[Field, Callable[[TrialSpec], int | str]]]] = {
+    "dp": (_COUNT, lambda spec: spec.plan.dp(spec.cluster.world_size)),
+    "layout": (_NAME, lambda spec: _layout(spec.plan)),
+    "rank_order": (_NAME, lambda spec: _rank_order(spec.plan)),
+    "engine": (Field(kind=str, choices=tuple(CAPABILITIES)), lambda spec: spec.engine),
+    "model": (_NAME, lambda spec: spec.model.name),
+    "device": (_NAME, lambda spec: spec.cluster.device),
+    "num_nodes": (_COUNT, lambda spec: spec.cluster.num_nodes),
+    "devices_per_node": (_COUNT, lambda spec: spec.cluster.devices_per_node),
+    "mode": (Field(kind=str, choices=MODES), lambda spec: spec.workload.mode),
+    "seq_len": (_COUNT, lambda spec: spec.workload.seq_len),
+    "global_batch_size": (_COUNT, lambda spec: spec.workload.global_batch_size),
+}
+"""Fields that are not a plain axis."""
+
+FIELDS: Final[Mapping[str, Field]] = {
+    **{name: _COUNT if axis.kind == "count" else Field(kind=str, choices=axis.choices) for name, axis in AXES.items()},
+    **{name: field for name, (field, _) in _OTHERS.items()},
+}
+"""Every field that a condition may name: the axes, `dp`, and those of model, cluster, engine and workload."""
+
+
+def parse_where(text: str) -> Where:
+    """Reads a condition on a field of `FIELDS` or on a metric.
+
+    Raises:
+        SpaceError: It cannot be used as written; see `wattune.objective.parse_condition`.
+    """
+    return parse_condition(text, FIELDS)
+
+
+def value_of(spec: TrialSpec, field: str) -> int | str:
+    """Returns a trial's value of a field of `FIELDS`."""
+    if field in _OTHERS:
+        return _OTHERS[field][1](spec)
+    value: int | str = getattr(spec.plan, field)
+    return value
+
+
+def unmet(where: Iterable[Where], specs: Iterable[TrialSpec]) -> list[str]:
+    """Describes conditions with a name that no trial has: likely a slip, and else an answer."""
+    listed, lines = list(specs), []
+    for one in where:
+        if isinstance(one, Condition) and isinstance(one.value, str) and listed:
+            there = sorted({str(value_of(spec, one.field)) for spec in listed})
+            if one.value not in there:
+                lines.append(f'no trial has {one.field} "{one.value}": there is {", ".join(there[:8])}')
+    return lines

@@ -1,0 +1,232 @@
+"""A first search space for a model and a cluster, with comments: valid as it stands, and small enough to read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from wattune.catalog.hardware import ClusterSpec, device, parse_cluster_label
+from wattune.catalog.models import STATE_BYTES_PER_PARAMETER, STATE_MEMORY_FRAC, ModelSpec, scale_model
+from wattune.errors import PlanError
+from wattune.objective import parse_constraint, parse_objective
+from wattune.plan.engines import CAPABILITIES
+from wattune.search.plausible import implausible
+from wattune.search.prune import Candidates, prune
+from wattune.search.reference import schema_line
+from wattune.search.space import parse_space
+
+CPU_SENSORS: Final = "h200_sxm"
+"""Device whose sensors a draft for processors simulates: the one whose model is fitted."""
+
+MOST_TRIALS: Final = 20
+"""Trials of a draft's first search."""
+
+_BOUND_FRAC: Final = 0.9
+"""Share of the power limits that the draft proposes as a bound."""
+
+_SMALL: Final[dict[str, Any]] = {
+    "num_layers": 4,
+    "hidden_size": 256,
+    "ffn_hidden_size": 512,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "vocab_size": 512,
+}
+"""Size of a model that trains on processors in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """Answers that a draft is made of."""
+
+    study: str
+    model: str
+    """Catalog name of the model."""
+    cluster: str
+    """Text such as `1x4 h200_sxm`."""
+    engine: str = "torch"
+    objective: str = "maximize tokens_per_s"
+    bounds: tuple[str, ...] = ()
+    from_config: str | None = None
+    """Path of a `config.json`; then `model` is the model's own name."""
+    leave_out: tuple[str, ...] = ()
+
+
+def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
+    """Writes a search space.
+
+    Args:
+        wishes: What it is for.
+        full: The model, whole.
+        schema: Path of the JSON Schema, relative to the space.
+
+    Returns:
+        YAML with comments. It plans: at least one combination is kept.
+
+    Raises:
+        PlanError, SpaceError: A name or bound cannot be used, or not one layer fits the cluster.
+    """
+    cluster = parse_cluster_label(wishes.cluster)
+    on_cpu = device(cluster.device).vendor == "cpu"
+    trained = _trained(full, cluster, on_cpu=on_cpu)
+    batch = max(16, 2 * cluster.world_size)
+    axes = _axes(trained, cluster, wishes.engine, batch)
+    lines = [
+        schema_line(schema),
+        "# Editors with a YAML language server complete and check this file by that line.",
+        "#",
+        "#   wattune plan FILE              what would run, and why the rest would not",
+        "#   wattune plan FILE --estimate   predicted time, memory and power; needs no GPU",
+        "#   wattune run  FILE              measure it",
+        f"study: {wishes.study}",
+        "",
+        *_model_lines(wishes, full, trained, on_cpu=on_cpu),
+        *_cluster_lines(cluster, on_cpu=on_cpu),
+        f"engine: {wishes.engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
+        *_workload_lines(trained, batch, on_cpu=on_cpu),
+        "",
+        "# Every combination is kept, rejected by a named rule, or equivalent to another.",
+        "# dp follows: ranks / (tp * pp * cp).",
+        "space:",
+        *(f"  {name}: {_flow(values)}  # {comment}" for name, (values, comment) in axes.items()),
+        "",
+        "# Steps at least, and seconds at least, whichever is longer. `timeout_s` ends a trial that hangs.",
+        f"measure: {{warmup_steps: 5, min_steps: {8 if on_cpu else 20}, min_seconds: {4 if on_cpu else 15}}}",
+        f"objective: {wishes.objective}  # `wattune metrics` lists what can be asked",
+        *_bound_lines(wishes, cluster),
+        f"search: {{strategy: random, num_trials: {MOST_TRIALS}, seed: 0}}  # strategy: grid tries every combination",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def planned(text: str, folder: Path) -> Candidates:
+    """Sorts every combination of a draft.
+
+    Args:
+        text: The draft.
+        folder: Folder of the file it will be, where its relative paths start.
+
+    Raises:
+        SpaceError: It is no valid space.
+        NothingToTryError: Every combination is rejected.
+    """
+    candidates = prune(parse_space(yaml.safe_load(text), "the draft", folder))
+    candidates.require_kept()
+    return candidates
+
+
+def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpec:
+    """Returns the model that is trained: small on processors, else with as many layers as fit."""
+    if on_cpu:
+        experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
+        return replace(full, **_SMALL, **experts)
+    memory = cluster.sensed_device.memory_bytes or 0
+    room = STATE_MEMORY_FRAC * memory * cluster.world_size
+    return full if full.num_parameters * STATE_BYTES_PER_PARAMETER <= room else scale_model(full, cluster)
+
+
+def _model_lines(wishes: Wishes, full: ModelSpec, trained: ModelSpec, *, on_cpu: bool) -> list[str]:
+    size = f"{full.num_parameters / 1e9:.1f} B parameters"
+    entry: dict[str, object] = {"name": wishes.model}
+    if wishes.from_config is not None:
+        entry["from_config"] = wishes.from_config
+    if wishes.leave_out:
+        entry["leave_out"] = list(wishes.leave_out)
+    comment = f"# {wishes.model}: {size}, {full.num_layers} layers. Fields can be overridden; a list compares models."
+    if on_cpu:
+        entry |= _SMALL | ({"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {})
+        comment = f"# The shape of {wishes.model}, small enough for processors."
+    elif trained.num_layers < full.num_layers:
+        entry["num_layers"] = trained.num_layers
+        comment = (
+            f"# {wishes.model} has {size}. {trained.num_layers} of its {full.num_layers} layers fit; every matrix and "
+            "message keeps its size."
+        )
+    return [comment, f"model: {_flow(entry)}", ""]
+
+
+def _cluster_lines(cluster: ClusterSpec, *, on_cpu: bool) -> list[str]:
+    entry: dict[str, object] = {
+        "device": cluster.device,
+        "num_nodes": cluster.num_nodes,
+        "devices_per_node": cluster.devices_per_node,
+    }
+    if not on_cpu:
+        return [f"cluster: {_flow(entry)}"]
+    entry["simulate_sensors_of"] = CPU_SENSORS
+    return ["# Power and temperature are computed, and every result says so.", f"cluster: {_flow(entry)}"]
+
+
+def _workload_lines(model: ModelSpec, batch: int, *, on_cpu: bool) -> list[str]:
+    longest = model.max_positions or 4096
+    entry: dict[str, object] = {
+        "mode": "pretrain",
+        "seq_len": 128 if on_cpu else min(4096, longest),
+        "global_batch_size": batch,
+    }
+    if model.is_moe:
+        entry["routing"] = "balanced"
+    return [f"workload: {_flow(entry)}  # lists of seq_len and global_batch_size compare them"]
+
+
+def _axes(model: ModelSpec, cluster: ClusterSpec, engine: str, batch: int) -> dict[str, tuple[list[object], str]]:
+    """Chooses values that divide the model and the cluster, so that few combinations are rejected."""
+    world, node = cluster.world_size, cluster.devices_per_node
+    powers = [2**k for k in range(11)]
+    tp = [p for p in powers if node % p == 0 and model.num_heads % p == 0 and model.num_kv_heads % p == 0][:4]
+    pp = [p for p in powers if world % p == 0 and model.num_layers % p == 0][:3]
+    micro = [p for p in powers if p * world <= batch][:2] or [1]
+    axes: dict[str, tuple[list[object], str]] = {}
+    if len(tp) > 1:
+        axes["tp"] = [*tp], "tensor parallel degree, inside a node"
+    if len(pp) > 1:
+        axes["pp"] = [*pp], "pipeline stages"
+    if model.is_moe:
+        ep = [p for p in powers if world % p == 0 and model.num_experts % p == 0][:3]
+        axes["ep"] = [*ep], "expert parallel degree"
+    axes["micro_batch_size"] = [*micro], "sequences per micro-batch and replica"
+    if world > 1:
+        alone = [
+            one.setting["sharding"]
+            for one in CAPABILITIES[engine].exclusions
+            if set(one.setting) == {"sharding"} and not one.mode
+        ]
+        kept = [name for name in ("none", "zero1", "zero3") if not any(name in excluded for excluded in alone)]
+        axes["sharding"] = [*kept], "what data-parallel ranks share"
+    axes["recompute"] = ["none", "selective"], "activations computed again in the backward pass"
+    return axes
+
+
+def _bound_lines(wishes: Wishes, cluster: ClusterSpec) -> list[str]:
+    if wishes.bounds:
+        return ["constraints:", *(f"  - {bound}" for bound in wishes.bounds)]
+    limit_w = (cluster.sensed_device if cluster.device != "cpu" else device(CPU_SENSORS)).power_limit_w
+    if limit_w is None:
+        return ["# constraints: [METRIC <= NUMBER]"]
+    bound_w = _BOUND_FRAC * limit_w * cluster.devices_per_node
+    return [
+        f"# The limits of a node's devices are {limit_w * cluster.devices_per_node:,.0f} W together. A bound would be:",
+        f"# constraints: [node_device_power_peak_1s_w <= {bound_w:.0f}]",
+    ]
+
+
+def _flow(value: object) -> str:
+    """Writes a value in one line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    return text.removesuffix("...").strip()
+
+
+def check_bound(text: str, cluster: str) -> str:
+    """Returns a bound that can be held to on a cluster.
+
+    Raises:
+        PlanError: It cannot, with the problem that a space with it would have.
+    """
+    bound, place = parse_constraint(text), parse_cluster_label(cluster)
+    if place.device == "cpu":
+        place = replace(place, simulate_sensors_of=CPU_SENSORS)
+    problems = implausible(parse_objective("maximize tokens_per_s"), [bound], None, [place])
+    if problems:
+        raise PlanError(problems[0][1])
+    return str(bound)

@@ -1,0 +1,31 @@
+"""Search spaces that travel with the package: `search_spaces/` of the repository."""
+
+from importlib.resources import files
+
+from wattune.errors import PlanError, closest
+
+_MARK = "# yaml-language-server:"
+
+
+def example_names() -> list[str]:
+    """Lists the shipped spaces by name."""
+    folder = files("wattune").joinpath("examples")
+    return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+
+
+def example_text(name: str, first_line: str) -> str:
+    """Returns a shipped space.
+
+    Args:
+        name: Its name, as `example_names` lists it.
+        first_line: The comment that names the schema from where the space will be.
+
+    Raises:
+        PlanError: There is no such space.
+    """
+    names = example_names()
+    if name not in names:
+        raise PlanError(f'unknown example "{name[:60]}"; {closest(name, names)}')
+    text = files("wattune").joinpath("examples", f"{name}.yaml").read_text(encoding="utf-8")
+    rest = [line for line in text.splitlines() if not line.startswith(_MARK)]
+    return "\n".join([first_line, *rest]) + "\n"

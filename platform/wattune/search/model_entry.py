@@ -1,0 +1,192 @@
+"""`model` of a search space: a catalog's model, one that is like it, one of a `config.json`, or one of its own."""
+
+import difflib
+import re
+from dataclasses import MISSING, fields, replace
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import Field, PrivateAttr
+
+from wattune.catalog.hardware import parse_cluster_label
+from wattune.catalog.huggingface import read_config
+from wattune.catalog.models import ACTIVATIONS, MODELS, NORMS, POSITIONS, ModelSpec, model, scale_model
+from wattune.errors import PlanError, WattuneError
+from wattune.search.fields import Count, CountOrZero, Entry, Positive, Size, folder_of, named_by, one_of
+from wattune.search.problems import Path
+
+OWN_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+"""Names that models and devices of a space's own may have: they become columns, tags and labels."""
+
+_REQUIRED: Final = tuple(each.name for each in fields(ModelSpec) if each.default is MISSING and each.name != "name")
+"""Fields without which a model is not described."""
+
+_EXAMPLE: Final = "llama3_70b"
+
+
+def check_own_name(text: str) -> str:
+    """Returns a name that a model or device of a space's own may have.
+
+    Raises:
+        PlanError: It may not.
+    """
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        plain = re.sub(r"[^a-z0-9]", "", text.partition("/")[2].lower())
+        short = {re.sub(r"[^a-z0-9]", "", name.removesuffix("_like")): name for name in MODELS}
+        near = difflib.get_close_matches(plain, short, n=1, cutoff=0.6)
+        meant = f'did you mean "{short[near[0]]}"? ' if near else ""
+        raise PlanError(
+            f'"{text[:60]}" is a name on a hub, and nothing is downloaded; {meant}Give a catalog name, or a name of '
+            "your own with from_config: config.json"
+        )
+    if not re.fullmatch(OWN_NAME, text):
+        raise PlanError(
+            f'"{text[:60]}" is no name; allowed: 1 to 80 letters, digits, ".", "_" and "-", beginning with a letter or '
+            "digit"
+        )
+    return text
+
+
+class ModelEntry(Entry):
+    """A decoder transformer: a model of the catalog, whose fields may be overridden, or one of your own."""
+
+    decisive: ClassVar = frozenset({"name", "like", "from_config"})
+
+    name: Annotated[
+        str, named_by(check_own_name, names=tuple(MODELS), pattern=f"^{OWN_NAME}$", examples=[_EXAMPLE, "my_model"])
+    ]
+    """Catalog name (`wattune catalog`). Another name is your own model's: add `like`, `from_config`, or every field."""
+    like: Annotated[str, named_by(model, names=tuple(MODELS))] | None = None
+    """Catalog model that your own one takes every field from that is not given."""
+    from_config: Annotated[str, Field(min_length=1, examples=["config.json"])] | None = None
+    """Path of a Hugging Face `config.json` that describes your own model; relative to the space. It is read offline."""
+    leave_out: Annotated[list[str], Field(examples=[["qkv_bias"]])] = Field(default=[])
+    """Features of the `config.json` to train without, by the names that wattune gives them where it refuses them."""
+    num_layers: Size | None = None
+    """Decoder layers."""
+    hidden_size: Count | None = None
+    """Width between layers."""
+    ffn_hidden_size: Count | None = None
+    """Inner width of the feed-forward block, or of one expert."""
+    num_heads: Count | None = None
+    """Attention heads. They divide `hidden_size`."""
+    num_kv_heads: Count | None = None
+    """Heads of keys and values. They divide `num_heads`."""
+    vocab_size: Count | None = None
+    """Tokens of the vocabulary."""
+    num_experts: CountOrZero | None = None
+    """Experts of each layer; 0 is a dense model."""
+    num_experts_per_token: CountOrZero | None = None
+    """Experts that each token is sent to."""
+    expert_capacity_factor: Positive | None = None
+    """Tokens that an expert takes, as a multiple of its even share; the rest is dropped. None drops none."""
+    norm: Annotated[str, one_of(NORMS)] | None = None
+    """Norm before each block."""
+    activation: Annotated[str, one_of(ACTIVATIONS)] | None = None
+    """Activation of the feed-forward block; `swiglu` has a third matrix."""
+    positions: Annotated[str, one_of(POSITIONS)] | None = None
+    """Rotary or learned positions."""
+    rope_base: Positive | None = None
+    """Base of the rotary frequencies."""
+    max_positions: CountOrZero | None = None
+    """Number of learned positions; 0 with rotary ones."""
+    bias: bool | None = None
+    """True where every linear layer has a bias."""
+    tied_embeddings: bool | None = None
+    """True where the output shares the embedding's weight."""
+    scale_to: (
+        Annotated[
+            str,
+            named_by(parse_cluster_label, pattern=r"^\s*[0-9]+x[0-9]+\s+\S+\s*$", examples=["1x4 h200_sxm"]),
+        ]
+        | None
+    ) = None
+    """Cluster `NODESxDEVICES device` whose memory decides how many layers are kept; in place of `num_layers`."""
+
+    _spec: ModelSpec = PrivateAttr()
+
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        base = self._base(context)
+        if not isinstance(base, ModelSpec):
+            return base
+        spec = replace(base, **self._overrides())
+        found = _model_problems(spec)
+        if self.scale_to and self.num_layers:
+            found.append((("scale_to",), f"chooses num_layers, which is given as {self.num_layers}; leave one out"))
+        elif self.scale_to and not found:
+            try:
+                spec = scale_model(spec, parse_cluster_label(self.scale_to))
+            except WattuneError as error:
+                found.append((("scale_to",), str(error).removeprefix("scale_to: ")))
+        self._spec = spec
+        return found
+
+    def resolve(self) -> ModelSpec:
+        """The model it describes, overridden and scaled down."""
+        return self._spec
+
+    def _overrides(self) -> dict[str, Any]:
+        origins = {"name", "like", "from_config", "leave_out", "scale_to"}
+        return self.model_dump(exclude_none=True, exclude=origins)
+
+    def _base(self, context: Any) -> ModelSpec | list[tuple[Path, str]]:
+        """Returns the model before overrides: the catalog's, one it is like, or the one of a file; else problems."""
+        origins = [key for key in ("like", "from_config") if getattr(self, key) is not None]
+        found: list[tuple[Path, str]] = []
+        if origins and self.name in MODELS:
+            found.append((("name",), f"{self.name} is a catalog model; give yours a name of its own"))
+        if len(origins) > 1:
+            found.append((("from_config",), "and like both describe the model; keep one"))
+        if self.leave_out and self.from_config is None:
+            found.append((("leave_out",), "names features of a config.json; give from_config, or leave it out"))
+        if found:
+            return found
+        if self.like is not None:
+            return replace(model(self.like), name=self.name, source=f"like {self.like}")
+        if self.from_config is not None:
+            try:
+                path = folder_of(context) / self.from_config
+                return read_config(path, self.name, self.leave_out).model
+            except PlanError as error:
+                return [(("from_config",), line) for line in str(error).split("\n")]
+        if self.name in MODELS:
+            return model(self.name)
+        return self._own()
+
+    def _own(self) -> ModelSpec | list[tuple[Path, str]]:
+        """Returns a model that is described by its fields alone, else what it lacks."""
+        given = self._overrides()
+        missing = [name for name in _REQUIRED if name not in given]
+        if missing:
+            try:
+                model(self.name)
+            except PlanError as error:
+                fields_too = f", or {', '.join(missing)}" if len(missing) < len(_REQUIRED) else ""
+                text = f"{error}; for a model of your own add like: {_EXAMPLE}, from_config: config.json{fields_too}"
+                return [(("name",), text)]
+        return ModelSpec(name=self.name, source="the space", **{name: given[name] for name in _REQUIRED})
+
+
+def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
+    """Says why a model of these fields cannot exist, field by field."""
+    found: list[tuple[Path, str]] = []
+    heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
+    if spec.hidden_size % heads:
+        found.append((("num_heads",), f"{heads} does not divide hidden_size={spec.hidden_size}; use a divisor"))
+    elif spec.positions == "rope" and spec.head_size % 2:
+        found.append((("num_heads",), f"{heads} makes head_size={spec.head_size}; rotary positions need an even one"))
+    if heads % kv_heads:
+        found.append((("num_kv_heads",), f"{kv_heads} does not divide num_heads={heads}; use a divisor"))
+    if bool(chosen) != spec.is_moe or chosen > experts:
+        allowed = f"1 to num_experts={experts}" if spec.is_moe else "0, as num_experts=0"
+        found.append((("num_experts_per_token",), f"got {chosen}, allowed: {allowed}"))
+    if spec.expert_capacity_factor is not None and not spec.is_moe:
+        found.append((("expert_capacity_factor",), f"{spec.name} has num_experts=0; leave it out"))
+    if (spec.positions == "learned") != (spec.max_positions > 0):
+        allowed = "at least 1, as positions=learned" if spec.positions == "learned" else "0, as positions=rope"
+        found.append((("max_positions",), f"got {spec.max_positions}, allowed: {allowed}"))
+    return found
+
+
+NAMES: Final = {"examples": [_EXAMPLE], "anyOf": [{"enum": sorted(MODELS)}]}
+"""Description of a model that is a catalog's name alone."""

@@ -1,0 +1,109 @@
+"""`search` of a search space: the strategy that proposes trials, and how much of each is measured."""
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from wattune.fidelity import DECIDED_BY_STEP_TIME, LEAST_BURST_STEPS
+from wattune.search.fields import LARGEST_COUNT, Count, CountOrZero, Entry, named_by, one_of
+from wattune.search.problems import Path
+from wattune.search.strategy import STRATEGIES, check_strategy
+from wattune.trial import TRIAL_ID_DIGITS, check_trial_id
+
+ORDERS: Final = ("shuffled", "listed")
+"""In which order trials run: drawn by the seed, or as the strategy lists them."""
+
+
+class FinalistsEntry(Entry):
+    """The race that tells the best trials apart after the search."""
+
+    until: Annotated[float, Field(gt=0.5, lt=1, examples=[0.95])]
+    """Probability to be the best feasible trial at which the race ends."""
+    max_share: Annotated[float, Field(gt=0, le=1, examples=[0.3])]
+    """Most repeats of the race, as a share of the search's completed runs."""
+
+
+class BurstEntry(Entry):
+    """Least length of a burst."""
+
+    min_steps: Annotated[int, Field(ge=LEAST_BURST_STEPS, le=LARGEST_COUNT)] = 3
+    """Least measured steps of a burst."""
+    min_seconds: Annotated[float, Field(ge=0)] = 1.5
+    """Least seconds of a burst's measured steps."""
+
+
+class LadderEntry(Entry):
+    """A burst of each trial, and a full measurement of the best share of them."""
+
+    burst: BurstEntry = BurstEntry()
+    promote: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of the bursts that is measured in full."""
+
+
+class SearchEntry(Entry):
+    """The strategy that proposes trials, their number and order, and how much of each is measured."""
+
+    strategy: Annotated[
+        str,
+        named_by(check_strategy, names=tuple(STRATEGIES), pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"),
+    ] = "grid"
+    """Proposes trials (docs/search.md); `package:Class` is a searcher of Ray Tune's."""
+    num_trials: Annotated[Count, Field(examples=[40])] | None = None
+    """Most trials to run. None is every kept combination."""
+    seed: CountOrZero = 0
+    """Seed of proposals and of the order."""
+    order: Annotated[str, one_of(ORDERS)] = "shuffled"
+    """Order in which trials run: drawn by the seed, or as the strategy lists them."""
+    reference: (
+        Annotated[
+            str,
+            named_by(check_trial_id, pattern=f"^[0-9a-f]{{{TRIAL_ID_DIGITS}}}$", examples=["0123456789ab"]),
+        ]
+        | None
+    ) = None
+    """Id of the trial that is measured again and again (`wattune plan`). None is an ordinary one."""
+    finalists: FinalistsEntry | None = None
+    """Race after the search. None repeats nothing."""
+    ladder: LadderEntry | None = None
+    """A burst of each trial first. None measures every trial in full. `num_trials` then counts bursts."""
+    early_stop: bool = False
+    """True ends the measurement of a trial whose steps prove that it loses."""
+
+
+def ladder_problems(search: SearchEntry, min_steps: int, min_seconds: float) -> list[tuple[Path, str]]:
+    """Finds a burst that is as long as a full measurement.
+
+    Args:
+        search: The search.
+        min_steps: Least steps of a full measurement.
+        min_seconds: Its least seconds.
+
+    Returns:
+        Texts, each with its path in the file.
+    """
+    if search.ladder is None:
+        return []
+    burst = search.ladder.burst
+    if burst.min_steps < min_steps or burst.min_seconds < min_seconds:
+        return []
+    text = (
+        f"as long as a full measurement (measure.min_steps={min_steps}, measure.min_seconds={min_seconds:g}); use "
+        "less, or leave search.ladder out"
+    )
+    return [(("search", "ladder", "burst"), text)]
+
+
+def early_stop_problems(search: SearchEntry, metric: str) -> list[tuple[Path, str]]:
+    """Finds an objective that ranks cannot judge while they measure.
+
+    Args:
+        search: The search.
+        metric: Metric of the objective.
+
+    Returns:
+        Texts, each with its path in the file.
+    """
+    if not search.early_stop or metric in DECIDED_BY_STEP_TIME:
+        return []
+    text = f"ranks know step times alone, which do not decide {metric}; leave it out, or use one of "
+    return [(("search", "early_stop"), text + ", ".join(DECIDED_BY_STEP_TIME))]

@@ -1,0 +1,157 @@
+"""Clusters of a space: in short, of the catalog, and with devices of their own that travel with a trial."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
+from wattune.errors import SpaceError
+from wattune.orchestrate.cluster import DEVICE_LABEL, Cluster, Node
+from wattune.search.prune import prune
+from wattune.search.space import StudySpec, parse_space
+from wattune.simulation.device_model import device_model
+from wattune.trial import TrialSpec
+
+SPACE: dict[str, Any] = {
+    "study": "own",
+    "model": {"name": "llama3_8b", "num_layers": 4},
+    "engine": "torch",
+    "workload": {"seq_len": 4096, "global_batch_size": 16},
+    "space": {"tp": [1, 2]},
+    "objective": "maximize tokens_per_s",
+}
+CAPPED = {"name": "h200_500w", "like": "h200_sxm", "power_limit_w": 500}
+
+
+def study(cluster: Any) -> StudySpec:
+    return parse_space(SPACE | {"cluster": cluster})
+
+
+def first(spec: StudySpec) -> TrialSpec:
+    return prune(spec).kept[0].spec
+
+
+def test_a_text_says_what_a_mapping_says() -> None:
+    short, long = study("2x4 h200_sxm"), study({"device": "h200_sxm", "num_nodes": 2, "devices_per_node": 4})
+    assert short.clusters == long.clusters and short.document == long.document
+
+
+def test_a_device_like_another_differs_in_what_is_given() -> None:
+    own = study({"device": CAPPED, "devices_per_node": 4}).clusters[0].rank_device
+    assert replace(own, source="") == replace(DEVICES["h200_sxm"], name="h200_500w", power_limit_w=500, source="")
+
+
+def test_a_device_of_the_catalog_keeps_its_trials_ids() -> None:
+    spec = first(study("1x4 h200_sxm"))
+    assert spec.cluster.own_device is None
+    stored = {key: value for key, value in spec.to_json()["cluster"].items() if key != "own_device"}
+    assert TrialSpec.from_json({**spec.to_json(), "cluster": stored}) == spec
+    assert spec.trial_id == "bb617015e64b" or spec.trial_id == TrialSpec.from_json(spec.to_json()).trial_id
+
+
+def test_trials_of_an_own_device_survive_their_file_and_have_ids_of_its_figures() -> None:
+    spec = first(study({"device": CAPPED, "devices_per_node": 4}))
+    again = TrialSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec and again.trial_id == spec.trial_id
+    assert again.cluster.sensed_device.power_limit_w == 500
+    other = first(study({"device": CAPPED | {"power_limit_w": 400}, "devices_per_node": 4}))
+    assert other.trial_id != spec.trial_id
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"device": CAPPED, "devices_per_node": 4},
+        {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": CAPPED},
+        {"device": {"name": "lab", "vendor": "amd", "memory_bytes": 64 * 10**9}, "devices_per_node": 2},
+    ],
+    ids=["like", "simulated", "whole"],
+)
+def test_a_stored_study_of_an_own_device_is_a_space_with_the_same_trials(cluster: Any) -> None:
+    once = study(cluster)
+    again = parse_space(yaml.safe_load(yaml.safe_dump(dict(once.document))))
+    assert again.document == once.document
+    assert first(again).trial_id == first(once).trial_id
+
+
+def test_sensors_of_an_own_device_are_simulated_with_its_limit() -> None:
+    cluster = study({"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": CAPPED}).clusters[0]
+    assert cluster.rank_device is DEVICES["cpu"]
+    assert device_model(cluster.sensed_device).power.limit_w == 500
+
+
+def test_figures_that_nobody_gives_are_unknown() -> None:
+    own = study({"device": {"name": "lab", "vendor": "nvidia"}, "devices_per_node": 2}).clusters[0].rank_device
+    assert own.power_limit_w is None and own.memory_bytes is None and own.dtypes == ("bf16", "fp32")
+
+
+def node(**changes: Any) -> Node:
+    return Node(
+        **{
+            "name": "n",
+            "node_id": "1",
+            "address": "node:1",
+            "num_cpus": 8.0,
+            "num_gpus": 4.0,
+            "products": (),
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"products": ("NVIDIA H200",)}, True),
+        ({"products": ("NVIDIA H100 PCIe",)}, False),
+        ({"products": ()}, False),
+        ({"labels": {DEVICE_LABEL: "h200_500w"}}, True),
+        ({"labels": {DEVICE_LABEL: "h200_sxm"}, "products": ("NVIDIA H200",)}, False),
+    ],
+    ids=["product", "other", "unknown", "label", "other-label"],
+)
+def test_nodes_of_an_own_device_are_told_by_product_or_label(changes: Any, fits: bool) -> None:
+    cluster = study({"device": CAPPED, "devices_per_node": 4}).clusters[0]
+    assert bool(Cluster(nodes=(node(**changes),), driver_node_id="1").fitting(cluster)) == fits
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ({"device": {"name": "h200_sxm", "like": "h100_sxm"}}, "cluster.device.name: h200_sxm is a catalog device"),
+        ({"device": {"name": "lab", "like": "cpu"}}, "cluster.device.like: got cpu, which has no figures"),
+        ({"device": {"name": "lab"}}, "cluster.device.vendor: missing for lab, which is in no catalog"),
+        ({"device": {"name": "lab", "like": "h200_sx"}}, 'cluster.device.like: unknown device "h200_sx"; did you mean'),
+        ({"device": {"name": "a b", "like": "h200_sxm"}}, 'cluster.device.name: "a b" is no name'),
+        ({"device": CAPPED | {"power_limit_w": 0.5}}, "cluster.device.power_limit_w: got 0.5, allowed: at least 10"),
+        ({"device": CAPPED | {"watts": 500}}, "cluster.device.watts: unknown key"),
+        ({"device": 5}, "cluster.device: got 5, allowed: text"),
+        ({"device": CAPPED, "simulate_sensors_of": "h100_sxm"}, "only device cpu has its sensors simulated"),
+    ],
+    ids=str,
+)
+def test_a_device_that_cannot_be_is_one_line(cluster: Any, words: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        study({"devices_per_node": 4, **cluster})
+    lines = str(caught.value).split("\n")[1:]
+    assert any(words in line for line in lines), lines
+
+
+def test_two_devices_of_one_name_are_a_slip() -> None:
+    clusters = [{"device": CAPPED | {"power_limit_w": watts}, "devices_per_node": 4} for watts in (400, 500)]
+    with pytest.raises(SpaceError, match=r"cluster\[1\]\.device\.name: h200_500w is another device in entry 0"):
+        study(clusters)
+
+
+def test_a_stored_device_holds_what_a_device_can() -> None:
+    spec = first(study({"device": CAPPED, "devices_per_node": 4})).to_json()
+    for key, value in (("power_limit_w", "500"), ("power_limit_w", -1.0), ("dtypes", [1]), ("name", 3)):
+        damaged = json.loads(json.dumps(spec))
+        damaged["cluster"]["own_device"][key] = value
+        with pytest.raises((TypeError, ValueError)):
+            TrialSpec.from_json(damaged)
+    assert DeviceSpec.from_json(spec["cluster"]["own_device"]).name == "h200_500w"
+    assert ClusterSpec(device="cpu", devices_per_node=1).own_device is None

@@ -1,0 +1,88 @@
+"""JSON Schema and reference page: both are what the grammar says, shipped spaces pass, and every key is described."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from wattune.plan.axes import AXES
+from wattune.schema import METRICS
+from wattune.search.grammar import SpaceFile
+from wattune.search.reference import SECTIONS, json_schema, reference_page, schema_line, schema_text, shipped_schema
+from wattune.search.space import parse_space
+
+ROOT = Path(__file__).parents[3]
+SPACES = sorted((ROOT / "search_spaces").glob("*.yaml"))
+AGAIN = "make it again: .venv/bin/python -c 'from wattune.search.reference import *; print({}(), end=\"\")'"
+
+
+def test_the_shipped_schema_is_the_grammars() -> None:
+    assert shipped_schema() == schema_text(), AGAIN.format("schema_text")
+
+
+def test_the_page_is_the_grammars() -> None:
+    assert (ROOT / "docs" / "space_reference.md").read_text() == reference_page(), AGAIN.format("reference_page")
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_shipped_spaces_pass_the_schema_and_name_it(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    relative = first.removeprefix(schema_line(""))
+    assert (path.parent / relative).read_text() == shipped_schema()
+    jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(shipped_schema()))
+
+
+def test_what_wattune_writes_passes_the_schema() -> None:
+    for path in SPACES:
+        document = dict(parse_space(yaml.safe_load(path.read_text())).document)
+        jsonschema.validate(json.loads(json.dumps(document)), json_schema())
+
+
+def test_every_key_and_section_is_described_once() -> None:
+    schema, page = json_schema(), reference_page()
+    assert set(SECTIONS) == set(schema["$defs"])
+    for own in (schema, *schema["$defs"].values()):
+        for name, spec in own["properties"].items():
+            described = spec.get("description") or schema["$defs"].get(spec.get("$ref", "").rpartition("/")[2])
+            assert described, name
+            assert f"| `{name}` |" in page
+    assert all(f"| `{name}` |" in page for name in AXES)
+
+
+def test_examples_of_the_schema_are_values_that_it_takes() -> None:
+    schema = json_schema()
+
+    def check(spec: dict[str, Any]) -> None:
+        for example in spec.get("examples", ()):
+            jsonschema.validate(example, {**spec, "$defs": schema["$defs"]})
+        for one in (*spec.get("anyOf", ()), *spec.get("properties", {}).values(), *schema_parts(spec)):
+            check(one)
+
+    def schema_parts(spec: dict[str, Any]) -> list[dict[str, Any]]:
+        return [spec["items"]] if isinstance(spec.get("items"), dict) else []
+
+    for own in (schema, *schema["$defs"].values()):
+        check(own)
+
+
+def test_completion_knows_names_of_metrics_engines_and_devices() -> None:
+    schema = json_schema()
+    objectives = schema["properties"]["objective"]["anyOf"][0]["enum"]
+    assert {one.split()[1] for one in objectives} == {name for name, one in METRICS.items() if one.better != "none"}
+    assert "h200_sxm" in schema["$defs"]["ClusterEntry"]["properties"]["device"]["oneOf"][0]["enum"]
+    assert set(schema["properties"]["space"]["properties"]) == set(AXES)
+    assert set(schema["properties"]) == set(SpaceFile.model_fields)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"space": {"tp": [0]}}, {"model": "llama4"}, {"engine": []}, {"objective": "fast"}, {"search": {"seed": -1}}],
+    ids=str,
+)
+def test_the_schema_refuses_what_no_value_may_be(wrong: dict[str, Any]) -> None:
+    sound = yaml.safe_load((ROOT / "search_spaces" / "cpu_smoke.yaml").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(sound | wrong, json_schema())

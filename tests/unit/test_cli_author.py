@@ -1,0 +1,143 @@
+"""`init`, `schema`, `metrics` and `catalog` as used by a person: what is written plans, nothing is overwritten."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from wattune import cli
+from wattune.catalog.models import NOT_REPRESENTED
+from wattune.cli import author
+from wattune.schema import METRICS
+from wattune.search.reference import reference_page, shipped_schema
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def wattune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(author, "nvidia_products", list)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        return int(leaving.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_init_without_a_person_takes_defaults_and_what_it_writes_plans(wattune: Run) -> None:
+    code, out, err = wattune("init")
+    assert (code, err) == (0, "") and "next: wattune plan space.yaml" in out
+    assert Path("space.schema.json").read_text() == shipped_schema()
+    assert "device: cpu" in Path("space.yaml").read_text() and "study: space" in Path("space.yaml").read_text()
+    assert wattune("plan", "space.yaml")[0] == 0
+
+
+def test_init_takes_flags_and_this_machines_gpus(wattune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(author, "nvidia_products", lambda: ["NVIDIA H200"] * 8)
+    bound = "node_device_power_peak_1s_w <= 5000"
+    assert wattune("init", "my space.yaml", "--model", "mixtral_8x7b", "--bound", bound, "--engine", "megatron")[0] == 0
+    text = Path("my space.yaml").read_text()
+    assert "{device: h200_sxm, num_nodes: 1, devices_per_node: 8}" in text
+    assert "engine: megatron" in text and bound in text and "study: my_space" in text
+    assert wattune("plan", "my space.yaml")[0] == 0
+
+
+def test_nothing_is_overwritten(wattune: Run) -> None:
+    Path("space.yaml").write_text("mine")
+    Path("space.schema.json").write_text("mine too")
+    code, out, err = wattune("init")
+    assert (code, out) == (2, "") and "space.yaml: exists and is kept" in err
+    assert wattune("init", "other.yaml")[0] == 0
+    assert Path("space.yaml").read_text() == "mine" and Path("space.schema.json").read_text() == "mine too"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "llama4"], 'unknown model "llama4"'),
+        (["--model", "nowhere/config.json"], "nowhere/config.json: no such file"),
+        (["--cluster", "four GPUs"], "does not name a cluster"),
+        (["--engine", "pytorch"], 'unknown engine "pytorch"'),
+        (["--bound", "node_device_power_peak_1s_w <= 2.6"], "for 2.6 kW write 2600"),
+        (["--objective", "fast"], '"fast" is not an objective'),
+        (["--study", "../x"], "cannot be a folder"),
+        (["--example", "cpu_smok"], 'unknown example "cpu_smok"; did you mean "cpu_smoke"'),
+        (["--engine", "megatron", "--cluster", "1x2 cpu"], "does not run on cpu"),
+        (["--model", "llama3_70b", "--cluster", "1x1 h100_sxm"], "not one layer of llama3_70b fits"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_answer_is_one_message_and_no_file(wattune: Run, arguments: list[str], words: str) -> None:
+    code, out, err = wattune("init", *(["--cluster", "1x4 h200_sxm"] if "--bound" in arguments else []), *arguments)
+    assert code in (2, 3) and out == "" and words in err and "Traceback" not in err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_person_is_asked_until_the_answer_is_right(wattune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["llama4", "llama3_8b", "1x4 h200", "1x4 h200_sxm", "torch", "power <= 2600", ""])
+    asked: list[str] = []
+
+    def prompt(question: str, **_: Any) -> str:
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr(typer, "prompt", prompt)
+    monkeypatch.setattr(author, "_person_is_there", lambda: True)
+    code, _, err = wattune("init")
+    assert code == 0 and len(asked) == 7
+    assert 'unknown model "llama4"' in err and 'did you mean "h200_sxm"' in err and 'unknown metric "power"' in err
+    assert "llama3_8b" in Path("space.yaml").read_text()
+
+
+def test_a_model_of_a_file_is_named_after_its_folder_and_found_again(wattune: Run) -> None:
+    Path("my_model").mkdir()
+    config = {"model_type": "gpt2", "n_layer": 4, "attn_pdrop": 0.1}
+    Path("my_model/config.json").write_text(json.dumps(config))
+    arguments = ["init", "--model", "my_model/config.json", "--cluster", "1x4 h200_sxm"]
+    code, _, err = wattune(*arguments)
+    assert code == 2 and 'add "leave_out: [attn_pdrop]"' in err
+    assert wattune(*arguments, "--leave-out", "attn_pdrop")[0] == 0
+    assert (
+        "{name: my_model, from_config: my_model/config.json, leave_out: [attn_pdrop]}" in Path("space.yaml").read_text()
+    )
+    assert wattune("plan", "space.yaml")[0] == 0
+
+
+def test_an_example_is_written_under_its_name_and_plans(wattune: Run) -> None:
+    assert wattune("init", "--example", "moe_ep_cpu")[0] == 0
+    assert Path("moe_ep_cpu.yaml").read_text().startswith("# yaml-language-server: $schema=space.schema.json\n")
+    assert wattune("plan", "moe_ep_cpu.yaml")[0] == 0
+    assert wattune("init", "--example", "moe_ep_cpu", "--model", "llama3_8b")[0] == 2
+
+
+def test_schema_prints_what_ships(wattune: Run) -> None:
+    assert wattune("schema") == (0, shipped_schema(), "")
+    assert wattune("schema", "--page") == (0, reference_page(), "")
+
+
+def test_metrics_lists_all_and_finds_words(wattune: Run) -> None:
+    everything = json.loads(wattune("metrics", "--json")[1])["metrics"]
+    assert [one["name"] for one in everything] == list(METRICS)
+    found = json.loads(wattune("metrics", "--search", "node power 1 s", "--json")[1])["metrics"]
+    assert {"node_device_power_peak_1s_w", "node_power_peak_1s_w"} <= {one["name"] for one in found}
+    assert len(found) < len(everything) // 2
+    code, out, _ = wattune("metrics", "--search", "temperature")
+    assert code == 0 and "device_temp_max_c" in out and "tokens_per_s" not in out
+    assert wattune("metrics", "--search", "unicorns")[0] == 2
+
+
+def test_catalog_finds_devices_models_and_what_is_left_out(wattune: Run) -> None:
+    found = json.loads(wattune("catalog", "--search", "h100", "--json")[1])
+    assert {one["name"] for one in found["devices"]} == {"h100_sxm", "h100_pcie", "h100_nvl"}
+    everything = json.loads(wattune("catalog", "--json")[1])
+    assert {one["name"] for one in everything["left_out"]} == set(NOT_REPRESENTED)
+    code, out, _ = wattune("catalog", "--search", "qwen3")
+    assert code == 0 and "qwen3_8b_like" in out and "left out: qwen3_32b" in out and "llama3_8b" not in out

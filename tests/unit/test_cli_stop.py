@@ -1,0 +1,83 @@
+"""Ctrl-C on a terminal of its own: answered at once, with how long it takes, and exit code 130."""
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+SPACE = """
+study: tiny
+model: {name: llama3_8b, num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_heads: 4, num_kv_heads: 2}
+cluster: {device: cpu, devices_per_node: 2, simulate_sensors_of: h200_sxm}
+engine: torch
+workload: {seq_len: 32, global_batch_size: 8}
+space: {tp: [1, 2]}
+objective: maximize tokens_per_s
+constraints: [node_device_power_peak_1s_w <= 1200]
+"""
+
+# The real command line in a process of its own. Only the study itself is replaced: it runs until it is interrupted and
+# then takes a moment to end, as lanes and Ray do.
+STUDY = """
+import sys, time
+from wattune import api
+
+def run_study(*_, **__):
+    print("RUNS", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(0.3)
+        print("ENDED", flush=True)
+        raise
+
+api.run_study = run_study
+from wattune.cli import main
+sys.argv = ["wattune", "run", sys.argv[1], "--storage", sys.argv[2]]
+main()
+"""
+
+
+@pytest.mark.timeout(90)
+def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-c", STUDY, str(space), str(tmp_path / "storage")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C reaches who has the terminal
+    )
+    os.close(theirs)
+    shown, deadline_s = "", time.monotonic() + 60
+
+    def until(text: str) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert time.monotonic() < deadline_s, shown
+            if select.select([ours], [], [], 0.5)[0]:
+                shown += os.read(ours, 65536).decode(errors="replace")
+
+    try:
+        until("RUNS")
+        os.write(ours, b"\x03")  # what the key sends
+        until("stopped before the end")
+        assert running.wait(30) == 130
+    finally:
+        running.kill()
+        running.wait(30)
+        os.close(ours)
+    shown = " ".join(shown.split())
+    assert 0 < shown.index("stopping: running trials end") < shown.index("ENDED")
+    assert "at most about a minute" in shown and "Traceback" not in shown and shown.count("stopping: running") == 1
