@@ -27,8 +27,8 @@ DOUBT: Final = 1.0
 """Extra power of the probability of a candidate that breaks a bound rather than holds it.
 
 The fastest plans of a node lie just past a bound on its power, one beside the other. Each alone promises much with a
-small probability; all of them fail for one reason. With a power of 0 the search measures them one by one: on 30 plans of
-two H200 it took 7.1 trials to the best feasible one in the mean over eight bounds, and takes 4.0 with this one.
+small probability; all of them fail for one reason. With a power of 0 the search measures them one by one: on 30 plans
+of two H200 it took 7.1 trials to the best feasible one in the mean over eight bounds, and takes 4.0 with this one.
 """
 
 NUM_DRAWN: Final = 3
