@@ -135,7 +135,7 @@ def run_study(
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
                 controller.interrupt()
         ranking, report_problem = _conclude(study)
-        delivery.conclude(ranking)
+        delivery.conclude(ranking, stopped=controller.ending == "interrupted")
     ending = controller.ending or ("budget" if needed else "finished")
     return StudyOutcome(
         study=Study(study),

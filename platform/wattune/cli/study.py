@@ -25,6 +25,7 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.errors import TrackingError, WattuneError
+from wattune.hard_stop import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.storage.files import write_table
@@ -38,6 +39,9 @@ _PANEL: Final = "Run a study"
 
 _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
+
+_TOO_LATE: Final = f"{_STOPPED}; what did not end in time was ended by force, and nothing was ranked or reported"
+"""The last line where a part of it hung."""
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -186,7 +190,8 @@ def in_order() -> Iterator[None]:
     """Ends the process on Ctrl-C, a job's stop or a closed terminal with one line instead of a traceback."""
     end_in_order()
     try:
-        yield
+        with ended_in_time(_TOO_LATE):
+            yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
         sys.exit(1)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from wattune.private_folder import own_folder, temporary_folder
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
 
@@ -119,4 +121,27 @@ def remove_left(base: Path) -> None:
         # Ray's dashboard may write a last file, and make the folder anew, after the cluster has ended.
         begins = not (folder / _LOCK).exists() and time.time() - folder.lstat().st_mtime < _BEGINS_S
         if not kept and not begins and lock_holder(folder / _LOCK) is None:
+            end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_by_force(folder: Path) -> None:
+    """Ends a cluster whose driver cannot any more, and removes its folder."""
+    end_processes(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes(folder: Path) -> None:
+    """Kills every process of a cluster that outlived it.
+
+    Args:
+        folder: The cluster's folder. Its processes have their temporary files in it and no other process has, since the
+            name is drawn at random.
+    """
+    own, place = os.getpid(), str(folder / _TEMPORARY)
+    for process in psutil.process_iter():
+        try:
+            if process.pid != own and process.environ().get("TMPDIR") == place:
+                process.kill()
+        except psutil.Error:  # it has ended, or is another user's
+            continue
