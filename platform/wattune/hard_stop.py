@@ -14,7 +14,7 @@ from typing import Final
 
 from wattune.deadline import within
 
-END_WITHIN_S: Final = 13.0
+END_WITHIN_S: Final = 11.0
 """Longest a process takes to end by itself after the first signal. With what follows it is gone after 15 s."""
 
 _LAST_ACT_S: Final = 1.5
@@ -47,7 +47,9 @@ def last_act(action: Callable[[], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_in_time(message: str, code: int = 1, *, within_s: float = END_WITHIN_S) -> Iterator[None]:
+def ended_in_time(
+    message: str, code: int = 1, *, within_s: float = END_WITHIN_S, to_the_end: bool = False
+) -> Iterator[None]:
     """Ends the process at last `within_s` after a SIGINT, SIGTERM or SIGHUP that came inside the body.
 
     The signals' handlers stay as they are, and a signal that the process ignores does not count. Nothing is done
@@ -57,6 +59,8 @@ def ended_in_time(message: str, code: int = 1, *, within_s: float = END_WITHIN_S
         message: A line for standard error, if the process is ended by force.
         code: Its exit code then.
         within_s: Time it has to end by itself.
+        to_the_end: Whether the time goes on after the body, if a signal came inside it: what libraries do at the
+            process's end takes time too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,7 +74,8 @@ def ended_in_time(message: str, code: int = 1, *, within_s: float = END_WITHIN_S
         yield
     finally:
         signal.set_wakeup_fd(before)
-        over.set()
+        if not (to_the_end and asked()):
+            over.set()
         _asked.clear()
         os.close(writer)  # wakes the thread, which closes the other end
 

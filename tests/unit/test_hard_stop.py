@@ -11,22 +11,29 @@ from wattune.hard_stop import asked, ended_in_time, last_act
 
 STUCK = """
 import signal, sys, time
-from wattune.hard_stop import ended_in_time, last_act
+from wattune.hard_stop import asked, ended_in_time, last_act
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGHUP, lambda *_: None)
 def fails(): raise OSError("no more")
 def hangs(): time.sleep(600)
 with last_act(lambda: print("first", flush=True)), last_act(fails), last_act(hangs):
-    with ended_in_time("ended by force", 7, within_s=0.5):
+    with ended_in_time("ended by force", 7, within_s=0.5, to_the_end=AFTER):
         print("ready", flush=True)
-        time.sleep(600)
+        while not (AFTER and asked()):
+            time.sleep(0.01)
+    time.sleep(600)  # what a library does at the end
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_process_that_hangs_is_ended_after_its_last_acts(number: signal.Signals) -> None:
-    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, False), (signal.SIGHUP, True)])
+def test_a_process_that_hangs_is_ended_after_its_last_acts(number: signal.Signals, after: bool) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.replace("AFTER", str(after))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -190,7 +190,7 @@ def in_order() -> Iterator[None]:
     """Ends the process on Ctrl-C, a job's stop or a closed terminal with one line instead of a traceback."""
     end_in_order()
     try:
-        with ended_in_time(_TOO_LATE):
+        with ended_in_time(_TOO_LATE, to_the_end=True):
             yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
