@@ -14,10 +14,10 @@ from typing import Final
 
 from wattune.deadline import within
 
-END_WITHIN_S: Final = 11.0
+END_WITHIN_S: Final = 10.0
 """Longest a process takes to end by itself after the first signal. With what follows it is gone after 15 s."""
 
-_LAST_ACT_S: Final = 1.5
+_LAST_ACT_S: Final = 3.5
 """Longest that one last act may take."""
 
 _STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

@@ -225,7 +225,7 @@ def _end_local(folder: Path) -> None:
     try:
         within(SHUTDOWN_S, ray.shutdown, name="ray shutdown")
     except TimeoutError:
-        atexit.unregister(ray._private.worker.shutdown)  # not public: at the process's end it would ask them again
+        atexit.unregister(ray.shutdown)  # Ray's own hook: at the process's end it would ask them again
     finally:
         end_processes(folder)
 

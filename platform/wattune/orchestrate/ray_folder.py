@@ -27,6 +27,9 @@ _TEMPORARY: Final = "tmp"
 _BEGINS_S: Final = 60.0
 """Age below which a folder without a lock may be one that another study is making."""
 
+_GONE_WITHIN_S: Final = 2.0
+"""Longest that killed processes may take to be gone."""
+
 _KERNELS: Final = "inductor"
 _KERNELS_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """Read by torch. Its default is a folder of a known name in the machine's temporary folder, whoever made that."""
@@ -128,20 +131,23 @@ def remove_left(base: Path) -> None:
 def remove_by_force(folder: Path) -> None:
     """Ends a cluster whose driver cannot any more, and removes its folder."""
     end_processes(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    while folder.exists():  # the driver's own threads may write a last file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes(folder: Path) -> None:
-    """Kills every process of a cluster that outlived it.
+    """Kills every process of a cluster that outlived it, and waits a moment until none of them writes any more.
 
     Args:
         folder: The cluster's folder. Its processes have their temporary files in it and no other process has, since the
             name is drawn at random.
     """
-    own, place = os.getpid(), str(folder / _TEMPORARY)
+    own, place, killed = os.getpid(), str(folder / _TEMPORARY), list[psutil.Process]()
     for process in psutil.process_iter():
         try:
             if process.pid != own and process.environ().get("TMPDIR") == place:
                 process.kill()
+                killed.append(process)
         except psutil.Error:  # it has ended, or is another user's
             continue
+    psutil.wait_procs(killed, timeout=_GONE_WITHIN_S)
