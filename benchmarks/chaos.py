@@ -66,6 +66,10 @@ class Watched:
     """Digest of every result that was seen with a final status, by trial."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     breaches: list[str] = field(default_factory=list)
+    healed_s: float = 0.0
+    """Time the latest hazard was over, until a result shows that the study goes on; 0 while nobody waits for one."""
+    known: int = 0
+    """Results at that time."""
 
     def breach(self, kind: str, what: str) -> None:
         """Notes a breach and prints it at once."""
@@ -112,7 +116,7 @@ class Watched:
         begun_s = time.monotonic()
         log = self.place.folder / "log.txt"
         process = self.place.start("run", str(self.place.space), log=log)
-        next_s, heal_s, healed_s, known = begun_s + drawn.uniform(0.5, LATEST_S), 0.0, 0.0, 0
+        next_s, heal_s = begun_s + drawn.uniform(0.5, LATEST_S), 0.0
         with ExitStack() as held:
             while process.poll() is None and time.monotonic() - begun_s < CALL_S:
                 time.sleep(0.2)
@@ -120,11 +124,11 @@ class Watched:
                 self.look()
                 if heal_s and now_s > heal_s:
                     held.close()
-                    heal_s, healed_s, known = 0.0, time.monotonic(), len(self.acknowledged)
-                elif healed_s and not heal_s and len(self.acknowledged) > known:
-                    self.rows[-1]["recover_s"] = round(now_s - healed_s, 1)
-                    healed_s, next_s = 0.0, now_s + drawn.uniform(0.2, NEXT_S)
-                elif waiting and not heal_s and not healed_s and now_s > next_s:
+                    heal_s, self.healed_s, self.known = 0.0, time.monotonic(), len(self.acknowledged)
+                elif self.healed_s and not heal_s and len(self.acknowledged) > self.known:
+                    self.rows[-1]["recover_s"] = round(now_s - self.healed_s, 1)
+                    self.healed_s, next_s = 0.0, now_s + drawn.uniform(0.2, NEXT_S)
+                elif waiting and not heal_s and not self.healed_s and now_s > next_s:
                     hold_s = drawn.uniform(2.0, HELD_S)
                     hit = held.enter_context(self.place.under(waiting[0], process.pid, drawn))
                     if not hit:  # not there yet, or not any more
@@ -140,6 +144,9 @@ class Watched:
                         | {"call_s": round(now_s - begun_s, 1), "held_s": round(heal_s - now_s, 1)}
                     )
                     print(f"  {self.label}: {hazard} ({hit}) {now_s - begun_s:.1f} s after call {number}", flush=True)
+            if heal_s:  # the call ended first
+                held.close()
+                self.healed_s, self.known = time.monotonic(), len(self.acknowledged)
         if process.poll() is None:
             self.breach("hangs", f"call {number} is not over after {CALL_S:g} s")
             process.kill()

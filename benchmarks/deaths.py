@@ -59,13 +59,13 @@ def stop(order: str, repeat: int, folder: Path) -> dict[str, Any]:
         while own(place.mark) and time.monotonic() - stopped_s < 300:
             time.sleep(0.1)
         all_s = time.monotonic() - stopped_s
-        left = place.left()
+        left, said = place.left(), log.read_text().splitlines()
     finally:
         process.kill()
         process.communicate(timeout=60)
         place.close(keep=False)
     row = [order, number.name, f"r{repeat}", round(driver_s, 1), round(all_s, 1), f"exit {code}", "; ".join(left[:4])]
-    print(dict(zip(COLUMNS, row, strict=True)), flush=True)
+    print(dict(zip(COLUMNS, row, strict=True)), "said:", said[-1:], flush=True)
     return dict(zip(COLUMNS, row, strict=True))
 
 

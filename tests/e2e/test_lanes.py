@@ -234,7 +234,7 @@ with connect() as cluster, Lanes() as lanes:
     if victim == "keeper":
         assert "the process that holds the lanes ended" in found["killed"]["reason"]
     elif victim == "controller":
-        assert found["killed"]["tags"]["infra_cause"] == "workers_lost"
+        assert found["killed"]["tags"]["infra_cause"] in ("workers_lost", "worker_killed")
     else:
         manifests = [json.loads(path.read_text()) for path in folder.glob("telemetry/*/manifest.json")]
         assert [manifest["closed"] for manifest in manifests] == [victim != "sampler"]

@@ -1,6 +1,5 @@
 """Connects to Ray, on an existing cluster or a new one on this machine, and lists its nodes."""
 
-import _thread
 import atexit
 import os
 import signal
@@ -265,7 +264,7 @@ def _watched() -> Iterator[None]:
             if dead:
                 if not over.wait(_LOST_LOOK_S) and not hard_stop.asked():
                     lost.extend(dead)
-                    _thread.interrupt_main()
+                    _interrupt_main_thread()
                 return
 
     threading.Thread(target=watch, daemon=True, name="cluster").start()
@@ -278,6 +277,18 @@ def _watched() -> Iterator[None]:
                 f"the study was cut short: Ray's {' and '.join(lost)} on this machine ended; finished trials are kept; "
                 "run the same command to continue"
             )
+
+
+def _interrupt_main_thread() -> None:
+    """Raises `KeyboardInterrupt` in the main thread, also where it waits in a system call.
+
+    A process in the background of a shell ignores SIGINT; then it is SIGTERM, where somebody handles it.
+    """
+    main = threading.main_thread().ident
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if main is not None and callable(signal.getsignal(number)):
+            signal.pthread_kill(main, number)  # `_thread.interrupt_main` does not end a system call
+            return
 
 
 def _runs(process: psutil.Process) -> bool:
