@@ -251,9 +251,9 @@ def show(rows: list[dict[str, str]]) -> int:
     for hazard in sorted(by_hazard, key=HAZARDS.index):
         took = sorted(float(row["recover_s"]) for row in by_hazard[hazard] if row["recover_s"])
         figures = f"{took[len(took) // 2]:.0f} | {took[-1]:.0f}" if took else "- | -"
-        broken = sum(bool(row["breaches"]) for row in by_hazard[hazard])
+        broken = sum(row["breaches"] != "none" for row in by_hazard[hazard])
         print(f"| {hazard} | {len(by_hazard[hazard])} | {figures} | {broken} |")
-    found = {(row["study"], one) for row in rows for one in filter(None, row["breaches"].split("; "))}
+    found = {(row["study"], one) for row in rows for one in row["breaches"].split("; ") if one != "none"}
     counts = Counter(one.partition(":")[0] for _, one in found)
     print(f"\n{len(rows)} hazards in {len({row['study'] for row in rows})} studies: ", end="")
     print(", ".join(f"{kind} {counts[kind]}" for kind in KINDS))
@@ -309,7 +309,7 @@ def met(label: str, hazards: list[str], folder: Path) -> list[dict[str, Any]]:
     if watched.breaches and not watched.rows:
         watched.rows.append(dict.fromkeys(COLUMNS, "") | {"study": label, "hazard": hazards[0], "num_before": 0})
     for row in watched.rows:
-        row["breaches"] = "; ".join(watched.breaches)
+        row["breaches"] = "; ".join(watched.breaches) or "none"
     print(f"{label}: {len(watched.rows)} of {hazards}, {watched.rows[-1] if watched.rows else 'none met'}", flush=True)
     return watched.rows
 

@@ -64,7 +64,15 @@ def stop(order: str, repeat: int, folder: Path) -> dict[str, Any]:
         process.kill()
         process.communicate(timeout=60)
         place.close(keep=False)
-    row = [order, number.name, f"r{repeat}", round(driver_s, 1), round(all_s, 1), f"exit {code}", "; ".join(left[:4])]
+    row = [
+        order,
+        number.name,
+        f"r{repeat}",
+        round(driver_s, 1),
+        round(all_s, 1),
+        f"exit {code}",
+        "; ".join(left[:4]) or "none",
+    ]
     print(dict(zip(COLUMNS, row, strict=True)), "said:", said[-1:], flush=True)
     return dict(zip(COLUMNS, row, strict=True))
 
@@ -90,8 +98,8 @@ def main() -> int:
     for order in options.orders:
         mine = [row for row in rows if row["order"] == order]
         driver_s, all_s = (max(row[name] for row in mine) for name in ("driver_s", "all_s"))
-        print(f"| {order} | {len(mine)} | {driver_s} | {all_s} | {sum(bool(row['left']) for row in mine)} |")
-    late = [row for row in rows if row["driver_s"] > MOST_S or row["all_s"] > MOST_S or row["left"]]
+        print(f"| {order} | {len(mine)} | {driver_s} | {all_s} | {sum(row['left'] != 'none' for row in mine)} |")
+    late = [row for row in rows if row["driver_s"] > MOST_S or row["all_s"] > MOST_S or row["left"] != "none"]
     return 1 if late else 0
 
 

@@ -64,7 +64,7 @@ def test_hazards_take_turns_and_a_seed_draws_the_same_ones_however_many_are_aske
 
 def test_rows_are_appended_and_a_breach_gives_exit_code_1(chaos, tmp_path: Path, capsys) -> None:
     table = tmp_path / "chaos.csv"
-    row = dict.fromkeys(chaos.COLUMNS, "") | {"study": "1-0", "hazard": "gcs", "recover_s": 20.5}
+    row = dict.fromkeys(chaos.COLUMNS, "") | {"study": "1-0", "hazard": "gcs", "recover_s": 20.5, "breaches": "none"}
     chaos.append(table, [row])
     assert chaos.show(chaos.read(table)) == 0
     chaos.append(table, [row | {"study": "1-1", "breaches": "lost: a-0; twice: b-0"}])
