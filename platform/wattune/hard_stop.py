@@ -6,8 +6,10 @@ dead server holds both up for minutes. Here a thread of its own learns of the si
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -19,6 +21,9 @@ END_WITHIN_S: Final = 10.0
 
 _LAST_ACT_S: Final = 3.5
 """Longest that one last act may take."""
+
+_FORCE_S: Final = 4.0
+"""Time for all last acts; then the process ends without them."""
 
 _STOPS: Final = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
@@ -76,11 +81,25 @@ def ended_in_time(
         signal.set_wakeup_fd(before)
         if not (to_the_end and asked()):
             over.set()
-        _asked.clear()
+            _asked.clear()
         os.close(writer)  # wakes the thread, which closes the other end
 
 
+def end_now(code: int) -> None:
+    """Ends the process where a signal asked for it, without what libraries do at its end; else does nothing.
+
+    Args:
+        code: Its exit code.
+    """
+    if asked():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
 def _wait(reader: int, over: threading.Event, message: str, code: int, within_s: float) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # stays open: it is written to at the very end
     try:
         while True:
             came = os.read(reader, 1)
@@ -88,8 +107,11 @@ def _wait(reader: int, over: threading.Event, message: str, code: int, within_s:
                 return
             if came[0] in _STOPS:
                 _asked.set()
+                # From a thread without Python: it comes also where another holds the interpreter's lock for good.
+                faulthandler.dump_traceback_later(within_s + _FORCE_S, exit=True, file=nowhere)
                 break
         if over.wait(within_s):
+            faulthandler.cancel_dump_traceback_later()
             return
     finally:
         os.close(reader)

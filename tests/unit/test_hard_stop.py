@@ -11,8 +11,10 @@ from wattune.hard_stop import asked, ended_in_time, last_act
 
 STUCK = """
 import signal, sys, time
+from wattune import hard_stop
 from wattune.hard_stop import asked, ended_in_time, last_act
 
+hard_stop._LAST_ACT_S = 0.3
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGHUP, lambda *_: None)
 def fails(): raise OSError("no more")
@@ -64,6 +66,48 @@ def test_a_process_that_ends_by_itself_or_was_not_asked_is_left_alone() -> None:
         assert not asked()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+HOLDS_THE_LOCK = """
+import ctypes, signal, time
+from wattune import hard_stop
+
+hard_stop._FORCE_S = 0.5
+signal.signal(signal.SIGTERM, lambda *_: None)
+with hard_stop.ended_in_time("never said", within_s=1):
+    print("ready", flush=True)
+    while not hard_stop.asked():
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(600)  # a library that keeps the interpreter's lock
+"""
+
+LEAVES = """
+import atexit, signal, time
+from wattune.hard_stop import asked, end_now, ended_in_time
+
+atexit.register(time.sleep, 600)  # as a library that asks a dead server
+end_now(1)  # nobody asked
+signal.signal(signal.SIGTERM, lambda *_: None)
+with ended_in_time("never said", within_s=60, to_the_end=True):
+    print("ready", flush=True)
+    while not asked():
+        time.sleep(0.01)
+print("last line")
+end_now(5)
+"""
+
+
+@pytest.mark.parametrize(("script", "code", "said"), [(HOLDS_THE_LOCK, 1, ""), (LEAVES, 5, "last line\n")])
+def test_neither_a_lock_that_is_held_nor_what_libraries_do_at_the_end_counts(script: str, code: int, said: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == said
+    finally:
+        process.kill()
+    assert process.returncode == code
 
 
 def test_a_last_act_that_is_over_is_not_called() -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from wattune.errors import WattuneError
+from wattune.hard_stop import end_now
 from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
 from wattune.storage.documents import json_text
@@ -58,7 +59,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
-    sys.exit(exit_code_of(app))
+    try:
+        sys.exit(exit_code_of(app))
+    except SystemExit as ending:
+        # Ray and MLflow take seconds at a process's end, and whoever stopped this one may kill what takes longer.
+        end_now(ending.code if isinstance(ending.code, int) else 1 if ending.code else 0)
+        raise
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
