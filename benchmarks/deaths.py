@@ -85,13 +85,17 @@ def main() -> int:
     in_own_namespace()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started and mounted is ended all the same
     rows = []
-    with tempfile.TemporaryDirectory(prefix="deaths", ignore_cleanup_errors=True) as scratch:
-        for repeat in range(options.repeats):
-            rows += [stop(order, repeat, Path(scratch)) for order in options.orders]
-    with open(options.csv, "w", newline="") as file:
+    with (
+        tempfile.TemporaryDirectory(prefix="deaths", ignore_cleanup_errors=True) as scratch,
+        open(options.csv, "w", newline="") as file,
+    ):
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for repeat in range(options.repeats):
+            for order in options.orders:
+                rows.append(stop(order, repeat, Path(scratch)))
+                writer.writerow(rows[-1])
+                file.flush()
     print("| order | repeats | driver gone within, s | all gone within, s | left after the next call |")
     print("|---|---|---|---|---|")
     for order in options.orders:
