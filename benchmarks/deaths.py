@@ -25,7 +25,7 @@ MOST_S = 15.0
 
 START_S = 600.0
 ORDERS = ("group", "group SIGHUP", "all", "driver", "gcs", "raylet", "worker", "lane actor", "trial driver", "sampler")
-"""Who gets the signal: the process group, every process (a service manager), or the driver, after a kill of another."""
+"""Orders by name: the process group or every process gets the signal, or the driver does, after a kill of another."""
 
 COLUMNS = ["order", "signal", "repeat", "driver_s", "all_s", "exit_code", "left", "left_after_next"]
 """`left` is what the command left, `left_after_next` what remains of it once a next call has cleaned up."""
