@@ -16,6 +16,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
+from wattune.hard_stop import asked
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
@@ -224,7 +225,8 @@ class Delivery:
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         """Waits for all queued actions, a moment where the study was stopped."""
-        self._stop(STOPPED_WITHIN_S if error is not None and issubclass(error, KeyboardInterrupt) else STOP_WITHIN_S)
+        stopped = asked() or (error is not None and issubclass(error, KeyboardInterrupt))
+        self._stop(STOPPED_WITHIN_S if stopped else STOP_WITHIN_S)
 
     def _stop(self, within_s: float) -> None:
         end_s = time.monotonic() + within_s

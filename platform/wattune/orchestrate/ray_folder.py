@@ -16,6 +16,7 @@ from typing import Final
 
 import psutil
 
+from wattune.hard_stop import asked
 from wattune.private_folder import own_folder, temporary_folder
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
 
@@ -68,7 +69,8 @@ def ray_folder() -> Iterator[Path]:
     try:
         yield folder
     except Exception:  # raised on: Ray's logs may say why, so they stay
-        (folder / _FAILED).touch()
+        if not asked():  # a signal to the whole process group ends Ray first, and that is no riddle
+            (folder / _FAILED).touch()
         raise
     finally:
         _own.remove(folder)

@@ -76,6 +76,13 @@ def test_logs_of_a_failed_study_stay_for_a_day(base: Path) -> None:
     assert not folder.exists()
 
 
+def test_an_error_that_a_stop_caused_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wattune.orchestrate.ray_folder.asked", lambda: True)
+    with pytest.raises(ValueError), ray_folder():
+        raise ValueError
+    assert list(base.glob("ray-*")) == []
+
+
 def test_sockets_have_room_where_the_temporary_folder_is_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
