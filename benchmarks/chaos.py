@@ -1,18 +1,18 @@
-"""Kills processes of running studies at random and looks for anything lost, changed, doubled or left behind.
+"""Kills, stops and starves running studies at random and looks for anything lost, changed, doubled or left behind.
 
-Each study runs on this machine's CPUs with simulated sensors. While it runs, one process of a kind drawn by the seed is
-killed at a time drawn by the seed. Where the command ends early, the same command is run again until the study is
-finished. After every kill and at the end the study folder, the tracking store, the processes and the temporary folder
-are looked at. Exit code 1 on any breach.
+Each study runs on this machine's CPUs with simulated sensors, in a disk, a temporary folder and a shared memory of its
+own. While it runs it meets hazards drawn by the seed at times drawn by the seed: SIGKILL or SIGSTOP to one of its
+processes, a killed server, a full or read-only disk, a wall clock that jumps. Where the command ends early, it is run
+again until the study is finished. Then everything is looked at. Exit code 1 on any breach.
 
-    python benchmarks/chaos.py --kills 20 --seed 1 --out DIR
+    python benchmarks/chaos.py --kills 20 --seed 1 --csv chaos.csv
+    python benchmarks/chaos.py --table --csv chaos.csv
 """
 
 import argparse
 import csv
 import hashlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -20,237 +20,298 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-import yaml
+from chaos_study import HAZARDS, Place, allowed, in_own_namespace, objects
+from mlflow import MlflowClient
 
-from wattune.tracking.store import default_uri
-from wattune.tracking.tracker import Tracker
+from wattune.storage.study import StudyFolder
+from wattune.tracking.run import TRIAL_TAG, is_over
 
-MARK = "WATTUNE_CHAOS"
-"""Variable that every process of a study inherits: its value is the study's."""
+COLUMNS = ["study", "hazard", "num_before", "hit", "call_s", "held_s", "num_calls", "num_trials"]
+COLUMNS += ["finished", "recover_s", "study_s", "breaches"]
+"""Of the table: `study` is seed and number, `num_before` counts the hazards the study met before this one."""
 
-VICTIMS = {
-    "driver": "",
-    "worker": "RayTrainWorker",
-    "train controller": "TrainController",
-    "lane actor": "LaneKeeper",
-    "trial driver": "ray::ImplicitFunc",
-    "telemetry actor": "TelemetryActor",
-    "sampler": "wattune.telemetry.sampler",
-    "raylet": "raylet/raylet",
-    "gcs": "gcs/gcs_server",
-}
-"""Kinds of processes, with a text in their command lines."""
+KINDS = ("lost", "changed", "twice", "blamed", "unreadable", "unfinished", "hangs", "not sent", "left behind")
+"""Kinds of breaches."""
 
-SPACE = {
-    "model": {
-        "name": "llama3_8b",
-        "num_layers": 2,
-        "hidden_size": 64,
-        "ffn_hidden_size": 128,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "vocab_size": 256,
-    },
-    "cluster": {"device": "cpu", "num_nodes": 1, "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"},
-    "engine": "torch",
-    "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 8},
-    "space": {"micro_batch_size": [1, 2, 4], "sharding": ["none", "zero1"]},
-    "measure": {"warmup_steps": 2, "min_steps": 4, "min_seconds": 2},
-    "objective": "maximize tokens_per_s",
-    "search": {"strategy": "grid"},
-}
+EXTRA_CALLS = 4
+"""Calls beyond one for each hazard, after which a study that is not finished counts as never finishing."""
 
-MOST_CALLS = 6
-"""Calls after which a study that is not finished counts as never finishing."""
-
-CALL_S = 600.0
+CALL_S = 900.0
 """Longest that a call may take."""
+
+LATEST_S = 45.0
+"""Latest time of a call's first hazard, seconds after the call's start: while Ray starts, too."""
+
+NEXT_S = 8.0
+"""Longest time from the recovery after one hazard to the next."""
+
+HELD_S = 12.0
+"""Longest time that a process is stopped, a server is down or a disk is full."""
+
+SYNC_S = 300.0
 
 
 @dataclass
-class Found:
-    """Everything that went wrong, by kind."""
+class Watched:
+    """A study under hazards: what it acknowledged, what it met, and what went wrong."""
 
-    breaches: list[str] = field(default_factory=list)
+    place: Place
+    label: str
+    acknowledged: dict[str, str] = field(default_factory=dict)
+    """Digest of every result that was seen with a final status, by trial."""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    breaches: list[str] = field(default_factory=list)
+    healed_s: float = 0.0
+    """Time the latest hazard was over, until a result shows that the study goes on; 0 while nobody waits for one."""
+    known: int = 0
+    """Results at that time."""
 
-    def breach(self, kind: str, study: str, what: str) -> None:
+    def breach(self, kind: str, what: str) -> None:
         """Notes a breach and prints it at once."""
-        self.breaches.append(kind)
-        print(f"  BREACH {kind} in {study}: {what}", flush=True)
+        self.breaches.append(f"{kind}: {what}"[:300])
+        print(f"  BREACH {kind} in {self.label}: {what}", flush=True)
 
+    def look(self) -> None:
+        """Compares what was acknowledged with what is there, and takes in what is new."""
+        found = {}
+        for path in self.place.study.glob("trials/*/result.json"):
+            try:
+                content = path.read_bytes()
+                status = json.loads(content)["status"]
+            except FileNotFoundError:  # moved to `attempts/` meanwhile
+                continue
+            except ValueError as error:
+                self.breach("unreadable", f"{path.parent.name}: {error}")
+                continue
+            if status not in ("interrupted", "infra_failed"):
+                found[path.parent.name] = hashlib.sha256(content).hexdigest()
+        for trial, digest in self.acknowledged.items():
+            if found.get(trial, digest) != digest:
+                self.breach("changed", trial)
+        for trial in self.acknowledged.keys() - found.keys():
+            self.breach("lost", trial)
+        self.acknowledged = found
 
-def own(mark: str) -> list[psutil.Process]:
-    """Lists the processes that inherited a study's mark, except this one."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    def run(self, hazards: list[str], drawn: random.Random) -> None:
+        """Calls the command until the study is finished; the hazards come one after the other meanwhile."""
+        waiting = list(hazards)
+        most_calls, calls, finished, begun_s = len(hazards) + EXTRA_CALLS, 0, False, time.monotonic()
+        while not finished and calls < most_calls:
+            calls += 1
+            finished = self._call(waiting, drawn, calls)
+        self.look()
+        for row in self.rows:
+            row |= {"num_calls": calls, "num_trials": len(self.acknowledged), "finished": "yes" if finished else "no"}
+            row |= {"study_s": round(time.monotonic() - begun_s, 1)}
+        if not finished:
+            self.breach("unfinished", f"after {calls} calls")
 
-
-def victim(kind: str, mark: str, driver: int) -> psutil.Process | None:
-    """Finds a living process of a kind."""
-    for process in own(mark):
-        try:
-            words = " ".join(process.cmdline())
-            if process.pid == driver if kind == "driver" else process.pid != driver and VICTIMS[kind] in words:
-                return process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return None
-
-
-def final(study: Path) -> dict[str, str]:
-    """Returns a digest of every result with a final status: what was acknowledged."""
-    digests = {}
-    for path in study.glob("trials/*/result.json"):
-        content = path.read_bytes()
-        if json.loads(content)["status"] not in ("interrupted", "infra_failed"):
-            digests[path.parent.name] = hashlib.sha256(content).hexdigest()
-    return digests
-
-
-def left_in(folder: Path) -> list[str]:
-    """Lists what a study left in its temporary folder: files, not empty folders.
-
-    Compiled kernels stay on purpose. MLflow keeps an empty lock for each database.
-    """
-    found = sorted(path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    return [str(path) for path in found if "inductor" not in path.parts and not path.name.startswith("db_init_lock-")]
-
-
-def run_study(number: int, kind: str, after_s: float, place: Path, found: Found) -> None:
-    """Runs a study, kills one process of it, and lets it finish."""
-    name = f"chaos{number}"
-    mark, study = f"{os.getpid()}-{number}", place / "storage" / name
-    temporary = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-    space = place / f"{name}.yaml"
-    space.write_text(yaml.safe_dump({"study": name, **SPACE}))
-    environment = os.environ | {MARK: mark, "WATTUNE_STORAGE": str(place / "storage"), "TMPDIR": str(temporary)}
-    row: dict[str, Any] = {
-        "study": name,
-        "victim": kind,
-        "after_s": round(after_s, 1),
-        "killed": False,
-        "recover_s": "",
-    }
-    calls, kept, killed_s = 0, {}, 0.0
-    finished = False
-    while not finished and calls < MOST_CALLS:
-        calls += 1
-        with open(place / f"{name}.{calls}.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "wattune", "run", str(space), "--json"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-            begun_s = time.monotonic()
+    def _call(self, waiting: list[str], drawn: random.Random, number: int) -> bool:
+        """Runs the command once; returns whether the study is finished."""
+        begun_s = time.monotonic()
+        log = self.place.folder / "log.txt"
+        process = self.place.start("run", str(self.place.space), log=log)
+        next_s, heal_s = begun_s + drawn.uniform(0.5, LATEST_S), 0.0
+        with ExitStack() as held:
             while process.poll() is None and time.monotonic() - begun_s < CALL_S:
-                time.sleep(0.1)
-                if not row["killed"] and time.monotonic() - begun_s > after_s:
-                    target = victim(kind, mark, process.pid)
-                    if target is not None:
-                        kept = final(study)
-                        target.send_signal(signal.SIGKILL)
-                        row["killed"], killed_s = True, time.monotonic()
-                elif row["killed"] and row["recover_s"] == "" and final(study).keys() - kept.keys():
-                    row["recover_s"] = round(time.monotonic() - killed_s, 1)
-            if process.poll() is None:
-                found.breach("hangs", name, f"call {calls} after a killed {kind} is not over after {CALL_S:g} s")
-                process.kill()
-            said = process.communicate()[0].decode()
-        now = final(study)
-        for trial, digest in kept.items():
-            if trial not in now:
-                found.breach("lost", name, trial)
-            elif now[trial] != digest:
-                found.breach("changed", name, trial)
-        kept = now
-        last = json.loads(said) if said.strip().startswith("{") else {}
-        finished = bool(last.get("finished"))
-    row |= {"calls": calls, "finished": finished, "trials": len(kept)}
-    check_end(name, study, mark, temporary, found, finished=finished)
-    found.rows.append(row)
-    print(f"{name}: {kind} after {after_s:.1f} s, {row}", flush=True)
+                time.sleep(0.2)
+                now_s = time.monotonic()
+                self.look()
+                if heal_s and now_s > heal_s:
+                    held.close()
+                    heal_s, self.healed_s, self.known = 0.0, time.monotonic(), len(self.acknowledged)
+                elif self.healed_s and not heal_s and len(self.acknowledged) > self.known:
+                    self.rows[-1]["recover_s"] = round(now_s - self.healed_s, 1)
+                    self.healed_s, next_s = 0.0, now_s + drawn.uniform(0.2, NEXT_S)
+                elif waiting and not heal_s and not self.healed_s and now_s > next_s:
+                    hold_s = drawn.uniform(2.0, HELD_S)
+                    hit = held.enter_context(self.place.under(waiting[0], process.pid, drawn))
+                    if not hit:  # not there yet, or not any more
+                        held.close()
+                        next_s = now_s + 1.0
+                        continue
+                    hazard = waiting.pop(0)
+                    lasts = hazard.startswith("stop ") or "disk" in hazard or "server" in hazard
+                    heal_s = now_s + (hold_s if lasts else 0.0)
+                    self.rows.append(
+                        dict.fromkeys(COLUMNS, "")
+                        | {"study": self.label, "hazard": hazard, "num_before": len(self.rows), "hit": hit}
+                        | {"call_s": round(now_s - begun_s, 1), "held_s": round(heal_s - now_s, 1)}
+                    )
+                    print(f"  {self.label}: {hazard} ({hit}) {now_s - begun_s:.1f} s after call {number}", flush=True)
+            if heal_s:  # the call ended first
+                held.close()
+                self.healed_s, self.known = time.monotonic(), len(self.acknowledged)
+        if process.poll() is None:
+            self.breach("hangs", f"call {number} is not over after {CALL_S:g} s")
+            process.kill()
+        said = process.communicate(timeout=60)[0].decode(errors="replace")
+        self.look()
+        try:
+            return bool(json.loads(said)["finished"])
+        except (ValueError, KeyError):
+            return False
+
+    def check(self) -> None:
+        """Looks at a study that is over: its trials, its copies elsewhere, and what it left behind."""
+        study = self.place.study
+        statuses = Counter(json.loads(path.read_text())["status"] for path in study.glob("trials/*/result.json"))
+        if set(statuses) - {"completed"}:
+            self.breach("blamed", f"no plan is at fault, but: {dict(statuses)}")
+        for unreadable in StudyFolder(study).finished().unreadable:
+            self.breach("unreadable", str(unreadable))
+        for path in study.glob("trials/*/attempts/*/result.json"):
+            if json.loads(path.read_text())["status"] == "completed":
+                self.breach("twice", str(path.relative_to(study)))
+        if self.place.servers:
+            self._sync()
+        self._check_copies({path.parent.name for path in study.glob("trials/*/result.json")})
+        for process in self.place.remaining():
+            self.breach("left behind", f"process {process.pid} {' '.join(process.cmdline())[:100]}")
+        left = self.place.left()
+        if left:
+            self.breach("left behind", f"{len(left)} file(s) and folder(s), such as {left[:4]}")
+
+    def _sync(self) -> None:
+        process = self.place.start("sync", self.place.name, log=self.place.folder / "log.txt")
+        try:
+            code = process.wait(SYNC_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.breach("hangs", f"sync is not over after {SYNC_S:g} s")
+        else:
+            if code:
+                self.breach("not sent", f"sync ended with exit code {code}")
+        process.communicate(timeout=60)
+
+    def _check_copies(self, names: set[str]) -> None:
+        """Compares the tracking store, and the storage where there is one, with the study's trials."""
+        client = MlflowClient(self.place.tracking_uri())
+        experiments = [one.experiment_id for one in client.search_experiments()]
+        runs = [run for run in client.search_runs(experiments, max_results=1000) if is_over(run)]
+        sent = Counter(run.data.tags[TRIAL_TAG] for run in runs if TRIAL_TAG in run.data.tags)
+        if set(sent) != names:
+            self.breach("not sent", f"runs lacking {sorted(names - set(sent))}, unknown {sorted(set(sent) - names)}")
+        for name, count in sent.items():
+            if count > 1:
+                self.breach("twice", f"{count} runs of {name}")
+        server = self.place.servers.get("storage server")
+        if server is not None:
+            there = objects(server)
+            for name in names:
+                path = f"{self.place.name}/trials/{name}/result.json"
+                if there.get(f"here/{path}") != (self.place.study / "trials" / name / "result.json").read_bytes():
+                    self.breach("not sent", f"the storage's {path} is missing or another")
 
 
-def check_end(name: str, study: Path, mark: str, temporary: Path, found: Found, *, finished: bool) -> None:
-    """Looks at a study that is over: its trials, its store, and what it left behind."""
-    if not finished:
-        found.breach("unfinished", name, f"after {MOST_CALLS} calls")
-    statuses = Counter(json.loads(path.read_text())["status"] for path in study.glob("trials/*/result.json"))
-    if set(statuses) - {"completed"}:
-        found.breach("blamed", name, f"no plan is at fault, but: {dict(statuses)}")
-    for path in study.glob("trials/*/attempts/*/result.json"):
-        if json.loads(path.read_text())["status"] == "completed":
-            found.breach("twice", name, str(path.relative_to(study)))
-    names = {path.parent.name for path in study.glob("trials/*/result.json")}
-    tracked = {f"{trial}-{repeat}" for trial, repeat in Tracker(default_uri(study.parent), name).delivered()}
-    if tracked != names:
-        found.breach(
-            "tracking", name, f"the store lacks {sorted(names - tracked)}, has more: {sorted(tracked - names)}"
-        )
-    deadline_s = time.monotonic() + 15
-    while (alive := own(mark)) and time.monotonic() < deadline_s:
-        time.sleep(0.2)
-    for process in alive:
-        found.breach("left behind", name, f"process {process.pid} {' '.join(process.cmdline())[:100]}")
-        process.kill()
-    files = left_in(temporary)
-    if files:
-        found.breach("left behind", name, f"{len(files)} file(s) in the temporary folder, such as {files[:3]}")
+def drawn_hazards(seed: int, kinds: list[str], count: int) -> list[str]:
+    """Draws hazards so that each kind comes once before any comes again."""
+    drawn, order = random.Random(seed), list[str]()
+    while len(order) < count:
+        order += drawn.sample(kinds, len(kinds))
+    return order[:count]
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Appends rows to the table, made with its heading if need be."""
+    fresh = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Reads the table; empty where there is none.
+
+    Raises:
+        SystemExit: The file has other columns.
+    """
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != COLUMNS:
+            sys.exit(f"{path} has columns {reader.fieldnames}, expected {COLUMNS}; give --csv another file")
+        return list(reader)
+
+
+def show(rows: list[dict[str, str]]) -> int:
+    """Prints hazards and times to recover by kind, and all breaches; returns the number of breaches."""
+    by_hazard = defaultdict(list)
+    for row in rows:
+        by_hazard[row["hazard"]].append(row)
+    print("| hazard | times | time to recover, median s | longest s | breaches |\n|---|---|---|---|---|")
+    for hazard in sorted(by_hazard, key=HAZARDS.index):
+        took = sorted(float(row["recover_s"]) for row in by_hazard[hazard] if row["recover_s"])
+        figures = f"{took[len(took) // 2]:.0f} | {took[-1]:.0f}" if took else "- | -"
+        broken = sum(row["breaches"] != "none" for row in by_hazard[hazard])
+        print(f"| {hazard} | {len(by_hazard[hazard])} | {figures} | {broken} |")
+    found = {(row["study"], one) for row in rows for one in row["breaches"].split("; ") if one != "none"}
+    counts = Counter(one.partition(":")[0] for _, one in found)
+    print(f"\n{len(rows)} hazards in {len({row['study'] for row in rows})} studies: ", end="")
+    print(", ".join(f"{kind} {counts[kind]}" for kind in KINDS))
+    return len(found)
 
 
 def main() -> int:
-    """Runs as many studies as kills are asked for; prints and writes the table."""
+    """Runs as many studies as it takes for the hazards asked for; writes and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="hazards to meet, those in --csv with this seed counted")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--each", type=int, default=4, help="hazards that one study meets")
     parser.add_argument("--minutes", type=float, default=600.0, help="no study begins later than this")
-    parser.add_argument("--longest-wait", type=float, default=40.0, help="latest kill after a call's start, seconds")
-    parser.add_argument("--victims", nargs="*", choices=list(VICTIMS), default=list(VICTIMS))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hazards", nargs="*", choices=HAZARDS, default=list(HAZARDS), metavar="HAZARD")
+    parser.add_argument("--csv", type=Path, required=True, help="table that rows are appended to")
+    parser.add_argument("--out", type=Path, help="folder that keeps the files of studies with a breach")
+    parser.add_argument("--table", action="store_true", help="only print what --csv holds")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    drawn, found, begun_s = random.Random(options.seed), Found(), time.monotonic()
-    for number in range(options.kills):
+    before = read(options.csv)
+    if options.table:
+        return 1 if show(before) else 0
+    in_own_namespace()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started and mounted is ended all the same
+    refused = allowed()
+    for hazard in options.hazards:
+        if hazard in refused:
+            print(f"left out: {hazard}, which {refused[hazard]}")
+    kinds = [hazard for hazard in options.hazards if hazard not in refused]
+    hazards, begun_s = drawn_hazards(options.seed, kinds, options.kills), time.monotonic()
+    done = {row["study"] for row in before}
+    for number in range(0, options.kills, options.each):
+        label = f"{options.seed}-{number // options.each}"
+        if label in done:
+            continue
         if time.monotonic() - begun_s > 60 * options.minutes:
             break
-        kind = options.victims[number % len(options.victims)]
-        run_study(number, kind, drawn.uniform(0.5, options.longest_wait), options.out, found)
-    print_table(found, options.out)
-    return 1 if found.breaches else 0
+        with tempfile.TemporaryDirectory(prefix="chaos", ignore_cleanup_errors=True) as scratch:
+            rows = met(label, hazards[number : number + options.each], options.out or Path(scratch))
+        append(options.csv, rows)
+    seeds = f"{options.seed}-"
+    return 1 if show([row for row in read(options.csv) if row["study"].startswith(seeds)]) else 0
 
 
-def print_table(found: Found, out: Path) -> None:
-    """Prints kills and times to recover by victim, and all breaches; writes the rows as CSV."""
-    if found.rows:
-        with open(out / "chaos.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(found.rows[0]))
-            writer.writeheader()
-            writer.writerows(found.rows)
-    by_victim = defaultdict(list)
-    for row in found.rows:
-        by_victim[row["victim"]].append(row)
-    print(f"\n{'victim':<18}{'kills':>6}{'finished':>10}{'calls, most':>13}{'recovered within, s':>21}")
-    for kind, rows in by_victim.items():
-        took = [row["recover_s"] for row in rows if row["recover_s"] != ""]
-        kills, done = sum(row["killed"] for row in rows), sum(row["finished"] for row in rows)
-        calls = max(row["calls"] for row in rows)
-        print(f"{kind:<18}{kills:>6}{done:>10}{calls:>13}{max(took, default=float('nan')):>21.1f}")
-    counts = Counter(found.breaches)
-    kinds = ("lost", "changed", "twice", "blamed", "unfinished", "hangs", "tracking", "left behind")
-    print("breaches: " + ", ".join(f"{kind} {counts[kind]}" for kind in kinds))
+def met(label: str, hazards: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Runs one study to its end under hazards; returns a row for each that it met."""
+    place = Place(folder.resolve(), f"chaos{label}", hazards)
+    watched = Watched(place, label)
+    try:
+        watched.run(hazards, random.Random(label))
+        watched.check()
+    finally:
+        place.close(keep=bool(watched.breaches))
+    if watched.breaches and not watched.rows:
+        watched.rows.append(dict.fromkeys(COLUMNS, "") | {"study": label, "hazard": hazards[0], "num_before": 0})
+    for row in watched.rows:
+        row["breaches"] = "; ".join(watched.breaches) or "none"
+    print(f"{label}: {len(watched.rows)} of {hazards}, {watched.rows[-1] if watched.rows else 'none met'}", flush=True)
+    return watched.rows
 
 
 if __name__ == "__main__":

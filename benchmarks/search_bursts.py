@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.fidelity import BURST, FIDELITY
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
-from wattune.trial import FIRST_BURST_REPEAT, TrialResult
+from wattune.trial import TrialResult
 from wattune.units import NS_PER_S
 
 BURST_STEPS: Final = 3

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors fidelity inspection intervals masking metric_meanings objective "
-    "private_folder schema trial units upload version",
+    ".": "__main__ clock deadline doctor errors fidelity hard_stop inspection intervals masking metric_meanings "
+    "objective private_folder schema trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",

@@ -7,6 +7,7 @@ them later.
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from wattune.analysis.signals.align import Aligned, align
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
+from wattune.hard_stop import asked
 from wattune.ranking.assessment import is_simulated
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder
@@ -43,6 +45,10 @@ SendTrial = Callable[[TrialSpec, TrialResult], bool]
 
 STOP_WITHIN_S: Final = 300.0
 """Longest time that the end of a study waits for uploads."""
+
+STOPPED_WITHIN_S: Final = 3.0
+"""The same for a study that was stopped: whoever stops it may kill what takes longer, and the next call sends the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +178,7 @@ class Uploader:
         self._send = send
         self._queue: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._stopped = False
 
     def __enter__(self) -> Self:
         """Starts to send."""
@@ -180,7 +187,7 @@ class Uploader:
 
     def __exit__(self, *_: object) -> None:
         """Waits for all queued actions."""
-        self._stop()
+        self.stop()
 
     def send(self, spec: TrialSpec, result: TrialResult) -> None:
         """Queues a result; returns at once."""
@@ -190,12 +197,14 @@ class Uploader:
         """Queues any other action."""
         self._queue.put(action)
 
-    def _stop(self) -> None:
-        if self._thread.is_alive():
+    def stop(self, within_s: float = STOP_WITHIN_S) -> None:
+        """Waits for all queued actions, for so long at most. The first call decides."""
+        if self._thread.is_alive() and not self._stopped:
+            self._stopped = True
             self._queue.put(None)
-            self._thread.join(STOP_WITHIN_S)
+            self._thread.join(within_s)
             if self._thread.is_alive():
-                self.problem = self.problem or f"{self._thread.name}: still sending after {STOP_WITHIN_S:g} s"
+                self.problem = self.problem or f"{self._thread.name}: still sending after {within_s:g} s"
 
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
@@ -262,10 +271,15 @@ class Delivery:
         self._tracking.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Waits for all queued actions."""
+    def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
+        """Waits for all queued actions, a moment where the study was stopped."""
+        stopped = asked() or (error is not None and issubclass(error, KeyboardInterrupt))
+        self._stop(STOPPED_WITHIN_S if stopped else STOP_WITHIN_S)
+
+    def _stop(self, within_s: float) -> None:
+        end_s = time.monotonic() + within_s
         for uploader in filter(None, (self._storage, self._tracking)):
-            uploader.__exit__()
+            uploader.stop(max(end_s - time.monotonic(), 0.0))
 
     def send_study(self) -> None:
         """Queues the files of the study as a whole, for the storage; returns at once."""
@@ -282,8 +296,13 @@ class Delivery:
         if self._storage is not None:
             self._storage.send(spec, result)
 
-    def conclude(self, ranking: Ranking) -> None:
-        """Sends facts of the whole study after all queued results, and waits for the queues."""
+    def conclude(self, ranking: Ranking, *, stopped: bool = False) -> None:
+        """Sends facts of the whole study after all queued results, and waits for the queues.
+
+        Args:
+            ranking: The study's ranking.
+            stopped: Whether the study was stopped: what is not sent in a moment is left to the next call.
+        """
         study = self._study
         self.send_study()
         self._tracking.call(self._complete)
@@ -291,7 +310,7 @@ class Delivery:
         self._tracking.call(
             lambda: self._tracker.log_study(study.document(), ranking.to_json(), report_path, study.results())
         )
-        self.__exit__()
+        self._stop(STOPPED_WITHIN_S if stopped else STOP_WITHIN_S)
 
     def _complete(self) -> None:
         """Sends what the tracking store lacks of the study's finished trials, or has as interrupted or older.

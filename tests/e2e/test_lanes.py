@@ -111,6 +111,7 @@ def kill_during(label, number, find, lanes, cluster, **options):
 
 def worker(): return next((p.pid for p in own("RayTrainWorker")), None)
 def keeper(): return next((p.pid for p in own("LaneKeeper")), None)
+def controller(): return next((p.pid for p in own("TrainController")), None)
 def actor(): return next((p.pid for p in own("TelemetryActor")), None)
 def sampler():
     found = (p for p in psutil.process_iter(["cmdline"]) if "wattune.telemetry.sampler" in (p.info["cmdline"] or []))
@@ -214,7 +215,8 @@ with connect() as cluster, Lanes() as lanes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "status"), [("keeper", "infra_failed"), ("actor", "completed"), ("sampler", "completed")]
+    ("victim", "status"),
+    [("keeper", "infra_failed"), ("controller", "infra_failed"), ("actor", "completed"), ("sampler", "completed")],
 )
 def test_whatever_is_killed_the_next_trial_completes(script, victim: str, status: str) -> None:
     found = script(
@@ -231,6 +233,8 @@ with connect() as cluster, Lanes() as lanes:
     assert (folder / "result.json").exists()
     if victim == "keeper":
         assert "the process that holds the lanes ended" in found["killed"]["reason"]
+    elif victim == "controller":
+        assert found["killed"]["tags"]["infra_cause"] in ("workers_lost", "worker_killed")
     else:
         manifests = [json.loads(path.read_text()) for path in folder.glob("telemetry/*/manifest.json")]
         assert [manifest["closed"] for manifest in manifests] == [victim != "sampler"]

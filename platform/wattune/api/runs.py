@@ -155,7 +155,7 @@ def run_study(
             controller.interrupt()
             hold()
         ranking, report_problem = _conclude(study)
-        delivery.conclude(ranking)
+        delivery.conclude(ranking, stopped=controller.ending == "interrupted")
     ending = controller.ending or ("budget" if needed else "finished")
     return StudyOutcome(
         study=Study(study),

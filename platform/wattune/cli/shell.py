@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from wattune.errors import WattuneError
+from wattune.hard_stop import end_now
 from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
 from wattune.ranking.recordings import RecordingRanking
@@ -114,7 +115,12 @@ def main() -> None:
     if verb != "record" and _COLORLESS in _before_command(arguments):  # after `record` it may be the command's
         without_color()
         arguments.remove(_COLORLESS)
-    sys.exit(exit_code_of(lambda: app(arguments)))
+    try:
+        sys.exit(exit_code_of(lambda: app(arguments)))
+    except SystemExit as ending:
+        # Ray and MLflow take seconds at a process's end, and whoever stopped this one may kill what takes longer.
+        end_now(ending.code if isinstance(ending.code, int) else 1 if ending.code else 0)
+        raise
 
 
 def _before_command(arguments: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.errors import TrackingError, WattuneError
+from wattune.hard_stop import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.storage.files import write_table
@@ -41,10 +42,13 @@ _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
 
 _STOPPING: Final = (
-    "stopping: running trials end and run again later, then ranking and report are written; usually some 20 s, at most "
-    "about a minute. Ctrl-C again ends at once"
+    "stopping: running trials end and run again later, then ranking and report are written; at most 15 s. "
+    "Ctrl-C again ends at once"
 )
 """Answer to a Ctrl-C, printed at once."""
+
+_TOO_LATE: Final = f"{_STOPPED}; what did not end in time was ended by force, and nothing was ranked or reported"
+"""The last line where a part of it hung."""
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -195,7 +199,8 @@ def in_order() -> Iterator[None]:
     """Ends the process on Ctrl-C, a job's stop or a closed terminal with two lines instead of a traceback."""
     end_in_order(_STOPPING)
     try:
-        yield
+        with ended_in_time(_TOO_LATE, to_the_end=True):
+            yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
         sys.exit(STOP.exit_code)

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
+
+from wattune.hard_stop import asked
 from wattune.private_folder import own_folder, temporary_folder
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
 
@@ -24,6 +27,9 @@ _TEMPORARY: Final = "tmp"
 
 _BEGINS_S: Final = 60.0
 """Age below which a folder without a lock may be one that another study is making."""
+
+_GONE_WITHIN_S: Final = 2.0
+"""Longest that killed processes may take to be gone."""
 
 _KERNELS: Final = "inductor"
 _KERNELS_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -63,7 +69,8 @@ def ray_folder() -> Iterator[Path]:
     try:
         yield folder
     except Exception:  # raised on: Ray's logs may say why, so they stay
-        (folder / _FAILED).touch()
+        if not asked():  # a signal to the whole process group ends Ray first, and that is no riddle
+            (folder / _FAILED).touch()
         raise
     finally:
         _own.remove(folder)
@@ -119,4 +126,30 @@ def remove_left(base: Path) -> None:
         # Ray's dashboard may write a last file, and make the folder anew, after the cluster has ended.
         begins = not (folder / _LOCK).exists() and time.time() - folder.lstat().st_mtime < _BEGINS_S
         if not kept and not begins and lock_holder(folder / _LOCK) is None:
+            end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_by_force(folder: Path) -> None:
+    """Ends a cluster whose driver cannot any more, and removes its folder."""
+    end_processes(folder)
+    while folder.exists():  # the driver's own threads may write a last file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes(folder: Path) -> None:
+    """Kills every process of a cluster that outlived it, and waits a moment until none of them writes any more.
+
+    Args:
+        folder: The cluster's folder. Its processes have their temporary files in it and no other process has, since the
+            name is drawn at random.
+    """
+    own, place, killed = os.getpid(), str(folder / _TEMPORARY), list[psutil.Process]()
+    for process in psutil.process_iter():
+        try:
+            if process.pid != own and process.environ().get("TMPDIR") == place:
+                process.kill()
+                killed.append(process)
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    psutil.wait_procs(killed, timeout=_GONE_WITHIN_S)

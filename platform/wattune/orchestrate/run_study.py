@@ -25,7 +25,7 @@ from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
-from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.lanes.client import STOPPED_S, Lanes
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
@@ -86,6 +86,7 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
             tuner.fit()
         except KeyboardInterrupt:
             controller.interrupt()
+            lanes.close(STOPPED_S)
         except (TuneError, RayError, ConnectionError) as error:
             raise EngineError(
                 f"the study was cut short: {_cause(error)}; finished trials are in {study.path}; run the same command "

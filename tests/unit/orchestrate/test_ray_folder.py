@@ -43,6 +43,28 @@ def test_what_a_killed_study_left_goes_with_the_next_one(base: Path) -> None:
         assert list(base.glob("ray-*")) == [folder]
 
 
+def test_processes_that_a_killed_study_left_end_with_the_next_one_and_no_others(base: Path) -> None:
+    """A raylet or worker that outlives its driver holds memory and devices."""
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with ray_folder() as alive:
+        dead = base / "ray-dead"
+        (dead / "tmp").mkdir(parents=True)
+        (dead / "owner").touch()  # nobody holds its lock
+        places = {"left": dead / "tmp", "of another study": alive / "tmp", "stranger": base.parent}
+        running = {
+            name: subprocess.Popen(waits, env=os.environ | {"TMPDIR": str(place)}) for name, place in places.items()
+        }
+        try:
+            remove_left(base)
+            running["left"].wait(30)
+            assert running["of another study"].poll() is None and running["stranger"].poll() is None
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait(30)
+        assert not dead.exists() and alive.exists()
+
+
 def test_logs_of_a_failed_study_stay_for_a_day(base: Path) -> None:
     with pytest.raises(ValueError), ray_folder() as folder:
         raise ValueError
@@ -52,6 +74,13 @@ def test_logs_of_a_failed_study_stay_for_a_day(base: Path) -> None:
     os.utime(folder / "failed", (old_s, old_s))
     remove_left(base)
     assert not folder.exists()
+
+
+def test_an_error_that_a_stop_caused_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wattune.orchestrate.ray_folder.asked", lambda: True)
+    with pytest.raises(ValueError), ray_folder():
+        raise ValueError
+    assert list(base.glob("ray-*")) == []
 
 
 def test_sockets_have_room_where_the_temporary_folder_is_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
@@ -13,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.errors import TelemetryError
-from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.cluster import Node, is_answering, own_addresses
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
@@ -25,6 +26,9 @@ _LOOK_S: Final = 1.0
 _QUICK_S: Final = 2.0
 _SETTLE_S: Final = 120.0
 _CLOSE_S: Final = 45.0
+STOPPED_S: Final = 6.0
+"""Longest the lanes of a study that was stopped may take to end; then the cluster ends them or their actor's death."""
+_KNOCK_EVERY_S: Final = 0.5
 
 
 class Lanes:
@@ -40,6 +44,8 @@ class Lanes:
         # The actor may be ended before it has cleaned up.
         self._scratch = tempfile.mkdtemp(prefix="wattune-train-", dir=scratch_place())
         self._keeper: ActorHandle = options.remote(self._scratch)
+        self._addresses = own_addresses()
+        self._closed = False
 
     def __enter__(self) -> Self:
         """Returns the lanes themselves."""
@@ -49,14 +55,31 @@ class Lanes:
         """Ends every lane; trials that run or wait there are answered."""
         self.close()
 
-    def close(self) -> None:
-        """Ends every lane and the actor. May be called twice."""
-        # The actor may be gone, and the cluster with it. Its workers go with it.
+    def close(self, within_s: float = _CLOSE_S) -> None:
+        """Ends every lane and the actor. May be called twice; the second time does nothing.
+
+        Args:
+            within_s: Longest to wait for the lanes. Nobody waits for a cluster that is dead: its workers go with it.
+        """
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.suppress(RayError, ConnectionError):
-            ray.get(self._keeper.close.remote(), timeout=_CLOSE_S)
-        with contextlib.suppress(RayError, ConnectionError):
-            ray.kill(self._keeper, no_restart=True)
+            if self._ends(within_s):
+                ray.kill(self._keeper, no_restart=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _ends(self, within_s: float) -> bool:
+        """Tells the actor to end the lanes and waits for it; returns whether the cluster is still there."""
+        if not is_answering(self._addresses):  # Ray would ask it for minutes
+            return False
+        pending, end_s = self._keeper.close.remote(), time.monotonic() + within_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if ray.wait([pending], timeout=min(left_s, _KNOCK_EVERY_S))[0]:
+                return True
+            if not is_answering(self._addresses):
+                return False
+        return True
 
     def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
         """Runs one trial.

@@ -1,6 +1,8 @@
 """The lanes of a study from outside, if the actor that holds them is busy, slow or gone. No Ray is started."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,19 +67,35 @@ def test_lanes_that_are_busy_or_gone_have_no_progress(error: Exception) -> None:
     assert lanes.progress() == {}
 
 
-def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_late(*_: Any, **__: Any) -> None:
-        raise GetTimeoutError
-
+def closing(monkeypatch: pytest.MonkeyPatch, scratch: Path, *, alive: list[bool]) -> tuple[Lanes, list[Any], list[Any]]:
+    """Lanes whose actor never answers on a cluster that answers as listed, and calls of `close` and `kill`."""
+    asked: list[Any] = []
     killed: list[Any] = []
-    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.get", too_late)
-    monkeypatch.setattr("wattune.orchestrate.lanes.client.ray.kill", lambda actor, **_: killed.append(actor))
+    monkeypatch.setattr(client, "is_answering", lambda _: alive.pop(0) if len(alive) > 1 else alive[0])
+    monkeypatch.setattr(client.ray, "wait", lambda pending, timeout: (time.sleep(timeout), ([], pending))[1])
+    monkeypatch.setattr(client.ray, "kill", lambda actor, **_: killed.append(actor))
     lanes = Lanes.__new__(Lanes)
-    lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
-    lanes._scratch = str(tmp_path / "scratch")
-    (tmp_path / "scratch" / "lane-1").mkdir(parents=True)
-    lanes.close()
+    lanes._keeper = SimpleNamespace(close=SimpleNamespace(remote=lambda: asked.append(1)))
+    lanes._scratch, lanes._addresses, lanes._closed = str(scratch), (), False
+    (scratch / "lane-1").mkdir(parents=True)
+    return lanes, asked, killed
+
+
+def test_lanes_that_do_not_end_in_time_leave_no_folder_and_no_actor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, asked, killed = closing(monkeypatch, tmp_path / "scratch", alive=[True])
+    lanes.close(0.1)
+    lanes.close(0.1)  # a second time, as at the end of a `with`
+    assert asked == [1]
     assert not (tmp_path / "scratch").exists() and killed == [lanes._keeper]
+
+
+@pytest.mark.parametrize("answers", [[False], [True, False]], ids=["before", "meanwhile"])
+def test_nobody_waits_for_a_cluster_that_is_dead(tmp_path, monkeypatch: pytest.MonkeyPatch, answers) -> None:
+    lanes, asked, killed = closing(monkeypatch, tmp_path / "scratch", alive=list(answers))
+    start_s = time.monotonic()
+    lanes.close(60)
+    assert time.monotonic() - start_s < 20
+    assert asked == [1] * (len(answers) - 1) and not killed and not (tmp_path / "scratch").exists()
 
 
 def test_progress_has_the_part_and_its_steps(lanes_of: Callable[..., Lanes]) -> None:
