@@ -10,7 +10,12 @@
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
 prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole
-time, from build to end, on all its devices.
+time, from build to end, on all its devices. `--window` sets the seconds of full windows, since measured tables have
+short ones.
+
+`--promote` adds rows with a ladder (`search.ladder`): each proposal is a burst first, and the best are measured in
+full. `search_bursts.py` says what a burst costs and measures. Only full measurements find a trial, and bursts cost
+GPU-seconds too.
 """
 
 import argparse
@@ -21,7 +26,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -29,16 +34,17 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
+from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, make_ladder
 from search_estimates import held_out_estimates
-from search_regret_page import draw_regret, merge_rows, write_tables
+from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
-from wattune.units import NS_PER_S
 
 ESTIMATES: Final = "estimated_"
 LOG_STD: Final = "_log_std"
@@ -61,7 +67,9 @@ class Trial:
     """Means over completed repeats."""
     estimate: dict[str, float]
     cost_s: float
-    """Mean seconds of its first repeats on all its devices together."""
+    """Mean seconds of its first repeats on all its devices together, with a window as long as is asked for."""
+    burst_cost_s: float
+    """The same of a burst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +94,30 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = False) -> tuple[Trial, ...]:
-    """Reads a table of trials, with its estimates, those of another table, or held-out ones."""
+def read_table(
+    path: Path, estimates: Path | None = None, *, held_out: bool = False, window_s: float | None = None
+) -> tuple[Trial, ...]:
+    """Reads a table of trials.
+
+    Args:
+        path: The table.
+        estimates: A table that the estimates are taken from, instead of its own.
+        held_out: Whether the estimates are fitted to the other tables beside it.
+        window_s: Seconds of full windows, in what a trial costs; None leaves the table's own.
+    """
     rows = pq.read_table(path).to_pylist()
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_trial[row["trial_id"]].append(row)
     source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    found = tuple(_trial(group, source.get(trial_id, {}), window_s) for trial_id, group in of_trial.items())
     if not held_out:
         return found
     known = held_out_estimates(path, tuple(trial.spec for trial in found))
     return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
-def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
+def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float | None) -> Trial:
     spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
     results = tuple(
         TrialResult(
@@ -114,13 +131,14 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
     done = [result.metrics for result in results if result.status is TrialStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
-    times_s = [(row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S for row in rows if row["repeat"] == first]
+    full_s, burst_s = np.mean([costs_s(row, window_s) for row in rows if row["repeat"] == first], axis=0)
     return Trial(
         spec=spec,
         results=results,
         metrics={name: float(np.mean([metrics[name] for metrics in done])) for name in common},
         estimate={key: value for key, value in source.items() if key.startswith(ESTIMATES) and value is not None},
-        cost_s=float(np.mean(times_s)) * spec.cluster.world_size,
+        cost_s=float(full_s) * spec.cluster.world_size,
+        burst_cost_s=float(burst_s) * spec.cluster.world_size,
     )
 
 
@@ -166,6 +184,10 @@ class Run:
     """One replay: the trials in order."""
 
     trials: tuple[Trial, ...]
+    """Those measured in full."""
+    costs_s: tuple[float, ...]
+    """Device-seconds until each of them ended, with all bursts before."""
+    num_bursts: int
     stopped_because: str | None
     ask_s: float
     """Longest single question."""
@@ -175,8 +197,18 @@ class Run:
     """Share of pairs with a trial not yet run that the surrogate orders rightly, after `PAIRS_AFTER` trials."""
 
 
-def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Run:
-    """Runs a strategy on a table, one trial after another, until it stops or has run so many."""
+def replay(
+    make: Callable[[Problem], Strategy], case: Case, seed: int, most: int, promote_frac: float | None = None
+) -> Run:
+    """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
+
+    Args:
+        make: Makes the strategy.
+        case: The table.
+        seed: Seed of the order of candidates, of what is drawn, and of the strategy.
+        most: Most proposals.
+        promote_frac: Share of the bursts that is measured in full; None measures every proposal in full.
+    """
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
     by_spec = {trial.spec: trial for trial in trials}
@@ -187,26 +219,48 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
         constraints=case.constraints,
         estimates=estimates_of(trials),
     )
-    strategy, done, ask_s = make(problem), [], 0.0
+    strategy = make(problem)
+    ladder = None if promote_frac is None else make_ladder(case.objective, case.constraints, promote_frac)
+    proposed: dict[TrialSpec, Prediction | None] = {}
+    done, costs, spent_s, ask_s = list[Trial](), list[float](), 0.0, 0.0
     inside: list[bool] = []
     pairs_frac = None
-    while len(done) < most:
-        start_s = time.perf_counter()
-        asked = strategy.ask(1)
-        ask_s = max(ask_s, time.perf_counter() - start_s)
-        if not asked:
+    while True:
+        # As the queue of a study: a strategy that does not learn has all its bursts first.
+        spec = ladder.next((), searching=True) if ladder and strategy.learns else None
+        is_new = spec is None and len(proposed) < most
+        if is_new:
+            start_s = time.perf_counter()
+            asked = strategy.ask(1)
+            ask_s = max(ask_s, time.perf_counter() - start_s)
+            if asked:
+                spec = asked[0]
+                proposed[spec] = strategy.prediction(spec) if isinstance(strategy, ModelGuided) else None
+            is_new = bool(asked)
+        if spec is None and ladder is not None:
+            spec = ladder.next((), searching=False)
+        if spec is None:
             break
-        trial = by_spec[asked[0]]
-        done.append(trial)
-        predicted = strategy.prediction(trial.spec) if isinstance(strategy, ModelGuided) else None
+        trial, is_burst = by_spec[spec], is_new and ladder is not None
         result = trial.results[dice.integers(len(trial.results))]
-        strategy.tell(trial.spec, result)
-        if predicted is not None and predicted.metric in result.metrics:
-            inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
-        if isinstance(strategy, ModelGuided) and len(done) == min(PAIRS_AFTER, len(trials) // 2):
-            pairs_frac = surrogate_pairs(case, strategy, trials, done)
+        if is_burst:
+            result = burst_of(result, dice)
+        spent_s += trial.burst_cost_s if is_burst else trial.cost_s
+        if not is_burst:
+            done.append(trial)
+            costs.append(spent_s)
+            predicted = proposed[spec]
+            if predicted is not None and predicted.metric in result.metrics:
+                inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
+        if ladder is not None:
+            ladder.note(spec, result)
+        strategy.tell(spec, result)
+        if is_new and isinstance(strategy, ModelGuided) and len(proposed) == min(PAIRS_AFTER, len(trials) // 2):
+            pairs_frac = surrogate_pairs(case, strategy, trials, proposed)
     return Run(
         trials=tuple(done),
+        costs_s=tuple(costs),
+        num_bursts=0 if ladder is None else len(proposed),
         stopped_because=strategy.stopped_because,
         ask_s=ask_s,
         inside=tuple(inside),
@@ -214,14 +268,15 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
     )
 
 
-def surrogate_pairs(case: Case, strategy: ModelGuided, trials: Sequence[Trial], done: Sequence[Trial]) -> float | None:
+def surrogate_pairs(
+    case: Case, strategy: ModelGuided, trials: Sequence[Trial], ran: Container[TrialSpec]
+) -> float | None:
     """Share of pairs that a strategy's surrogate of the objective orders rightly, one of each not yet run."""
     metric = case.objective.metric
     known = [trial for trial in trials if metric in trial.metrics]
     found = strategy.predict([trial.spec for trial in known])
     if found is None:
         return None
-    ran = {trial.spec for trial in done}
     truth, guess = np.array([trial.metrics[metric] for trial in known]), found.objective.mean
     new = np.array([trial.spec not in ran for trial in known])
     first, second = np.triu_indices(len(known), 1)
@@ -250,10 +305,10 @@ def pairwise_accuracy(case: Case) -> float | None:
 
 
 def curve(case: Case, run: Run, best: float, most: int) -> list[float]:
-    """The regret after each trial; a run that stopped stays where it was."""
+    """The regret after each full measurement; a run that stopped stays where it was."""
     values = itertools.accumulate((case.value(trial) for trial in run.trials), max)
     regrets = [case.regret(value, best) for value in values]
-    return regrets + regrets[-1:] * (most - len(regrets))
+    return regrets + (regrets[-1:] or [math.inf]) * (most - len(regrets))
 
 
 def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: str) -> dict[str, Any]:
@@ -264,8 +319,8 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         regrets = curve(case, run, best, most)
         at = next((index for index, regret in enumerate(regrets) if regret <= WITHIN), None)
         found.append(math.inf if at is None else at + 1)
-        costs.append(math.inf if at is None else sum(trial.cost_s for trial in run.trials[: at + 1]))
-    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / len(run.trials) for run in runs]
+        costs.append(math.inf if at is None else run.costs_s[at])
+    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / max(len(run.trials), 1) for run in runs]
     low, median, high = np.quantile(found, QUANTILES, method="higher")
     ends = [curve(case, run, best, most)[-1] for run in runs]
     return {
@@ -279,6 +334,8 @@ def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: st
         "num_trials_p90": _whole(high),
         "found_frac": round(float(np.mean(np.isfinite(found))), 3),
         "gpu_time_median_s": _whole(float(np.quantile(costs, 0.5, method="higher"))),
+        "gpu_time_whole_median_s": _whole(float(np.median([run.costs_s[-1] if run.costs_s else 0 for run in runs]))),
+        "num_bursts": _whole(float(np.median([run.num_bursts for run in runs]))),
         "num_trials_run": _whole(float(np.median([len(run.trials) for run in runs]))),
         "stopped_frac": round(float(np.mean([run.stopped_because is not None for run in runs])), 3),
         "end_regret_median_frac": _short(float(np.median(ends))),
@@ -318,50 +375,6 @@ def _hypervolume_frac(case: Case, runs: Sequence[Run], power: str) -> float | st
     return _short(float(np.median([hypervolume(points(run.trials), worst) for run in runs])) / area) if area else ""
 
 
-def draw_plot(path: Path, curves: dict[str, np.ndarray]) -> None:
-    """Writes regret against trials: the median of the seeds, and a band from the 10th to the 90th percentile."""
-    import plotly.graph_objects as go
-    from plotly.colors import qualitative
-
-    figure = go.Figure()
-    for color, (name, regrets) in zip(itertools.cycle(qualitative.Dark24), curves.items(), strict=False):
-        steps = np.arange(1, regrets.shape[1] + 1)
-        shown = np.minimum(regrets, 1.0)  # nothing feasible yet
-        low, median, high = np.quantile(shown, QUANTILES, axis=0)
-        rgb = ",".join(str(int(color[place : place + 2], 16)) for place in (1, 3, 5))
-        x, y = np.concatenate([steps, steps[::-1]]), np.concatenate([high, low[::-1]])
-        band = {"fill": "toself", "fillcolor": f"rgba({rgb},0.12)", "line": {"width": 0}, "hoverinfo": "skip"}
-        figure.add_scatter(x=x, y=y, legendgroup=name, showlegend=False, visible="legendonly", **band)
-        figure.add_scatter(x=steps, y=median, name=name, line={"color": color})
-    figure.add_hline(y=WITHIN, line_dash="dot")
-    figure.update_layout(xaxis_title="trials", yaxis_title="regret to the best feasible, as a fraction")
-    figure.update_yaxes(type="log")
-    if path.suffix == ".html":
-        figure.write_html(path, include_plotlyjs=True)
-    else:
-        figure.write_image(path, width=1100, height=560, scale=1.5)
-
-
-def print_rows(case: Case, rows: Sequence[dict[str, Any]]) -> None:
-    """Prints a table of Markdown."""
-    best = max(case.trials, key=case.value)
-    accuracy = pairwise_accuracy(case)
-    known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
-    print(f"\n{case.name}: {len(case.trials)} candidates, best feasible {best.spec.label}; {known}\n")
-    print(
-        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | run | stopped | end regret | feasible | HV | ask s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row['strategy']} | {row['num_trials_median']} ({row['num_trials_p10']}, {row['num_trials_p90']}) | "
-            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['num_trials_run']} | "
-            f"{row['stopped_frac']:.0%} | {row['end_regret_median_frac']} | {row['feasible_frac']:.0%} | "
-            f"{row['hypervolume_frac']} | {row['ask_longest_s']} |",
-            flush=True,
-        )
-
-
 def replay_case(
     case: Case, given: argparse.Namespace, most: dict[str, int], slow: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -370,17 +383,24 @@ def replay_case(
         refuse(f"{case.name}: no trial holds every bound; loosen them")
     rows, curves = [], {}
     best = max(map(case.value, case.trials))
-    for name, make in variants(case).items():
+    compared = [(name, name, make, None) for name, make in variants(case).items()]
+    if given.only or given.promote is not None:  # the rest of the page is about trials, not about bursts
+        promote_frac = PROMOTE_FRAC if given.promote is None else given.promote
+        compared += [(name + SUFFIX, name, STRATEGIES[name], promote_frac) for name in LADDERED]
+    for name, plain, make, promote_frac in compared:
         if given.only and name not in given.only:
             continue
-        own_most = min(most.get(name, most["others"]), len(case.trials))
-        seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
-        runs = [replay(make, case, seed, own_most) for seed in range(seeds)]
+        own_most = min(most.get(plain, most["others"]), len(case.trials))
+        seeds = min(given.seeds, SLOW_SEEDS) if plain in slow else given.seeds
+        runs = [replay(make, case, seed, own_most, promote_frac) for seed in range(seeds)]
         rows.append(figures(case, name, runs, own_most, given.power))
         curves[name] = np.array([curve(case, run, best, own_most) for run in runs])
-    print_rows(case, rows)
+    accuracy = pairwise_accuracy(case)
+    known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
+    label = max(case.trials, key=case.value).spec.label
+    print_rows(f"{case.name}: {len(case.trials)} candidates, best feasible {label}; {known}", rows)
     if given.plot:
-        draw_plot(given.plot, curves)
+        draw_plot(given.plot, curves, WITHIN)
     if given.svg:
         draw_regret(given.svg / f"{case.name}.svg", f"{case.name}: regret to the best feasible", curves, WITHIN)
     return rows
@@ -392,7 +412,9 @@ def refuse(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
+def cases_of(
+    path: Path, wanted: Sequence[str], window_s: float | None
+) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
     """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
     listed = yaml.safe_load(path.read_text())
     unknown = set(wanted) - {one["name"] for one in listed}
@@ -402,13 +424,18 @@ def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str
         if wanted and one["name"] not in wanted:
             continue
         case = Case(
-            name=one["name"],
-            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False)),
+            name=one["name"] + _window_suffix(window_s),
+            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False), window_s=window_s),
             objective=parse_objective(one["objective"]),
             constraints=tuple(map(parse_constraint, one["where"])),
             warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
         )
         yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
+
+
+def _window_suffix(window_s: float | None) -> str:
+    """Names the window, so that its rows stand beside those of the table's own."""
+    return "" if window_s is None else f"_window{window_s:g}s"
 
 
 def main() -> None:
@@ -424,6 +451,12 @@ def main() -> None:
     parser.add_argument("--objective", type=parse_objective)
     parser.add_argument("--where", type=parse_constraint, action="append", default=[])
     parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
+    parser.add_argument("--window", type=float, help="seconds of a full window, instead of the table's own")
+    parser.add_argument(
+        "--promote",
+        type=float,
+        help=f"replay ladders too: the share of bursts measured in full; {PROMOTE_FRAC} with --only 'NAME{SUFFIX}'",
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--most", type=int, default=200, help="most trials of a run of --table")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
@@ -437,15 +470,19 @@ def main() -> None:
     given = parser.parse_args()
     if given.markdown and not given.csv:
         parser.error("--markdown needs --csv, whose rows it shows")
+    if given.window is not None and not 0 < given.window < math.inf:
+        parser.error(f"--window is {given.window:g} s; give seconds above 0")
+    if given.promote is not None and not 0 < given.promote <= 1:
+        parser.error(f"--promote is {given.promote:g}; give a share above 0 and up to 1")
     cases: Iterable[tuple[Case, dict[str, int], list[str]]]
     if given.cases:
-        cases = cases_of(given.cases, given.case)
+        cases = cases_of(given.cases, given.case, given.window)
     elif given.objective is None:
         parser.error("--table needs --objective")
     else:
         case = Case(
-            name=given.name or given.table.stem,
-            trials=read_table(given.table, given.estimates, held_out=given.held_out),
+            name=given.name or given.table.stem + _window_suffix(given.window),
+            trials=read_table(given.table, given.estimates, held_out=given.held_out, window_s=given.window),
             objective=given.objective,
             constraints=tuple(given.where),
             warm=read_table(given.warm) if given.warm else (),

@@ -33,8 +33,8 @@ ROOMS = {
     "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
     "run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes race references "
-    "run_order study_run trial_queue waiting",
+    "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook race "
+    "references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",
@@ -46,7 +46,7 @@ ROOMS = {
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
-    "storage": "dataset digests documents files growth lock manifests measured parquet remote spaces study trial_files "
+    "storage": "digests documents files growth lock manifests measured parquet remote spaces study trial_files "
     "trial_tables values versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
@@ -89,6 +89,7 @@ WITHOUT_TWIN = {
     "engines/torch/mesh": "needs several ranks: the contract runs every plan",
     "engines/torch/parallel": "needs several ranks: the contract runs every plan",
     "engines/torch/pipeline": "needs several ranks: the contract runs every plan",
+    "orchestrate/scheduling/outlook": "what a queue previews: test_trial_queue, test_durations",
     "orchestrate/scheduling/study_run": "fields and two names: test_trial_queue, test_controller",
     "version": "one function: tests/e2e/test_wheel.py reads it",
 }

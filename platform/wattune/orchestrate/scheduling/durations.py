@@ -31,6 +31,11 @@ class Durations:
         """True once a trial has ended."""
         return self._pace.typical_s > 0
 
+    @property
+    def typical_s(self) -> float:
+        """The median time of the trials that ended; 0 before the first."""
+        return self._pace.typical_s
+
     def add(self, spec: TrialSpec, measure: Measure, took_s: float) -> None:
         """Adds the time of a trial."""
         predicted_s = self.predicted_s(spec, measure)

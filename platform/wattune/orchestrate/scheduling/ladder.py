@@ -76,6 +76,15 @@ class Ladder:
                 return spec
         return None
 
+    def num_full_left(self, num_bursts: int, repeats: int) -> int:
+        """The full measurements, with repeats, that are expected to be queued yet.
+
+        Args:
+            num_bursts: Bursts of the whole study.
+            repeats: Repeats of a full measurement.
+        """
+        return self.num_to_promote(num_bursts) * repeats + self.num_promoted * (repeats - 1)
+
     @property
     def num_promoted(self) -> int:
         """Trials that were promoted so far."""

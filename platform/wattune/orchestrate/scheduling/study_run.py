@@ -1,5 +1,6 @@
 """Settings of a study, and its trials that wait or run. No Ray here."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -55,6 +56,11 @@ class StudyRun:
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
     rejected instead of run."""
+
+    def num_full(self, num_trials: int) -> int:
+        """The full measurements of so many trials, with repeats."""
+        share = 1.0 if self.ladder is None else self.ladder.promote_frac
+        return math.ceil(num_trials * share) * self.measure.repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,12 @@
 
 import itertools
 import math
-import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import (
     FIRST_BURST_REPEAT,
     FIRST_REFERENCE_REPEAT,
@@ -17,7 +15,7 @@ from wattune.fidelity import (
     is_burst,
     is_reference_repeat,
 )
-from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, Role, RowStopped
+from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
@@ -26,6 +24,7 @@ from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.outlook import Outlook, loads_s
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
@@ -40,22 +39,11 @@ from wattune.units import NS_PER_S
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
 
-SHOWN_FIRST: Final = 4
-"""Most trials that a preview names as the first ones."""
-
 LOOK_AHEAD: Final = 32
 """Proposals that may wait for busy nodes while a strategy that learns is asked for one that fits free nodes."""
 
 _MOST_ASIDE: Final = 4
 """The same for nodes of one kind of device. A proposal that waits knows less than one made later."""
-
-
-def _loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
-    """Adds up seconds of trials by the cluster they need."""
-    loads_s: dict[ClusterSpec, float] = defaultdict(float)
-    for cluster, cost_s in costs:
-        loads_s[cluster] += cost_s
-    return dict(loads_s)
 
 
 class TrialQueue:
@@ -103,6 +91,7 @@ class TrialQueue:
         self._racing = False
         self._ladder = Ladder(run.ladder) if run.ladder is not None else None
         self._early_stop = EarlyStop(run.early_stop) if run.early_stop is not None else None
+        self._outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
         self._num_again = 0
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
@@ -132,10 +121,10 @@ class TrialQueue:
             specs = [spec for spec in proposed if spec.trial_id in chosen]
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
-            self._references.plan({workers: self._num_full(count) for workers, count in planned.items()})
+            self._references.plan({workers: run.num_full(count) for workers, count in planned.items()})
             self._waiting.add(self._bursts(specs) if self._ladder is not None else self._rounds(specs))
         else:  # it chooses the workers later
-            most = self._num_full(run.num_trials)
+            most = run.num_full(run.num_trials)
             self._references.plan({workers_of(spec): most for spec in run.candidates})
 
     @property
@@ -162,23 +151,15 @@ class TrialQueue:
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
         num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
         if self._ladder is not None and not self._rounds_queued:
-            num_search = self._waiting.num_left + num_to_ask + self._num_above_bursts(num_to_ask)
+            num_search = (
+                self._waiting.num_left
+                + num_to_ask
+                + self._ladder.num_full_left(len(self._asked) + num_to_ask, measure.repeats)
+            )
         # What is still measured may bring new leaders, whose long runs are not there.
         soaked = 0 if num_search else len(self._soaked)
         num_finalists = 0 if self._soaks_queued else max(0, measure.soak_finalists - soaked)
         return num_search + num_references + self._num_race(num_search) + num_finalists
-
-    def _num_full(self, num_trials: int) -> int:
-        """The full measurements of so many trials, with repeats."""
-        share = 1.0 if self._run.ladder is None else self._run.ladder.promote_frac
-        return math.ceil(num_trials * share) * self._run.measure.repeats
-
-    def _num_above_bursts(self, num_to_ask: int) -> int:
-        """The full measurements, with repeats, that a ladder is expected to queue yet."""
-        assert self._ladder is not None, "only a ladder has bursts"
-        repeats, num_promoted = self._run.measure.repeats, self._ladder.num_promoted
-        num_to_promote = self._ladder.num_to_promote(len(self._asked) + num_to_ask)
-        return num_to_promote * repeats + num_promoted * (repeats - 1)
 
     def _num_race(self, num_search: int) -> int:
         """The most repeats of the race after so many runs of the search; the race's own do not count as such."""
@@ -417,13 +398,13 @@ class TrialQueue:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
         self._durations.announce()
-        costs, num_references = self._queued_costs()
+        costs, num_references = self._outlook.queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
-        usual_s, num_asked = self._usual_s(costs), 0
+        usual_s, num_asked = self._outlook.usual_s(costs, learns=self._strategy.learns), 0
         if self._ladder is not None:
             num_bursts = max(0, self._run.num_trials - len(self._asked)) if self._strategy.learns else 0
             costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
-            num_asked = self._num_above_bursts(num_bursts)
+            num_asked = self._ladder.num_full_left(len(self._asked) + num_bursts, measure.repeats)
         elif self._strategy.learns:
             num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
@@ -442,73 +423,13 @@ class TrialQueue:
             num_race=num_race,
             num_again=self._num_again,
             done=Counter(result.status for result in self.done.values()),
-            load_s=_loads_s(costs),
-            load_now_s=_loads_s(costs[:num_now]),
+            load_s=loads_s(costs),
+            load_now_s=loads_s(costs[:num_now]),
             most_s=budget.left_s,
             measured=self._durations.measured,
-            first=self._first(),
-            **self._predicted(),
+            first=self._outlook.first(self.expected_s),
+            **self._outlook.predicted(learns=self._strategy.learns),
         )
-
-    def _usual_s(self, costs: Sequence[tuple[ClusterSpec, float]]) -> float:
-        """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
-        known_s = [one for one in self._predicted_s() if one is not None] if self._strategy.learns else []
-        ratio = self._durations.ratio()
-        times_s = [min(one * ratio, self._run.measure.timeout_s) for one in known_s] or [took_s for _, took_s in costs]
-        return max(statistics.median(times_s) if times_s else self._pace.typical_s, self._run.measure.min_seconds)
-
-    def _predicted_s(self) -> list[float | None]:
-        """Returns the predicted times of queued trials; of all candidates where a strategy chooses as it learns."""
-        if self._strategy.learns:
-            return [self._durations.predicted_s(spec, self._run.measure) for spec in self._run.candidates]
-        return [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
-
-    def _predicted(self) -> dict[str, Any]:
-        """Facts of a preview about predicted times."""
-        predicted = self._predicted_s()
-        known_s = [one for one in predicted if one is not None]
-        return {
-            "estimated": bool(known_s) and len(known_s) == len(predicted),
-            "num_timeouts": sum(one > self._run.measure.timeout_s for one in known_s),
-            "longest_s": max(known_s, default=0.0),
-        }
-
-    def _first(self) -> tuple[FirstTrial, ...]:
-        """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
-        waiting = self._waiting.in_order()[:SHOWN_FIRST]
-        if not waiting:
-            return ()
-        workers = workers_of(waiting[0].spec)
-        opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
-        head = [self._trial(spec, FIRST_REFERENCE_REPEAT, self._run.measure, "reference") for spec in opening if spec]
-        return tuple(
-            FirstTrial(spec=one.spec, role=one.role, expected_s=self.expected_s(one))
-            for one in [*head, *waiting][:SHOWN_FIRST]
-        )
-
-    def _queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
-        """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""
-        every = self._run.measure.reference_every
-        costs: list[tuple[ClusterSpec, float]] = []
-        counts: Counter[Hashable] = Counter()
-        warm = WarmGraphs()
-        num_references = 0
-        for queued in self._waiting.in_order():
-            workers = workers_of(queued.spec)
-            changes = warm.start_of(queued.spec, "") == "new_workers"
-            start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
-            if self._ladder is not None and queued.role == "burst":  # no reference trial comes before it
-                burst_s = self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
-                costs.append((queued.spec.cluster, burst_s))
-                continue
-            expected_s = self._durations.expected_s(queued.spec, queued.measure, start)
-            # No reference trial follows the last trial.
-            due = int(bool(every and counts[workers] and not counts[workers] % every))
-            due += self._references.num_opening(workers) if not counts[workers] else 0
-            num_references += due
-            counts[workers] += 1
-            costs += [(queued.spec.cluster, expected_s)] * (1 + due)
-        return costs, num_references
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""

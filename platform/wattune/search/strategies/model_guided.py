@@ -342,7 +342,8 @@ class ModelGuided:
         best = self._best(processes[0])
         mean = self._sign * belief.mean
         reference = float(np.median(mean)) if best is None else best
-        worth = log_feasible + DOUBT * np.minimum(log_feasible - math.log(0.5), 0.0)
+        # The tightest bound alone: with many bounds a plan that holds each of them surely enough has a small product.
+        worth = log_feasible + DOUBT * np.minimum(np.min(logs, axis=0) - math.log(0.5), 0.0)
         return log_expected_improvement(mean, belief.std, reference) + worth, log_feasible
 
     def _gains_too_little(self, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]) -> bool:

@@ -1,0 +1,118 @@
+"""What a study still has to do and how long that takes, as far as it is known now. No Ray here."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.orchestrate.events import FirstTrial
+from wattune.orchestrate.scheduling.durations import Durations
+from wattune.orchestrate.scheduling.graphs import WarmGraphs
+from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.orchestrate.scheduling.references import References
+from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
+from wattune.orchestrate.scheduling.waiting import Waiting
+from wattune.trial import TrialSpec
+
+SHOWN_FIRST: Final = 4
+"""Most trials that a preview names as the first ones."""
+
+
+def loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, float]:
+    """Adds up seconds of trials by the cluster they need."""
+    loads_s: dict[ClusterSpec, float] = defaultdict(float)
+    for cluster, cost_s in costs:
+        loads_s[cluster] += cost_s
+    return dict(loads_s)
+
+
+class Outlook:
+    """Times and order of the trials that wait."""
+
+    def __init__(
+        self, run: StudyRun, waiting: Waiting, references: References, durations: Durations, ladder: Ladder | None
+    ) -> None:
+        """Looks at the parts of a queue, which go on changing.
+
+        Args:
+            run: Settings of the study.
+            waiting: Queued trials.
+            references: Reference trials, which come between them.
+            durations: Expected times.
+            ladder: Decides what is a burst; None where every trial is measured in full.
+        """
+        self._run, self._waiting, self._references = run, waiting, references
+        self._durations, self._ladder = durations, ladder
+
+    def usual_s(self, costs: Sequence[tuple[ClusterSpec, float]], *, learns: bool) -> float:
+        """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
+        known_s = [one for one in self._predicted_s(learns=learns) if one is not None] if learns else []
+        ratio = self._durations.ratio()
+        times_s = [min(one * ratio, self._run.measure.timeout_s) for one in known_s] or [took_s for _, took_s in costs]
+        return max(statistics.median(times_s) if times_s else self._durations.typical_s, self._run.measure.min_seconds)
+
+    def _predicted_s(self, *, learns: bool) -> list[float | None]:
+        """Returns the predicted times of queued trials; of all candidates where a strategy chooses as it learns."""
+        if learns:
+            return [self._durations.predicted_s(spec, self._run.measure) for spec in self._run.candidates]
+        return [self._durations.predicted_s(one.spec, one.measure) for one in self._waiting.in_order()]
+
+    def predicted(self, *, learns: bool) -> dict[str, Any]:
+        """Facts of a preview about predicted times."""
+        predicted = self._predicted_s(learns=learns)
+        known_s = [one for one in predicted if one is not None]
+        return {
+            "estimated": bool(known_s) and len(known_s) == len(predicted),
+            "num_timeouts": sum(one > self._run.measure.timeout_s for one in known_s),
+            "longest_s": max(known_s, default=0.0),
+        }
+
+    def first(self, expected_s: Callable[[QueuedTrial], float]) -> tuple[FirstTrial, ...]:
+        """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
+        waiting = self._waiting.in_order()[:SHOWN_FIRST]
+        if not waiting:
+            return ()
+        workers = workers_of(waiting[0].spec)
+        opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
+        head = [self._reference(spec) for spec in opening if spec]
+        return tuple(
+            FirstTrial(spec=one.spec, role=one.role, expected_s=expected_s(one))
+            for one in [*head, *waiting][:SHOWN_FIRST]
+        )
+
+    def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
+        """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""
+        every = self._run.measure.reference_every
+        costs: list[tuple[ClusterSpec, float]] = []
+        counts: Counter[Hashable] = Counter()
+        warm = WarmGraphs()
+        num_references = 0
+        for queued in self._waiting.in_order():
+            workers = workers_of(queued.spec)
+            changes = warm.start_of(queued.spec, "") == "new_workers"
+            start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
+            if self._ladder is not None and queued.role == "burst":  # no reference trial comes before it
+                burst_s = self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
+                costs.append((queued.spec.cluster, burst_s))
+                continue
+            expected_s = self._durations.expected_s(queued.spec, queued.measure, start)
+            # No reference trial follows the last trial.
+            due = int(bool(every and counts[workers] and not counts[workers] % every))
+            due += self._references.num_opening(workers) if not counts[workers] else 0
+            num_references += due
+            counts[workers] += 1
+            costs += [(queued.spec.cluster, expected_s)] * (1 + due)
+        return costs, num_references
+
+    def _reference(self, spec: TrialSpec) -> QueuedTrial:
+        """Returns the first run of a reference trial."""
+        return QueuedTrial(
+            spec=spec,
+            trial_id=spec.trial_id,
+            repeat=FIRST_REFERENCE_REPEAT,
+            measure=self._run.measure,
+            role="reference",
+        )
