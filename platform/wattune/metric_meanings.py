@@ -13,7 +13,7 @@ class Meaning:
 
     text: str
     tables: tuple[str, ...]
-    """Tables that it is computed from: tiers of telemetry, `spans`, `kernels`; `result` is what workers report."""
+    """Tables that it is computed from: tiers of telemetry, `spans`, `kernels`; `result` is what workers, or a recorder, report."""
 
 
 def _of(tables: str, **texts: str) -> dict[str, Meaning]:
@@ -21,6 +21,7 @@ def _of(tables: str, **texts: str) -> dict[str, Meaning]:
 
 
 MEANINGS: Final[dict[str, Meaning]] = {
+    **_of("result", window_s="length of a recording: from its command's start to its end"),
     **_of(
         "spans",
         step_time_s="time of a step: the median over steps of the slowest rank's time",
@@ -29,6 +30,7 @@ MEANINGS: Final[dict[str, Meaning]] = {
         tokens_per_s_per_device="throughput of one device: tokens_per_s over the ranks",
         mfu_frac="model FLOP utilization: FLOPs the model needs a second over the ranks' dense peak",
     ),
+    **_of("ring fast", total_energy_j="energy of a recording: of all devices over window_s"),
     **_of(
         "ring fast spans",
         energy_per_step_j="energy of all devices for a step",

@@ -86,7 +86,7 @@ def test_any_text_is_parsed_or_refused_in_words(text):
         ("device_temp_max_c <= 85 C", 'write "device_temp_max_c <= 85"'),
         ("device_temp_max_c <= 185 F", 'are in degC, so drop the unit "F"'),
         ("throttle_frac <= 1 %", 'write "throttle_frac <= 0.01"'),
-        ("power <= 2400", 'did you mean "node_device_power_peak_1s_w"; lower is better'),
+        ("power <= 2400", 'did you mean "node_device_power_peak_1s_w"[?] `wattune metrics` lists all'),
         ("device_temp_max_c <= 1e999", "is not a finite number"),
         ("device_temp_max_c <= 8٣", "is not a constraint"),
     ],
