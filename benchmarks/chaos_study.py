@@ -334,8 +334,13 @@ class Place:
             kept = kept or (path.is_dir() and str(inside) == f"{shared}/spool" and not any(path.iterdir()))
             if not kept:
                 found.append(str(inside))
-        shm = Path("/dev/shm")
-        return found + ([f"/dev/shm/{path.name}" for path in sorted(shm.iterdir())] if self.mounts else [])
+        if self.mounts:
+            found += [str(path) for path in sorted(Path("/dev/shm").iterdir()) if not self._is_the_servers(path)]
+        return found
+
+    def _is_the_servers(self, path: Path) -> bool:
+        """Returns whether a folder is one that MLflow's server makes at each start, and leaves when it is killed."""
+        return "mlflow server" in self.servers and path.is_dir() and path.name.startswith("tmp")
 
     def remaining(self) -> list[psutil.Process]:
         """Returns the processes that live on after the study, beyond the time they may."""
