@@ -23,7 +23,7 @@ from wattune.trial import TrialResult, TrialSpec, TrialStatus
 RISK: Final = 0.05
 """A candidate that holds every bound with a smaller probability is proposed only when no other is left."""
 
-DOUBT: Final = 1.0
+DOUBT: Final = 2.0
 """Extra power of the probability of a candidate that breaks a bound rather than holds it.
 
 The fastest plans of a node lie just past a bound on its power, one beside the other. Each alone promises much with a
