@@ -40,7 +40,7 @@ SYNTHETIC_WARMUP_STEPS: Final = 5
 LADDERED: Final = ("random", "tpe", "model_guided")
 """Strategies that are replayed with a ladder too."""
 SUFFIX: Final = ", ladder"
-"""What stands after the name of a strategy that is replayed with a ladder."""
+"""Ending of the name of a strategy that is replayed with a ladder."""
 
 
 def costs_s(row: Mapping[str, Any], window_s: float | None) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from wattune.plan.axes import AXES
 from wattune.ranking.order import rank
 from wattune.ranking.table import ranking_schema
 from wattune.schema import KERNELS, METRICS, SPANS, TELEMETRY
+from wattune.storage.spaces import SPACE_COLUMN
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "data_dictionary.md"
 
@@ -110,9 +111,10 @@ COLUMNS: Final = {
     "missing": "Metrics that objective and bounds need and a repeat did not measure.",
     "reason": "Why it is not feasible. Of a repeat, why it did not complete.",
     "repeat": "Number of the repeat.",
-    "status": "How the repeat ended. Of a combination `kept`, `rejected` or `equivalent`.",
+    "status": "How the repeat ended. Of a combination `kept`, `rejected`, `equivalent` or `removed`.",
     "rule": "The rule that rejects the combination.",
     "config": "The combination as it was written, as JSON.",
+    "space": "Number of the space that the combination is of, from 1. A study that grew has several.",
     "trial": "Name of the trial's folder.",
     "node": "The node.",
     "device": "The device's name on its node, `host` for the node itself.",
@@ -138,7 +140,8 @@ COLUMNS: Final = {
 }
 """Meaning of every column that is no metric, no axis and no sensor's reading."""
 
-_CANDIDATES: Final = pa.schema([(name, pa.string()) for name in ("status", "trial_id", "rule", "reason", "config")])
+_TEXTS: Final = ("status", "trial_id", "rule", "reason", "config")
+_CANDIDATES: Final = pa.schema([*((name, pa.string()) for name in _TEXTS), (SPACE_COLUMN, pa.int64())])
 _EXAMPLE: Final = ("maximize tokens_per_s", "node_device_power_peak_1s_w <= 2600")
 
 _HEAD: Final = """# Data dictionary

@@ -13,7 +13,8 @@ class Meaning:
 
     text: str
     tables: tuple[str, ...]
-    """Tables that it is computed from: tiers of telemetry, `spans`, `kernels`; `result` is what workers, or a recorder, report."""
+    """Tables that it is computed from: tiers of telemetry, `spans`, `kernels`; `result` is what workers report, or a
+    recorder."""
 
 
 def _of(tables: str, **texts: str) -> dict[str, Meaning]:

@@ -44,7 +44,7 @@ Listener = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What a sweep left behind."""
+    """Result of a sweep."""
 
     path: Path
     table: pa.Table

@@ -29,7 +29,7 @@ LEAST_BYTES: Final = 2**28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepFit:
-    """What a sweep says of one kind of device."""
+    """Fit of a sweep to one kind of device."""
 
     device: str
     device_uuids: tuple[str, ...]

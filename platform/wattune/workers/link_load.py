@@ -405,7 +405,7 @@ def sweep(rank: Rank, folder: Path, wanted: Sequence[Case], seconds: float) -> t
 
 
 class _Stop:
-    """Whether SIGINT or SIGTERM came. The case in hand is finished first: a rank that left others would wait for."""
+    """True once SIGINT or SIGTERM came. The case in hand is finished first: a rank that left others would wait for."""
 
     def __init__(self) -> None:
         self.asked = False

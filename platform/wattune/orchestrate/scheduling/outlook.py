@@ -1,4 +1,4 @@
-"""What a study still has to do and how long that takes, as far as it is known now. No Ray here."""
+"""Outlook of a study: the trials that are left and how long they take, as far as it is known now. No Ray here."""
 
 import statistics
 from collections import Counter, defaultdict
