@@ -180,7 +180,9 @@ def test_a_run_of_no_hours_ranks_what_is_there_and_starts_nothing(wattune: Comma
     assert (ended["finished"], ended["ending"], ended["num_left"]) == (False, "budget", 4)
     assert not list((wattune.storage / "tiny").glob("trials/*"))
     store = f"sqlite:///{wattune.storage}/mlflow.db"
-    assert ended["mlflow"]["uri"] == store and ended["mlflow"]["command"].endswith(f"--backend-store-uri {store}")
+    files = f"--artifacts-destination {wattune.storage}/mlartifacts"
+    assert ended["mlflow"]["uri"] == store
+    assert ended["mlflow"]["command"].endswith(f"mlflow ui --backend-store-uri {store} {files}")
     assert ended["mlflow"]["url"].startswith("http://127.0.0.1:5000/#/experiments/1/runs?")
 
 
