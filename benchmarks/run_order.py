@@ -40,10 +40,10 @@ ORDER_FIELDS: Final = (
     "trials",
     "num_trials",
     "num_groups",
-    "chunk",
+    "num_in_chunk",
     "num_cold",
     "cold_frac",
-    "hours",
+    "time_s",
     "saved_frac",
     "saved_least_frac",
     "saved_most_frac",
@@ -167,7 +167,7 @@ def compared(
         biases = [(statistics.fmean(one.biases[kind] ** 2 for one in played)) ** 0.5 for kind in range(3)]
         values = (
             [name, len(specs), len({graphs_of(spec) for spec in specs}), chunk, f"{cold:.1f}"]
-            + [f"{cold / len(with_references(specs)):.3f}", f"{statistics.fmean(took_s) / 3600:.3f}"]
+            + [f"{cold / len(with_references(specs)):.3f}", f"{statistics.fmean(took_s):.0f}"]
             + [f"{value:.3f}" for value in (statistics.fmean(saved), min(saved), max(saved), *biases)]
         )
         rows.append(dict(zip(ORDER_FIELDS, values, strict=True)))
