@@ -123,7 +123,7 @@ def test_interrupted_it_leaves_no_process(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert out == b""
+    assert json.loads(out)["error"]["exit_code"] == 130
     wait_for(lambda: not children_of_group(str(locks)), 20)
     assert children_of_group(str(locks)) == []
     assert not (tmp_path / "storage").exists()
