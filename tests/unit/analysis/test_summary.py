@@ -276,7 +276,11 @@ def test_nothing_at_all_is_no_error():
     empty = {tier: schema.empty_table() for tier, schema in TELEMETRY.items()}
     for tables in ({}, empty):
         summary = summarize(None, None, tables, {}, window=(0, 10**10))
-        assert (summary.metrics, summary.quality, summary.quality_reasons) == ({}, INDICATIVE, ("no_device_power",))
+        assert (summary.metrics, summary.quality, summary.quality_reasons) == (
+            {"window_s": 10.0},
+            INDICATIVE,
+            ("no_device_power",),
+        )
 
 
 def test_series_for_plots(bench):

@@ -41,6 +41,7 @@ def power_of(*watts: float, node_w: float | None = None) -> Power:
         energy_per_token_j=other,
         clock_deficit_frac=other,
         error_frac=other,
+        energy_error_frac=other,
         peak_error_frac=other,
     )
 
