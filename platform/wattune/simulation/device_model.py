@@ -162,9 +162,10 @@ def device_model(device: DeviceSpec) -> DeviceModel:
     if device.name == _H200.name:
         return _H200
     if device.power_limit_w is None or device.sm_clock_max_mhz is None:
+        known = [name for name, one in DEVICES.items() if one.power_limit_w and one.sm_clock_max_mhz]
         raise SensorChoiceError(
             f'the sensors of "{device.name}" cannot be simulated: its power limit or clock is not in the catalog; '
-            f"set simulate_sensors_of to one of: {', '.join(name for name, d in DEVICES.items() if d.power_limit_w)}"
+            f"set simulate_sensors_of to one of: {', '.join(known)}"
         )
     power, thermal = _H200.power, _H200.thermal
     watts = device.power_limit_w / power.limit_w

@@ -14,7 +14,7 @@ from wattune.simulation.device_model import CELL_S, KINDS, device_model, lag, mo
 @given(
     shares=st.lists(st.floats(0, 1), min_size=5, max_size=60),
     seed=st.integers(0, 2**16),
-    name=st.sampled_from([name for name, spec in DEVICES.items() if spec.power_limit_w]),
+    name=st.sampled_from([name for name, spec in DEVICES.items() if spec.power_limit_w and spec.sm_clock_max_mhz]),
 )
 def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, seed, name):
     model = device_model(device(name))
@@ -32,7 +32,9 @@ def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, s
     assert np.all(trace.gpu_temp_c <= hottest_c)
 
 
-@pytest.mark.parametrize("name", [name for name, spec in DEVICES.items() if spec.power_limit_w])
+@pytest.mark.parametrize(
+    "name", [name for name, spec in DEVICES.items() if spec.power_limit_w and spec.sm_clock_max_mhz]
+)
 def test_no_slot_can_reach_thermal_slowdown_so_its_counter_stays_0(name):
     model = device_model(device(name))
     core_c, memory_c = temperatures(model.thermal, np.full((8, 1), 1.02 * model.power.limit_w), list(range(8)))
