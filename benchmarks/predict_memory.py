@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import measured_tables
 import numpy as np
-import pyarrow.parquet as pq
 from engine_case_list import cases
 from engine_cases import Where
 
@@ -36,11 +36,10 @@ HERE = Path(__file__).parent
 def trials() -> list[tuple[str, TrialSpec, float]]:
     """Every completed trial of benchmarks/data once, with its source."""
     found: dict[str, tuple[str, TrialSpec, float]] = {}
-    for path in sorted((HERE / "data").glob("*_h200x4.parquet")):
-        for row in pq.read_table(path, columns=["status", "spec", "memory_peak_bytes"]).to_pylist():
-            if row["status"] == "completed" and row["memory_peak_bytes"]:
-                spec = TrialSpec.from_json(json.loads(row["spec"]))
-                found.setdefault(spec.trial_id, ("trial", spec, row["memory_peak_bytes"]))
+    for row in measured_tables.rows():
+        if row["memory_peak_bytes"]:
+            spec = TrialSpec.from_json(json.loads(row["spec"]))
+            found.setdefault(spec.trial_id, ("trial", spec, row["memory_peak_bytes"]))
     return list(found.values())
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import measured_tables
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
@@ -46,12 +47,13 @@ H200: Final = DEVICES["h200_sxm"]
 LIMIT_W: Final = 700.0
 METRICS: Final = ("device_power_mean_w", "node_device_power_peak_1s_w", "energy_per_token_j", "clock_deficit_frac")
 MINUTES_3: Final = 180
+SOAK_FITTED_S: Final = 64
+"""Seconds of the recording under constant load that are fitted to: half a minute of rest and half a minute of load."""
 
 
 def trials() -> list[dict[str, Any]]:
     """Reads every completed trial of the device."""
-    rows = [row for path in sorted(DATA.glob("*_h200x4.parquet")) for row in pq.read_table(path).to_pylist()]
-    return [row for row in rows if row["device"] == H200.name and has_activity(row)]
+    return [row for row in measured_tables.rows() if row["device"] == H200.name and has_activity(row)]
 
 
 def predicted(c: PowerCoefficients, rows: Rows, solve: bool) -> Array:
@@ -165,9 +167,9 @@ def recording(name: str) -> Trace:
     return Trace(power_w=np.stack(powers), temp_c=np.array(temps))
 
 
-def study_trace() -> Trace:
-    """Reads the eight minutes of a study of 21 trials on another host."""
-    table = pq.read_table(DATA / "temperature" / "moe_ep_h200x4.parquet")
+def study_trace(name: str = "moe_ep_h200x4") -> Trace:
+    """Reads a series of `benchmarks/data/temperature`: by default eight minutes of 21 trials on another host."""
+    table = pq.read_table(DATA / "temperature" / f"{name}.parquet")
     names = sorted(pc.unique(table["device"].cast("string")).to_pylist())
     rows = [table.filter(pc.equal(table["device"].cast("string"), name)).sort_by("second") for name in names]
     power_w, temp_c = (
@@ -221,11 +223,18 @@ def temperatures() -> None:
     other = fit_temperature([begin], H200_THERMAL)
     print_temperature("study, first half (fitted)", other, begin)
     print_temperature("study, second half (held out)", other, study, half)
+    soak = study_trace("soak_llama_h200x2")
+    minute = Trace(power_w=soak.power_w[:, :SOAK_FITTED_S], temp_c=soak.temp_c[:, :SOAK_FITTED_S])
+    short = fit_temperature([minute], H200_THERMAL)
+    print_temperature("constant load, rest and 30 s of it (fitted)", short, minute)
+    print_temperature("constant load, 160 s to steady (held out)", short, soak, SOAK_FITTED_S)
     print("\n| warmest device of another host, inlet from 8 s of rest | s | rms K | p95 K | mean K above 400 W |")
     print("|---|---|---|---|---|")
     print_warmest("study by the first host", first, study)
     print_warmest("tp2pp2 by the study", other, host["tp2pp2"])
     print_warmest("dp4 by the study", other, host["dp4"])
+    print_warmest("constant load by the first host", first, soak)
+    print_warmest("constant load by the study", other, soak)
     whole = fit_temperature([study], H200_THERMAL)
     for label, fit in (("first host", first), ("study, first half", other), ("study", whole)):
         print(f"{label}: {fit}")

@@ -3,7 +3,7 @@
 
     python benchmarks/predict_step_time.py
 
-(a) Measured trials in `benchmarks/data/*_h200x4.parquet`, whole configurations held out of the fit.
+(a) Measured trials in `benchmarks/data/*_h200x*.parquet`, whole configurations held out of the fit.
 (b) Published steps without any calibration: datasheets, kernel tables, and each software's habits as its sources say.
 (c) Scaling: series of published rows, predicted from their smallest row's error.
 Steps of MLPerf rows are derived from MLPerf logs; they are not an MLPerf metric and not verified by MLCommons.
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import measured_tables
 import numpy as np
-import pyarrow.parquet as pq
 from published_steps import SPEEDUP, Step, adjusted, published_world, read
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
@@ -50,11 +50,7 @@ MEASURED_POWER = replace(PUBLISHED_POWER, active_w=250.0, matrix_w=1110.0, origi
 
 def trials() -> list[tuple[str, TrialSpec, dict]]:
     """Reads the measured trials: the name of the table, the specification and the metrics."""
-    found = []
-    for path in sorted(DATA.glob("*_h200x4.parquet")):
-        rows = [row for row in pq.read_table(path).to_pylist() if row["status"] == "completed" and row["step_time_s"]]
-        found += [(path.stem, TrialSpec.from_json(json.loads(row["spec"])), row) for row in rows]
-    return found
+    return [(row["table"], TrialSpec.from_json(json.loads(row["spec"])), row) for row in measured_tables.rows()]
 
 
 def errors_text(errors: Iterable[float]) -> str:

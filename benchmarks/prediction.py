@@ -6,8 +6,8 @@
     python benchmarks/prediction.py --parts       # then the parts: memory, step time (published steps too), power
 
 The whole chain is judged: coefficients are fitted as `wattune fit` does to all other configurations, and nothing that
-was measured of a trial goes into its estimate. Repeats of a configuration are left out together. Trials on four devices
-are fitted to, in folds; those on two devices (`*_h200x2*.parquet`) are only predicted.
+was measured of a trial goes into its estimate. Repeats of a configuration are left out together. First all trials, in
+folds. Then those on two devices by coefficients fitted to four devices alone: another day, other devices, other models.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.parquet as pq
+from measured_tables import ALL, rows
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
@@ -52,24 +52,17 @@ BARS: Final = {
 """Bars of the median error, and of the 90th percentile (of memory: the worst)."""
 TOLD_APART: Final = 0.05
 """Least relative difference of two step times whose order counts."""
-NEW: Final = "*_h200x2*.parquet"
-"""Tables of trials that nothing is fitted to."""
+OTHERS: Final = "*_h200x2*.parquet"
+"""Tables of trials on two devices."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 
-def trials(pattern: str = "*_h200x4.parquet") -> list[Measured]:
+def trials(pattern: str = ALL) -> list[Measured]:
     """Reads every completed trial with measured sensors from the tables of that name."""
-    return [one for path in sorted((HERE / "data").glob(pattern)) for one in trials_of(path)]
-
-
-def trials_of(path: Path) -> list[Measured]:
-    """Reads the completed trials of one table."""
     found = []
-    for row in pq.read_table(path).to_pylist():
-        if row["status"] != "completed" or not row["step_time_s"]:
-            continue
+    for row in rows(pattern):
         metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
         result = TrialResult(
             trial_id=row["trial_id"],
@@ -124,15 +117,13 @@ def predictions(rest: Sequence[Measured], specs: Sequence[TrialSpec]) -> list[Pr
     ]
 
 
-def new_trials(measured: Sequence[Measured]) -> None:
-    """Predicts trials that nothing was fitted to: other tables, whose devices and day no coefficient has seen."""
-    seen = {spec.trial_id for spec, _ in measured}
-    fresh = [one for one in trials(NEW) if one[0].trial_id not in seen]
-    if not fresh:
-        print(f"\nnew trials, nothing fitted to them: none (no table benchmarks/data/{NEW})")
-        return
-    print("\nnew trials, nothing fitted to them:", end=" ")
-    print_accuracy(fresh, predictions(measured, [spec for spec, _ in fresh]))
+def transferred(measured: Sequence[Measured]) -> None:
+    """Predicts the trials on two devices by coefficients that were fitted to the trials on four alone."""
+    others = trials(OTHERS)
+    ids = {spec.trial_id for spec, _ in others}
+    rest = [one for one in measured if one[0].trial_id not in ids]
+    print("\ntrials on two devices, fitted to those on four alone:", end=" ")
+    print_accuracy(others, predictions(rest, [spec for spec, _ in others]))
 
 
 def print_accuracy(measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
@@ -308,7 +299,7 @@ def main() -> None:
     measured = trials()
     predicted = held_out(measured)
     print_accuracy(measured, predicted)
-    new_trials(measured)
+    transferred(measured)
     if arguments.csv is not None:
         write(arguments.csv, measured, predicted)
     if arguments.svg is not None:

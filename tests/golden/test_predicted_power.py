@@ -24,7 +24,9 @@ def load_script():
     spec = importlib.util.spec_from_file_location("predict_power", ROOT / "benchmarks" / "predict_power.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        spec.loader.exec_module(module)
     return module
 
 
@@ -79,3 +81,13 @@ def test_four_minutes_left_out_are_within_two_kelvin():
     error = (run(fit, study.power_w) - study.temp_c)[:, half:]
     assert np.nanpercentile(np.abs(error), 95) < 2
     assert abs(np.nanmean(error)) < 0.6
+
+
+def test_the_steady_temperature_follows_from_half_a_minute_of_load():
+    soak = script.study_trace("soak_llama_h200x2")
+    first = script.SOAK_FITTED_S
+    fit = fit_temperature([Trace(power_w=soak.power_w[:, :first], temp_c=soak.temp_c[:, :first])], THERMAL)
+    error = (run(fit, soak.power_w) - soak.temp_c)[:, first:]
+    assert error.shape[1] > 150, "three minutes of constant load, the last of them steady"
+    assert np.nanpercentile(np.abs(error), 95) < 2
+    assert abs(np.nanmean(error[:, -30:])) < 2
