@@ -12,7 +12,7 @@ PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
     ".": "__main__ clock deadline doctor errors fidelity hard_stop inspection intervals masking metric_meanings "
-    "objective private_folder schema trial units upload version",
+    "objective private_folder schema spans trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",
@@ -46,6 +46,9 @@ ROOMS = {
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
+    "steps": "files launch pattern reader source steady table",
+    "steps/inject": "sitecustomize",
+    "steps/process": "writer",
     "storage": "digests documents files growth lock manifests measured parquet remote spaces study trial_files "
     "trial_tables values versions",
     "telemetry": "backend host probe registry replay",
@@ -98,7 +101,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema metric_meanings intervals objective trial fidelity storage catalog plan cost "
+    "units errors clock schema metric_meanings intervals objective trial fidelity storage steps steps.process spans "
+    "catalog plan cost "
     "cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record terminal.recording"
