@@ -63,7 +63,9 @@ def template_problem(template: str, known: Iterable[str]) -> str | None:
     for found in _PART.finditer(template):
         name = found["name"]
         if found[0] in ("{", "}"):
-            return f'has a brace without its partner in "{template[:60]}"; write {{{{ and }}}} for braces that are meant'
+            return (
+                f'has a brace without its partner in "{template[:60]}"; write {{{{ and }}}} for braces that are meant'
+            )
         if name is None:
             continue
         if name not in names:
