@@ -13,7 +13,15 @@ from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.examine import examine
 from wattune.analysis.signals.readings import HOST, Tables
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, is_simulated, summarize, summary_of
+from wattune.analysis.summary import (
+    IMPOSSIBLE,
+    Summary,
+    impossible,
+    is_simulated,
+    summarize,
+    summary_of,
+    told_window,
+)
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
@@ -172,12 +180,13 @@ def _analysed(
     files: FileCheck,
 ) -> Analysis:
     examined = None
+    known, tags = _told_by_ranks(folder)
     if not schema_problems(tables, spans):
+        window = window or told_window(tags, tables, manifests)
         examined = examine(spec, spans, tables, manifests, kernels=folder.kernels(), window=window)
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    known, tags = _told_by_ranks(folder)
     memory = known.get("memory_peak_bytes")
     summary = summary_of(
         examined,

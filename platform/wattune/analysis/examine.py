@@ -177,7 +177,7 @@ def with_caps(aligned: Aligned, powers: Powers | None, device: Device, readings:
 
 
 def _division(aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None) -> Division | None:
-    if spans is None or aligned.steps is None or spec is None:
+    if spans is None or aligned.steps is None or spec is None or not spec.workload.is_known:
         return None
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
     return divide(spans, aligned.steps, spec.plan, num_micro_batches=count)

@@ -24,7 +24,7 @@ def step_to_step_s(steps: Steps) -> Floats:
     return result
 
 
-def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
+def speed_metrics(aligned: Aligned, spec: TrialSpec | None, tokens_per_step: float | None) -> Mapping[str, float]:
     """Computes step time and throughput.
 
     `window_s`: length of the window; only without steps, as in a recording of a command.
@@ -36,18 +36,19 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
     Args:
         aligned: The trial.
         spec: Specification of the trial; without it there are only step times.
+        tokens_per_step: Tokens of a step over all ranks; None where unknown.
     """
     if aligned.steps is None:
         return {"window_s": aligned.duration_s}
     times_s = step_times_s(aligned.steps)
     metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
-    if spec is None:
+    if spec is None or tokens_per_step is None:
         return metrics
     world_size, workload = spec.cluster.world_size, spec.workload
-    tokens_per_s = len(times_s) * workload.tokens_per_step / aligned.duration_s
+    tokens_per_s = len(times_s) * tokens_per_step / aligned.duration_s
     metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
     peak_flop_per_s = spec.cluster.rank_device.peak_flop_per_s(spec.plan.dtype)
-    if peak_flop_per_s:
+    if peak_flop_per_s and spec.model.is_known and workload.is_known:
         flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
     return metrics

@@ -22,8 +22,7 @@ _NO_FLAG: Final = tuple(
     re.compile(pattern)
     for pattern in (
         # argparse and what stands on it (torchrun's own arguments, transformers, Megatron's scripts).
-        r"error: (?:argument \S+: .+|unrecognized arguments: .+|the following arguments are required: .+"
-        r"|ambiguous option: .+|invalid choice: .+)",
+        r"error: (?:argument \S+|unrecognized arguments|the following arguments are required|ambiguous option): .+",
         r"Some specified arguments are not used by the HfArgumentParser: .+",  # transformers/hf_argparser.py
         r"Unrecognized (?:options|arguments): .+",  # tyro, as torchtitan uses it
         r"(?:Error: )?No such option: .+",  # click and typer
@@ -84,7 +83,8 @@ def failure(
         of = "" if rank is None else f"rank {rank}: "
         return TrialStatus.OUT_OF_MEMORY, f"{of}{starved.strip()[:_LONGEST]}"
     if num_oom_kills:
-        return TrialStatus.OUT_OF_MEMORY, f"{end}; the kernel ended {num_oom_kills} process(es): the node's memory ran out"
+        killed = f"the kernel ended {num_oom_kills} process(es)"
+        return TrialStatus.OUT_OF_MEMORY, f"{end}; {killed}: the node's memory ran out"
     of = "" if rank is None else f"rank {rank}: "
     said = f": {of}{line[:_LONGEST]}" if line else ", without a word"
     return TrialStatus.CRASHED, f"{end}{said}"

@@ -308,6 +308,7 @@ class _Run:
         if left:
             problems.append(f"{left} of its processes would not end")
         look, process = self._look, self._process
+        tokens = tokens_per_step(self._steps, first_index=look.first_index, end_index=look.end_index or None)
         return CommandOutcome(
             status=status,
             reason=reason,
@@ -322,6 +323,6 @@ class _Run:
             peaks=self._reader.peaks(),
             headers=self._reader.headers(),
             pids=tuple(sorted(self._pids)),
-            tokens_per_step=tokens_per_step(self._steps, first_index=look.first_index, end_index=look.end_index or None),
+            tokens_per_step=tokens,
             output=self._output.text,
         )

@@ -61,7 +61,7 @@ def _become(command: list[str], libc: Any, status_fd: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 - no shell is the point
     except OSError as error:
         _tell(status_fd, failed=error.errno)
     except BaseException:  # nothing may return into the supervisor's code from here
@@ -151,7 +151,7 @@ def _signal_group(pid: int, number: int) -> None:
 def descendants(root: int) -> list[int]:
     """Returns the processes that came of one, by `/proc`; without those that have ended and wait for their parent."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes longer to import than all else here
         if not name.isdigit():
             continue
         try:
