@@ -67,8 +67,8 @@ def estimate(space: Space, *, storage: str | None = None) -> Forecast:
     spec = planned.spec
     if COMMAND in spec.engines:
         raise PlanError(
-            "engine: command has no analytic estimate: nobody knows what the command computes; leave out --estimate, or "
-            "estimate the space with a built-in engine"
+            "engine: command has no analytic estimate: nobody knows what the command computes; leave out --estimate, "
+            "or estimate the space with a built-in engine"
         )
     limits = [
         Constraint(metric=LIMIT_METRICS[name], operator="<=", factor=bound) for name, bound in spec.limits.items()
@@ -96,7 +96,8 @@ def coefficients_in(storage: Path, *, apart_from: str = "") -> Find:
         peaks = [
             (spec, result.metrics["memory_peak_bytes"])
             for spec, result in _results(storage, {device.name}, apart_from)
-            if spec.cluster.simulate_sensors_of is None and not is_command(spec) and "memory_peak_bytes" in result.metrics
+            if spec.cluster.simulate_sensors_of is None and "memory_peak_bytes" in result.metrics
+            if not is_command(spec)
         ]
         memory = replace(memory, excess_bytes=measured_excess(peaks, memory))
         if fit is None:
