@@ -14,7 +14,7 @@ from .importing import AfterImport, LastResort
 def install() -> None:
     """Waits for the libraries that train; loads none of them."""
     after = AfterImport({"torch.optim.optimizer": optimizer.attach, "transformers.trainer": huggingface.attach})
-    sys.meta_path.insert(0, after)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, after)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.meta_path.append(LastResort(package))  # type: ignore[arg-type]
+    sys.meta_path.append(LastResort(package))
     watch_errors()
