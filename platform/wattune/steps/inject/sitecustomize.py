@@ -5,7 +5,6 @@ The hooks are loaded by path, as `_wattune_steps`: the program may have no wattu
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 
@@ -14,27 +13,26 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _install() -> None:
     """Loads the hooks and installs them."""
-    folder = os.path.join(os.path.dirname(_HERE), "process")
-    spec = importlib.util.spec_from_file_location(
-        "_wattune_steps", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-    )
-    if spec is None or spec.loader is None:
-        return
-    package = importlib.util.module_from_spec(spec)
+    package = type(sys)("_wattune_steps")  # by hand: importlib.util takes longer to load than all the hooks
+    package.__path__ = [os.path.join(os.path.dirname(_HERE), "process")]
     sys.modules["_wattune_steps"] = package
-    spec.loader.exec_module(package)
-    importlib.import_module("_wattune_steps.install").install()
+    from _wattune_steps.install import install  # type: ignore[import-not-found]
+
+    install()
 
 
 def _run_existing() -> None:
     """Runs the `sitecustomize` that the program would have had, as if this one were not there."""
-    from importlib.machinery import PathFinder
-
     others = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
-    spec = PathFinder.find_spec("sitecustomize", others)
+    # What `importlib.machinery.PathFinder` is; loading that module takes longer.
+    spec = next(each for each in sys.meta_path if getattr(each, "__name__", "") == "PathFinder").find_spec(
+        "sitecustomize", others
+    )
     if spec is None or spec.loader is None:
         return
-    module = importlib.util.module_from_spec(spec)
+    from importlib.util import module_from_spec
+
+    module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import re
 import sys
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .writer import EVENTS, LONGEST_TEXT, StepWriter
 
+TYPE_CHECKING = False  # what type checkers take for true; `typing` loads longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import Any, Final
 
-Function = TypeVar("Function", bound="Callable[..., Any]")
-
-NO_MEMORY: Final = re.compile(
+NO_MEMORY: Final = (
     r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
-    r"|failed to (cuda|hip) (host )?[cm]alloc",
-    re.IGNORECASE,
+    r"|failed to (cuda|hip) (host )?[cm]alloc"
 )
 """Messages of errors that mean that memory ran out, as `wattune.workers.loop.is_out_of_memory` knows them."""
 
@@ -35,31 +31,33 @@ def tell_problem(what: str, error: object) -> None:
         _WRITER.event("problem", text=f"{what}: {kind}{error}"[:LONGEST_TEXT])
 
 
-def guarded(what: str) -> Callable[[Function], Function]:
-    """Decorates a hook: an error of its own is told and never reaches the program.
+def guarded(what: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Decorates a hook, which returns nothing: an error of its own is told and never reaches the program.
 
     Args:
         what: The hook in words.
     """
 
-    def decorate(function: Function) -> Function:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
             try:
-                return function(*args, **kwargs)
+                function(*args, **kwargs)
             except Exception as error:
                 tell_problem(what, error)
-                return None
 
-        return cast("Function", call)
+        call.__doc__ = function.__doc__
+        return call
 
     return decorate
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True where an exception means that memory of the host or of a device ran out."""
+    import re  # not at the start of every Python program
+
     names = {each.__name__ for each in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or NO_MEMORY.search(str(error)) is not None
+    known = not names.isdisjoint(("MemoryError", "OutOfMemoryError"))
+    return known or re.search(NO_MEMORY, str(error), re.IGNORECASE) is not None
 
 
 @guarded("the exception that ended the program")

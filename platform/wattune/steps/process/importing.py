@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from .events import tell_problem
 
+TYPE_CHECKING = False  # what type checkers take for true; `typing` loads longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 class AfterImport:

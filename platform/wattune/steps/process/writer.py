@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import zlib
-from contextlib import suppress
-from typing import Any, Final
+from _thread import allocate_lock
+
+TYPE_CHECKING = False  # what type checkers take for true; `typing` loads longer than all of this
+if TYPE_CHECKING:
+    from typing import Any, Final
 
 FORMAT_VERSION: Final = 1
 """Version of the files; a reader refuses others."""
@@ -61,12 +63,11 @@ class StepWriter:
         """
         self.source = source
         self._folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE, "")
-        self._lock = threading.Lock()
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._descriptor = -1
         self._index = 0
         self._next_peak_ns = 0
@@ -111,11 +112,13 @@ class StepWriter:
         path = f"{self._folder}/{header['rank']}-{os.getpid()}-{self.source}"
         # A process that replaced itself by another program has its predecessor's id.
         for name in (path, *(f"{path}.{again}" for again in range(1, MOST_FILES))):
-            with suppress(FileExistsError):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            try:
                 self._descriptor = os.open(name + SUFFIX, flags, 0o600)
-                os.write(self._descriptor, line_of(_json(header)))
-                return
+            except FileExistsError:
+                continue
+            os.write(self._descriptor, line_of(_json(header)))
+            return
         self._failed = True
 
 
