@@ -38,7 +38,7 @@ ROOMS = {
     "plan": "axes effective engines parallel placement rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",
-    "record": "command recorder recording sensors",
+    "record": "command recorder recording sensors steps window",
     "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
     "traces trade_off write",
     "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference "
@@ -48,7 +48,7 @@ ROOMS = {
     "simulation": "activity device_model sensors",
     "steps": "files launch pattern reader source steady table",
     "steps/inject": "sitecustomize",
-    "steps/process": "writer",
+    "steps/process": "events huggingface importing install lightning optimizer writer",
     "storage": "digests documents files growth lock manifests measured parquet remote spaces study trial_files "
     "trial_tables values versions",
     "telemetry": "backend host probe registry replay",

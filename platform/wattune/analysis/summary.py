@@ -86,12 +86,13 @@ def summarize(
     memory_peak_bytes: Sequence[int] = (),
     expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
+    tokens_per_step: float | None = None,
     tags: Mapping[str, str] = NO_TAGS,
 ) -> Summary:
     """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
 
     Args:
-        spec: What ran; None for a recording, which then has no tokens, MFU, shares of link peaks or decomposition.
+        spec: What ran; None for a recording, which then has no MFU, shares of link peaks or decomposition.
         spans: Spans of all ranks, None where there are none.
         tables: Telemetry by tier, all nodes together; a tier that was not recorded is absent.
         manifests: The manifest of each node's sampler, by node.
@@ -100,13 +101,16 @@ def summarize(
         expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
+        tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
         tags: Tags of the trial that say how much of it was measured (`wattune.fidelity`).
     """
     problems = schema_problems(tables, spans)
     if problems:
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
     try:
-        examined = examine(spec, spans, tables, manifests, kernels=kernels, window=window)
+        examined = examine(
+            spec, spans, tables, manifests, kernels=kernels, window=window, tokens_per_step=tokens_per_step
+        )
         if examined is None:
             return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
         return summary_of(
@@ -140,15 +144,14 @@ def summary_of(
     """Computes metrics and verdict from examined data; see `summarize` and `Facts` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
     sensors = examined.together.sensors
-    tokens_per_step = _tokens_per_step(spec, trial_tags)
-    speed = speed_metrics(aligned, spec, tokens_per_step)
+    speed = speed_metrics(aligned, spec, examined.tokens_per_step)
     metrics = {
         **speed,
         **energy_metrics(
             aligned,
             traces,
             step_time_s=speed.get("step_time_s"),
-            tokens_per_step=tokens_per_step,
+            tokens_per_step=examined.tokens_per_step,
         ),
         **power_metrics(aligned, traces, examined.together),
         **excursion_metrics(
@@ -186,12 +189,10 @@ def summary_of(
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
 
 
-def _tokens_per_step(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
-    """Returns the tokens of a step: those of the workload, else those that the program told; None where unknown."""
-    if spec is None or spec.tokens_per_step is not None:
-        return None if spec is None else spec.tokens_per_step
+def told_tokens(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
+    """Returns the tokens of a step that a trial's program told; None where its workload says them, or nobody does."""
     told = tags.get(TOLD_TOKENS)
-    return None if told is None else float(told)
+    return None if told is None or spec is None or spec.tokens_per_step is not None else float(told)
 
 
 def told_window(
@@ -326,7 +327,7 @@ def metrics_over(
     if aligned is None or aligned.steps is None:
         return {}
     traces = powers(aligned)
-    speed = speed_metrics(aligned, spec, spec.tokens_per_step)
+    speed = speed_metrics(aligned, spec)
     energy = energy_metrics(aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=spec.tokens_per_step)
     return {**speed, **energy, **_uncertainties(aligned, traces)}
 

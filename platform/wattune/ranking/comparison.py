@@ -259,7 +259,7 @@ def compare(a: Side, b: Side) -> Comparison:
     time = energy = None
     warnings = _warnings(a, b)
     if a.spec is None or b.spec is None:
-        pass  # a recording has no steps
+        pass  # a recording has no phases
     elif a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
         warnings.append(f"no spans of measured steps in {missing}: there is no waterfall")
@@ -411,10 +411,16 @@ def _other_work(a: Side, b: Side) -> list[str]:
     """Describes what is not known to be the same of a recording and what it is compared with."""
     if a.spec is not None or b.spec is not None:
         trial, recording = ("A", "B") if b.spec is None else ("B", "A")
+        begin = f"{trial} is a trial and {recording} a recording: "
+        if "step_time_s" in (a if a.spec is None else b).result.metrics:
+            text = (
+                f"{begin}figures of both are of measured steps. wattune does not know what the command trains: speed "
+                "and energy of tokens compare only where it is the same model"
+            )
+            return [text]
         text = (
-            f"{trial} is a trial and {recording} a recording: figures of {trial} are of its measured steps, those of "
-            f"{recording} of its whole command with start and end. wattune does not know what the command does, so "
-            "speed and energy of work are not compared"
+            f"{begin}figures of {trial} are of its measured steps, those of {recording} of its whole command with "
+            "start and end. wattune does not know what the command does, so speed and energy of work are not compared"
         )
         return [text]
     assert a.recorded is not None and b.recorded is not None, "both are recordings"

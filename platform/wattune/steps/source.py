@@ -73,6 +73,19 @@ AUTOMATIC_PRESETS: Final = ("megatron", "torchtitan", "nemo")
 """Presets that `auto` looks for. Any program may show progress bars, also of what is no training."""
 
 
+_TEXT: Final = re.compile(r"pattern(?:/(\w+))?:(.*)", re.DOTALL)
+
+
+def parse_source_text(text: str) -> StepSource:
+    """Reads a source of a command line: a word as in a space, or `pattern:REGULAR_EXPRESSION`, `pattern/ms:...`.
+
+    Raises:
+        SpaceError: It is none of these, or its pattern cannot be used.
+    """
+    found = _TEXT.fullmatch(text)
+    return parse_source(text if found is None else {"pattern": found[2], "unit": found[1] or "s"})
+
+
 def parse_source(value: Any) -> StepSource:
     """Reads a source as a space or a command line gives it.
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import zlib
-from typing import Any, Final
+from _thread import allocate_lock
+
+TYPE_CHECKING = False  # what type checkers take for true; `typing` loads longer than all of this
+if TYPE_CHECKING:
+    from typing import Any, Final
 
 FORMAT_VERSION: Final = 1
 """Version of the files; a reader refuses others."""
@@ -29,6 +32,9 @@ EVENTS: Final = "process"
 
 PEAK_EVERY_NS: Final = 1_000_000_000
 """Least time between two events with the peak memory: asking torch for it takes some 100 us."""
+
+MOST_FILES: Final = 100
+"""Most files of one process and source."""
 
 LONGEST_TEXT: Final = 2000
 """Characters of a message that are kept."""
@@ -57,12 +63,11 @@ class StepWriter:
         """
         self.source = source
         self._folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE, "")
-        self._lock = threading.Lock()
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._descriptor = -1
         self._index = 0
         self._next_peak_ns = 0
@@ -97,15 +102,24 @@ class StepWriter:
         try:
             if self._descriptor < 0:
                 self._open()
-            os.write(self._descriptor, line_of(body))
+            if not self._failed:
+                os.write(self._descriptor, line_of(body))
         except Exception:  # a full disk, a folder that is gone: never the program's concern
             self._failed = True
 
     def _open(self) -> None:
         header = header_of(self.source)
-        path = f"{self._folder}/{header['rank']}-{os.getpid()}-{self.source}{SUFFIX}"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self._descriptor, line_of(_json(header)))
+        path = f"{self._folder}/{header['rank']}-{os.getpid()}-{self.source}"
+        # A process that replaced itself by another program has its predecessor's id.
+        for name in (path, *(f"{path}.{again}" for again in range(1, MOST_FILES))):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            try:
+                self._descriptor = os.open(name + SUFFIX, flags, 0o600)
+            except FileExistsError:
+                continue
+            os.write(self._descriptor, line_of(_json(header)))
+            return
+        self._failed = True
 
 
 def header_of(source: str) -> dict[str, Any]:
@@ -168,7 +182,8 @@ def peak_bytes() -> dict[str, int]:
     try:
         # Not getrusage: what it tells begins with the peak of the program that started this one.
         with open("/proc/self/status", "rb") as status:
-            found = {"host_bytes": int(line.split()[1]) * 1024 for line in status if line.startswith(b"VmHWM:")}
+            lines = [line for line in status if line.startswith(b"VmHWM:")]
+        found["host_bytes"] = int(lines[0].split()[1]) * 1024  # Linux counts KiB
         cuda = _cuda()
         if cuda is not None:
             found["device_bytes"] = int(cuda.max_memory_allocated())
