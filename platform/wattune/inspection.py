@@ -20,10 +20,8 @@ from wattune.analysis.summary import (
     is_simulated,
     summarize,
     summary_of,
+    told_by_trial,
     told_window,
-)
-from wattune.analysis.summary import (
-    told_tokens as told_by_trial,
 )
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded

@@ -10,7 +10,7 @@ conditions that may have products of numbers and fields on both sides, and alter
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -461,3 +461,12 @@ def _factors(side: str, text: str, fields: Mapping[str, Field]) -> tuple[Value, 
         else:
             factors.append(word)
     return tuple(factors)
+
+
+def field_of(values: Iterable[Value | bool]) -> Field:
+    """Returns the field that a flag is in conditions, by its values: a count, a number, or a name."""
+    listed = list(values)
+    kinds = {type(value) for value in listed}
+    if kinds == {int} and all(value >= 0 for value in listed if isinstance(value, int)):
+        return Field(kind=int)
+    return Field(kind=float) if kinds and kinds <= {int, float} else Field(kind=str)

@@ -17,7 +17,7 @@ from wattune.errors import SpaceError
 from wattune.kinds import default_of, require_kinds
 from wattune.masking import printable
 from wattune.plan.axes import Plan
-from wattune.plan.program import Program
+from wattune.plan.program import FlagValue, Program
 
 TRIAL_ID_DIGITS: Final = 12
 
@@ -205,6 +205,11 @@ class TrialSpec:
         dp = self.plan.dp(self.cluster.world_size)
         label = f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
         return label if self.program is None else self.program.labelled(label)
+
+    @property
+    def flags(self) -> tuple[tuple[str, FlagValue], ...]:
+        """Names and values of its flags; empty without a program."""
+        return () if self.program is None else self.program.flags
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -48,7 +48,7 @@ IMPOSSIBLE: Final = "impossible_value"
 """A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
 
 
-TOLD_TOKENS: Final = "told_tokens_per_step"
+TOLD_TOKENS: Final = "told_by_trial_per_step"
 """Tag with the tokens of a step that a trial's own program told."""
 
 WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")
@@ -189,7 +189,7 @@ def summary_of(
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
 
 
-def told_tokens(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
+def told_by_trial(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
     """Returns the tokens of a step that a trial's program told; None where its workload says them, or nobody does."""
     told = tags.get(TOLD_TOKENS)
     return None if told is None or spec is None or spec.tokens_per_step is not None else float(told)

@@ -84,7 +84,9 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
     start_wall_ns = time.time_ns()
     folder, spec = TrialFolder(request.folder), request.spec
     folder.write_spec(spec)
-    tags = dict(request.tags) | {"isolation": request.isolation if lanes is not None else "fresh"}
+    # Each command starts anew, though its lane stays.
+    isolation = "fresh" if lanes is None or is_command(spec) else request.isolation
+    tags = dict(request.tags) | {"isolation": isolation}
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
         attempt = _Attempt(nodes=cluster)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from wattune.analysis.metrics.experts import expert_imbalance_frac
-from wattune.analysis.summary import Summary, summarize, told_tokens, told_window
+from wattune.analysis.summary import Summary, summarize, told_by_trial, told_window
 from wattune.fidelity import STOPPED_EARLY
 from wattune.orchestrate.command_result import command_tags, num_answers
 from wattune.orchestrate.failures import Cause, Failure
@@ -116,7 +116,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
                 [outcome.expert_tokens for outcome in answer.outcomes], ended.spec.plan.ep
             ),
             window=told_window(tags, tables, manifests),
-            tokens_per_step=told_tokens(spec, tags),
+            tokens_per_step=told_by_trial(spec, tags),
             tags=tags,
         )
         status, reason = against_limits(summary, ended.limits)

@@ -6,11 +6,11 @@ command, is a problem of the space and never a silent repetition of one trial.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
-from wattune.objective import Constraint, Field, Objective, parse_requirement
+from wattune.objective import Constraint, Field, Objective, field_of, parse_requirement
 from wattune.plan.axes import AXES
 from wattune.plan.engines import CAPABILITIES, COMMAND
 from wattune.plan.program import (
@@ -211,17 +211,7 @@ def fields_of(space: SpaceLike) -> dict[str, Field]:
     found |= {name: Field(kind=int) for name in numbers}
     found |= {"engine": Field(kind=str, choices=tuple(CAPABILITIES)), "device": Field(kind=str)}
     found |= {"model": Field(kind=str)} if space.model else {}
-    return found | {name: flag_field(values) for name, values in space.flags.items()}
-
-
-def flag_field(values: Sequence[FlagValue]) -> Field:
-    """Returns the field that a flag is in conditions, by its values."""
-    kinds = {type(value) for value in values}
-    if kinds <= {int}:
-        return Field(kind=int) if min(values) >= 0 else Field(kind=float)  # type: ignore[type-var,operator]
-    if kinds <= {int, float}:
-        return Field(kind=float)
-    return Field(kind=str)
+    return found | {name: field_of(values) for name, values in space.flags.items()}
 
 
 def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:

@@ -22,7 +22,7 @@ from wattune.masking import masked_arguments
 from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import FINISH, Assignment, Place, RankAssignment, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker import device_name, leave_to_sampler
-from wattune.plan.program import Program, filled, filled_arguments, values_of
+from wattune.plan.program import RUN_TIME, Program, filled, filled_arguments, values_of
 from wattune.steps.source import parse_source
 from wattune.steps.table import spans_of
 from wattune.trial import TrialSpec, TrialStatus
@@ -144,7 +144,9 @@ class _CommandWorker:
             for index, (rank, device) in enumerate(sorted(devices.items()))
         )
         spans = spans_of(found.steps, node=node, devices=devices, anchor=anchor)
-        return _outcome(assigned.rank, found, spans, anchor, _provenance(environment, arguments)), places
+        # Names in place of what is of this run alone: a port, a folder.
+        shown = filled_arguments(spec.program.command, {**values, **{name: f"{{{name}}}" for name in RUN_TIME}})
+        return _outcome(assigned.rank, found, spans, anchor, _provenance(environment, shown)), places
 
     def _run_time(self, assigned: RankAssignment, assignment: Assignment, output: Path) -> dict[str, Any]:
         """Returns the values that only a running trial has."""
