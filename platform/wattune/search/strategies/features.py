@@ -121,8 +121,10 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     choices = [categories_of(spec) for spec in specs]
     everywhere = set.intersection(*(set(row) for row in numbers)) if numbers else set()
     # A flag that some have and some have not, or that is a name for some, is no number: it tells them apart.
-    for row, words in zip(numbers, choices, strict=True):
-        words |= {name: str(row[name]) for name in row.keys() - everywhere}
+    choices = [
+        words | {name: str(row[name]) for name in sorted(row.keys() - everywhere)}
+        for row, words in zip(numbers, choices, strict=True)
+    ]
     for name in [name for name in numbers[0] if name in everywhere] if numbers else ():
         values, index = np.unique([row[name] for row in numbers], return_inverse=True)
         if len(values) > 1:
