@@ -15,10 +15,10 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--leave", help="a file that gets the id of a daemon that outlives this program")
     chosen = parser.parse_args()
-    print(f"mode {chosen.mode}, algorithm {os.environ.get('NCCL_ALGO', 'none')}", flush=True)
+    print(f"mode {chosen.mode}, algorithm {os.environ.get('NCCL_ALGO', 'none')}", flush=True)  # noqa: T201
     if chosen.leave:
         daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        with open(chosen.leave, "w") as file:  # noqa: PTH123 - as programs are
+        with open(chosen.leave, "w") as file:
             file.write(str(daemon.pid))
     if chosen.mode == "out_of_memory":
         raise MemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")

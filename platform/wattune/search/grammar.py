@@ -374,7 +374,7 @@ class SpaceFile(Entry):
     flags: Annotated[dict[str, Any], AfterValidator(check_flags), WithJsonSchema(FLAGS_SCHEMA)] = Field(default={})
     """Axes of your own, each with its values; `command` or `env` uses them by name."""
     requires: Annotated[list[str], AfterValidator(distinct)] = Field(
-        default=[], examples=["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]
+        default=[], examples=[["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]]
     )
     """Conditions on axes and flags that every trial keeps: `FIELD OP VALUE`, products, and `or` between them."""
     steps: Annotated[Any, AfterValidator(check_steps), WithJsonSchema(STEPS_SCHEMA)] | None = None

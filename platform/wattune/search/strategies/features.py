@@ -131,8 +131,8 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
             maps.append(_factor(np.exp(-gaps))[index])
             places.append(values[index][:, None])
-    names = dict.fromkeys(name for row in choices for name in row)
-    columns = {name: [row.get(name, "") for row in choices] for name in names}
+    every = dict.fromkeys(name for row in choices for name in row)
+    columns = {name: [row.get(name, "") for row in choices] for name in every}
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
     for column in columns.values():
         names, index = np.unique(column, return_inverse=True)
