@@ -82,8 +82,8 @@ class SpaceLike(Protocol):
         """Source of steps; None where the file has none."""
 
     @property
-    def space(self) -> dict[str, Any]:
-        """Values by axis."""
+    def space(self) -> dict[str, Any] | None:
+        """Values by axis; None where the file has none."""
 
     @property
     def model(self) -> Any:
@@ -269,8 +269,8 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     for key in ("model", "workload"):
         if trained and getattr(space, key) is None:
             yield (key,), "missing; add it"
-    if not space.space and not space.flags:
-        yield ("space",), 'empty; name at least one axis with its values, such as "tp: [1, 2]", or a flag in flags'
+    if space.space is None and not space.flags:
+        yield ("space",), "missing; add it"
     if runs and space.command is None:
         yield ("command",), 'missing; engine: command runs it, such as command: "torchrun train.py --tp {tp}"'
     if not runs:
@@ -306,7 +306,7 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     if set(space.engine) != {COMMAND} or space.command is None:
         return
     shown = shown_axes(names)
-    for axis, values in space.space.items():
+    for axis, values in (space.space or {}).items():
         if axis == PLACED and values != ["topology"]:
             yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
         elif axis not in shown and len(values) > 1:
