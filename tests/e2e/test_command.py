@@ -67,7 +67,7 @@ def test_commands_run_and_every_ending_has_its_status(wattune, results, storage:
     assert endings["good"] == ("completed", "")
     assert endings["out_of_memory"][0] == "out_of_memory"
     assert endings["crash"][0] == "crashed" and "rank 0: ValueError: the loss is no number" in endings["crash"][1]
-    assert endings["short"][0] == "crashed" and endings["short"][1].startswith("ended after 3 steps, needs 25")
+    assert endings["short"][0] == "crashed" and endings["short"][1].startswith("ended after 3 steps, needs 25 or more")
     assert endings["hang"][0] == "timed_out" and "no step finished for" in endings["hang"][1]
 
     good = found["good"]

@@ -78,8 +78,10 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
     return got(value, f"{' | '.join(axis.choices)}, or a list of {what}")
 
 
-def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
+def _axes(space: dict[str, Any] | None) -> dict[str, list[Any]]:
     """Accepts axes that exist, each with a list of different values that it can have."""
+    if space is None:
+        raise refuse([((), got(space, "a mapping"))])
     found: list[tuple[Path, str]] = []
     if not space:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
@@ -383,14 +385,7 @@ class SpaceFile(Entry):
     """With `engine: command`: where its steps come from. None is `auto`, the best source that is there."""
     workload: WorkloadEntry | None = None
     """The data and the kind of work. Only a command needs none."""
-    space: (
-        Annotated[
-            dict[str, Any],
-            AfterValidator(_axes),
-            WithJsonSchema(_axes_schema()),
-        ]
-        | None
-    ) = None
+    space: Annotated[dict[str, Any] | None, AfterValidator(_axes), WithJsonSchema(_axes_schema())] = None
     """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp). Only flags can stand in for it."""
     measure: MeasureEntry = MeasureEntry()
     """Measurement of a trial."""

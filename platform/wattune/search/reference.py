@@ -105,8 +105,7 @@ def _page(schema: JsonSchema) -> Iterator[str]:
     yield ""
     yield "| axis | values | meaning |"
     yield "|---|---|---|"
-    (space,) = _options(schema["properties"]["space"])
-    for name, axis in space["properties"].items():
+    for name, axis in schema["properties"]["space"]["properties"].items():
         yield f"| `{name}` | {_type(axis['items'], schema)} | {axis['description']} |"
     yield ""
     for definition, place in SECTIONS.items():
