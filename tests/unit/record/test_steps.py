@@ -98,6 +98,7 @@ def test_steps_that_are_asked_for_are_those_measured(tmp_path: Path) -> None:
     assert manifest(path)["steps"]["tokens_per_step"] == 64.0
 
 
+@pytest.mark.slow
 def test_lines_of_output_tell_steps_and_are_still_passed_on(tmp_path: Path) -> None:
     path = run(tmp_path, source="pattern/ms:took ([0-9.]+) ms")
     assert manifest(path)["steps"]["num_steps"] == NUM_STEPS
