@@ -13,7 +13,16 @@ from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.examine import examine
 from wattune.analysis.signals.readings import HOST, Tables
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, is_simulated, summarize, summary_of
+from wattune.analysis.summary import (
+    IMPOSSIBLE,
+    Summary,
+    impossible,
+    is_simulated,
+    summarize,
+    summary_of,
+    told_by_trial,
+    told_window,
+)
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
@@ -175,6 +184,7 @@ def _analysed(
     facts: Mapping[str, Any],
 ) -> Analysis:
     examined = None
+    known, tags = _told_by_ranks(folder)
     if not schema_problems(tables, spans):
         examined = examine(
             spec,
@@ -182,13 +192,12 @@ def _analysed(
             tables,
             manifests,
             kernels=folder.kernels(),
-            window=window,
-            tokens_per_step=told_tokens(facts),
+            window=window or told_window(tags, tables, manifests),
+            tokens_per_step=told_tokens(facts) if spec is None else told_by_trial(spec, tags),
         )
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    known, tags = _told_by_ranks(folder)
     memory = known.get("memory_peak_bytes")
     summary = summary_of(
         examined,

@@ -92,9 +92,7 @@ def examine(
     return Examined(
         spec=spec,
         spans=spans,
-        tokens_per_step=spec.workload.tokens_per_step
-        if tokens_per_step is None and spec is not None
-        else tokens_per_step,
+        tokens_per_step=spec.tokens_per_step if tokens_per_step is None and spec is not None else tokens_per_step,
         aligned=aligned,
         num_unsteady_steps=unsteady,
         powers=traces,
@@ -183,7 +181,7 @@ def with_caps(aligned: Aligned, powers: Powers | None, device: Device, readings:
 
 
 def _division(aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None) -> Division | None:
-    if spans is None or aligned.steps is None or spec is None:
+    if spans is None or aligned.steps is None or spec is None or not spec.workload.is_known:
         return None
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
     return divide(spans, aligned.steps, spec.plan, num_micro_batches=count)

@@ -87,8 +87,8 @@ class RankedTrial:
             "model": spec.model.name,
             "cluster": spec.cluster.label,
             "engine": spec.engine,
-            "seq_len": str(spec.workload.seq_len),
-            "batch": str(spec.workload.global_batch_size),
+            "seq_len": str(spec.workload.seq_len) if spec.workload.is_known else "",
+            "batch": str(spec.workload.global_batch_size) if spec.workload.is_known else "",
         }
 
     @property
@@ -120,12 +120,13 @@ class RankedTrial:
             "verdict": str(self.verdict),
             "label": self.label,
             "model": self.spec.model.name,
-            "num_parameters": self.spec.model.num_parameters,
-            "num_active_parameters": self.spec.model.num_active_parameters,
+            "num_parameters": self.spec.model.num_parameters if self.spec.model.is_known else None,
+            "num_active_parameters": self.spec.model.num_active_parameters if self.spec.model.is_known else None,
             "cluster": self.spec.cluster.label,
             "engine": self.spec.engine,
             "dp": self.spec.plan.dp(self.spec.cluster.world_size),
             "plan": shallow(self.spec.plan),
+            **({"flags": dict(self.spec.flags)} if self.spec.flags else {}),
             "objective": shallow(self.objective) if self.objective else None,
             "margins": [shallow(margin) for margin in self.margins],
             "missing": list(self.missing),

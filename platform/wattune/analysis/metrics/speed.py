@@ -45,7 +45,7 @@ def speed_metrics(
     times_s = step_times_s(aligned.steps)
     metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
     if tokens_per_step is None and spec is not None:
-        tokens_per_step = spec.workload.tokens_per_step
+        tokens_per_step = spec.tokens_per_step
     if not tokens_per_step:
         return metrics
     tokens_per_s = len(times_s) * tokens_per_step / aligned.duration_s
@@ -55,7 +55,7 @@ def speed_metrics(
     world_size, workload = spec.cluster.world_size, spec.workload
     metrics["tokens_per_s_per_device"] = tokens_per_s / world_size
     peak_flop_per_s = spec.cluster.rank_device.peak_flop_per_s(spec.plan.dtype)
-    if peak_flop_per_s:
+    if peak_flop_per_s and spec.model.is_known and workload.is_known:
         flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
     return metrics
