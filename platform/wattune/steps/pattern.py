@@ -64,13 +64,11 @@ class PatternSteps:
         else:
             return
         floor_ns = self.steps[-1].end_mono_ns if self.steps else 0
-        for left in reversed(range(count)):
+        # Lines arrive late by varying times: no step begins before the one before it ended.
+        step_ns = min(step_ns, (mono_ns - floor_ns) // count if count else 0)
+        for left in reversed(range(count)) if step_ns > 0 else ():
             end_ns = mono_ns - left * step_ns
-            # Lines arrive late by varying times: no step begins before the one before it ended.
-            start_ns = max(end_ns - step_ns, floor_ns)
-            if end_ns > start_ns:
-                self.steps.append(Step(len(self.steps), start_ns, end_ns, tokens))
-                floor_ns = end_ns
+            self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
 
 
 def _number(text: str | None) -> float | None:
