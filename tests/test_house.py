@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors fidelity hard_stop inspection intervals masking metric_meanings "
-    "objective private_folder schema trial units upload version",
+    ".": "__main__ clock deadline doctor errors fidelity hard_stop inspection intervals kinds masking metric_meanings "
+    "objective private_folder schema spans trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",
@@ -30,22 +30,25 @@ ROOMS = {
     "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
     "fitting": "beside device least_squares links memory power step_time store temperature",
-    "orchestrate": "cluster cooldown events failures node_products power_limit ray_folder ray_searcher ray_settings "
-    "run_study run_trial telemetry_actor trial_result trial_telemetry",
-    "orchestrate/lanes": "actor client lane messages placement_groups worker worker_group",
+    "orchestrate": "cluster command_result cooldown events failures node_products power_limit ray_folder "
+    "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
+    "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook race "
     "references run_order study_run trial_queue waiting",
-    "plan": "axes effective engines parallel placement rules schedule vocabulary",
+    "plan": "axes effective engines parallel placement program rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",
-    "record": "command recorder recording sensors",
+    "record": "command recorder recording sensors steps window",
     "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
     "traces trade_off write",
-    "search": "cluster_entry draft examples fields forecast grammar model_entry plausible problems prune reference "
-    "search_entry space strategy",
+    "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry plausible problems prune "
+    "reference search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",
+    "steps": "files launch pattern reader source steady table",
+    "steps/inject": "sitecustomize",
+    "steps/process": "events huggingface importing install lightning optimizer writer",
     "storage": "digests documents files growth lock manifests measured parquet remote spaces study trial_files "
     "trial_tables values versions",
     "telemetry": "backend host probe registry replay",
@@ -55,6 +58,7 @@ ROOMS = {
     "telemetry/sampler": "lease loop process",
     "terminal": "beside decisions forecast links preview progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
+    "workers/command": "environment failure launcher measuring output process supervisor",
     "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
     "profiler provenance recorder watchdog",
 }
@@ -98,10 +102,10 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock schema metric_meanings intervals objective trial fidelity storage catalog plan cost "
-    "cost.memory cost.step_time fitting analysis analysis.metrics "
+    "units errors clock kinds schema metric_meanings intervals objective trial fidelity storage steps steps.process "
+    "spans catalog plan cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
-    "telemetry.amd_smi simulation record terminal.recording"
+    "telemetry.amd_smi simulation record workers.command terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 

@@ -13,11 +13,21 @@ from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.examine import examine
 from wattune.analysis.signals.readings import HOST, Tables
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, is_simulated, summarize, summary_of
+from wattune.analysis.summary import (
+    IMPOSSIBLE,
+    Summary,
+    impossible,
+    is_simulated,
+    summarize,
+    summary_of,
+    told_by_trial,
+    told_window,
+)
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
 from wattune.record.recording import command_window, load
+from wattune.record.steps import told_memory, told_tokens
 from wattune.storage.digests import NO_DIGESTS, FileCheck
 from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
@@ -153,11 +163,12 @@ def _inspected(path: Path, files: FileCheck) -> Analysis:
     else:
         measured = load(path)
         tables, spans, manifests, window = measured.tables, measured.spans, measured.manifests, measured.window
+        facts = dict(measured.facts)
     if not tables and spans is None:
         raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
     spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
     try:
-        return _analysed(spec, spans, tables, manifests, window, TrialFolder(path), files)
+        return _analysed(spec, spans, tables, manifests, window, TrialFolder(path), files, facts)
     except ImpossibleValueError as error:
         return Analysis(summary=impossible(error), detail=None)
 
@@ -170,20 +181,29 @@ def _analysed(
     window: tuple[int, int] | None,
     folder: TrialFolder,
     files: FileCheck,
+    facts: Mapping[str, Any],
 ) -> Analysis:
     examined = None
+    known, tags = _told_by_ranks(folder)
     if not schema_problems(tables, spans):
-        examined = examine(spec, spans, tables, manifests, kernels=folder.kernels(), window=window)
+        examined = examine(
+            spec,
+            spans,
+            tables,
+            manifests,
+            kernels=folder.kernels(),
+            window=window or told_window(tags, tables, manifests),
+            tokens_per_step=told_tokens(facts) if spec is None else told_by_trial(spec, tags),
+        )
     if examined is None:
         return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
     simulated = is_simulated(tables, manifests)
-    known, tags = _told_by_ranks(folder)
     memory = known.get("memory_peak_bytes")
     summary = summary_of(
         examined,
         manifests,
         simulated=simulated,
-        memory_peak_bytes=[] if memory is None else [int(memory)],
+        memory_peak_bytes=told_memory(facts) if memory is None else [int(memory)],
         expert_imbalance_frac=known.get("expert_imbalance_frac"),
         num_edited_files=len(files.accepted),
         num_missing_files=len(files.missing),

@@ -22,7 +22,7 @@ def _of(tables: str, **texts: str) -> dict[str, Meaning]:
 
 
 MEANINGS: Final[dict[str, Meaning]] = {
-    **_of("result", window_s="length of a recording: from its command's start to its end"),
+    **_of("result", window_s="length of a recording's window, where it has no steps"),
     **_of(
         "spans",
         step_time_s="time of a step: the median over steps of the slowest rank's time",
@@ -31,7 +31,7 @@ MEANINGS: Final[dict[str, Meaning]] = {
         tokens_per_s_per_device="throughput of one device: tokens_per_s over the ranks",
         mfu_frac="model FLOP utilization: FLOPs the model needs a second over the ranks' dense peak",
     ),
-    **_of("ring fast", total_energy_j="energy of a recording: of all devices over window_s"),
+    **_of("ring fast", total_energy_j="energy of a recording without steps: of all devices over window_s"),
     **_of(
         "ring fast spans",
         energy_per_step_j="energy of all devices for a step",

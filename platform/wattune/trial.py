@@ -2,21 +2,22 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
+from wattune.kinds import default_of, require_kinds
 from wattune.masking import printable
 from wattune.plan.axes import Plan
+from wattune.plan.program import FlagValue, Program
 
 TRIAL_ID_DIGITS: Final = 12
 
@@ -120,6 +121,11 @@ class Workload:
         """Tokens of one step over all ranks. Sequences are whole, none is padded."""
         return self.seq_len * self.global_batch_size
 
+    @property
+    def is_known(self) -> bool:
+        """False where a command runs whose data nobody described (`UNKNOWN_WORKLOAD`)."""
+        return self.mode != UNKNOWN_MODE
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Workload":
         """Makes a workload of plain data. Lists become tuples again."""
@@ -132,6 +138,13 @@ class Workload:
                 "routing": routing and Routing(**routing),
             }
         )
+
+
+UNKNOWN_MODE: Final = "unknown"
+"""Mode of `UNKNOWN_WORKLOAD`; no space can ask for it."""
+
+UNKNOWN_WORKLOAD: Final = Workload(mode=UNKNOWN_MODE, seq_len=1, global_batch_size=1)
+"""Stands for the data of a command that its space does not describe. Its sizes mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +184,8 @@ class TrialSpec:
     engine: str
     workload: Workload
     plan: Plan
+    program: Program | None = None
+    """The user's command with its environment and flags; None where an engine runs as it is."""
 
     @property
     def trial_id(self) -> str:
@@ -180,18 +195,33 @@ class TrialSpec:
         new axis or field changes the id of no stored trial. Called on an effective specification (see
         `wattune.search.prune`), equal ids mean equal work.
         """
-        parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in _PARTS)
+        names = _PARTS if self.program is None else sorted((*_PARTS, "program"))
+        parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in names)
         return hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
     @property
     def label(self) -> str:
-        """The plan in short, with the data parallel degree that follows, such as `dp2 tp2 mbs4 zero1`."""
+        """The plan in short, with the data parallel degree that follows and flags, such as `dp2 tp2 mbs4 zero1`."""
         dp = self.plan.dp(self.cluster.world_size)
-        return f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
+        label = f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
+        return label if self.program is None else self.program.labelled(label)
+
+    @property
+    def flags(self) -> tuple[tuple[str, FlagValue], ...]:
+        """Names and values of its flags; empty without a program."""
+        return () if self.program is None else self.program.flags
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of one step over all ranks; None where nobody described the data."""
+        return self.workload.tokens_per_step if self.workload.is_known else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `spec.json`: the specification and its id."""
-        return {"trial_id": self.trial_id, **asdict(self)}
+        data = asdict(self)
+        if self.program is None:  # as in every file before there were programs
+            del data["program"]
+        return {"trial_id": self.trial_id, **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialSpec":
@@ -213,6 +243,7 @@ class TrialSpec:
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
+            program=Program.from_json(data["program"]) if data.get("program") else None,
         )
         for part in (spec.workload, spec.workload.tokens, spec.workload.lora, spec.workload.routing, spec.plan):
             if part is not None:
@@ -248,7 +279,8 @@ _FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
 here: a field that is not listed counts only where it differs from its default."""
 
 
-_PARTS: Final = tuple(sorted(each.name for each in fields(TrialSpec)))
+_PARTS: Final = tuple(sorted(_FIRST_FIELDS[TrialSpec]))
+"""Parts that count in every id. A program counts where there is one."""
 
 
 def _identity_text(value: Any) -> str:
@@ -289,11 +321,6 @@ def _counted(kind: type[Any]) -> list[tuple[str, Any]]:
     return [(each.name, MISSING if each.name in first else default_of(each)) for each in named]
 
 
-def default_of(of: "Field[Any]") -> Any:
-    """Returns the default of a dataclass field, made by its factory where it has one; `MISSING` where it has none."""
-    return of.default if of.default_factory is MISSING else of.default_factory()
-
-
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
 def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
     """Makes one object for all trials of a model: ten thousand trials are read while a user waits."""
@@ -308,58 +335,6 @@ def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
     return cluster
-
-
-LARGEST_COUNT: Final = 10**9
-"""Largest integer of a specification: above any real one, and small enough for all arithmetic on it."""
-
-_FROM_ZERO: Final = ("num_experts", "num_experts_per_token", "max_positions")
-"""Counts that may be 0."""
-
-_OF_KIND: Final[dict[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "float": (float, int),
-    "bool": (bool,),
-    "str": (str,),
-    "tuple[int, ...]": (tuple,),
-    "tuple[str, ...]": (tuple,),
-    "None": (type(None),),
-}
-
-
-@lru_cache(maxsize=16)
-def _kinds(kind: type[Any]) -> dict[str, tuple[type, ...]]:
-    """Returns the types that the plain fields of a dataclass may hold, by their annotations."""
-    text = {each.name: each.type if isinstance(each.type, str) else _annotation(each.type) for each in fields(kind)}
-    parts = {name: said.split(" | ") for name, said in text.items()}
-    return {
-        name: tuple(one for part in said for one in _OF_KIND[part])
-        for name, said in parts.items()
-        if all(part in _OF_KIND for part in said)
-    }
-
-
-def _annotation(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-
-
-def require_kinds(part: Any) -> None:
-    """Makes sure that every plain field of a dataclass that was read from a file holds what its annotation says.
-
-    Raises:
-        TypeError: A field holds another type.
-        ValueError: A number is not finite, negative, or larger than any real one.
-    """
-    for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]  # a class is hashable
-        value = getattr(part, name)
-        if type(value) not in kinds:
-            raise TypeError(f"{name}: got {str(value)[:60]}, allowed: {' or '.join(kind.__name__ for kind in kinds)}")
-        if type(value) is int and not (name not in _FROM_ZERO) <= value <= LARGEST_COUNT:
-            raise ValueError(f"{name}: got {str(value)[:60]}, allowed: up to {LARGEST_COUNT:,}")
-        if type(value) is float and not 0 <= value < math.inf:
-            raise ValueError(f"{name}: got {value}, allowed: a finite number of at least 0")
-        if type(value) is tuple and not all(type(one) is str or 0 <= one <= LARGEST_COUNT for one in value):
-            raise ValueError(f"{name}: got {str(value)[:60]}, allowed: names, or integers of at least 0")
 
 
 _RENAMED_TAGS: Final = {"anchor": "reference", "quality_where": "quality_step_breakdown"}

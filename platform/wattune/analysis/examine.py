@@ -31,6 +31,8 @@ class Examined:
 
     spec: TrialSpec | None
     spans: pa.Table | None
+    tokens_per_step: float | None
+    """Tokens of a step over all ranks; None where unknown."""
     aligned: Aligned
     num_unsteady_steps: int | None
     """Steps left out before the steady state; None if no steady state was found, in which case none were left out."""
@@ -61,6 +63,7 @@ def examine(
     *,
     kernels: pa.Table | None = None,
     window: tuple[int, int] | None = None,
+    tokens_per_step: float | None = None,
 ) -> Examined | None:
     """Examines a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
 
@@ -89,6 +92,7 @@ def examine(
     return Examined(
         spec=spec,
         spans=spans,
+        tokens_per_step=spec.tokens_per_step if tokens_per_step is None and spec is not None else tokens_per_step,
         aligned=aligned,
         num_unsteady_steps=unsteady,
         powers=traces,
@@ -177,7 +181,7 @@ def with_caps(aligned: Aligned, powers: Powers | None, device: Device, readings:
 
 
 def _division(aligned: Aligned, spans: pa.Table | None, spec: TrialSpec | None) -> Division | None:
-    if spans is None or aligned.steps is None or spec is None:
+    if spans is None or aligned.steps is None or spec is None or not spec.workload.is_known:
         return None
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
     return divide(spans, aligned.steps, spec.plan, num_micro_batches=count)

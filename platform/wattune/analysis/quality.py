@@ -58,6 +58,8 @@ class Facts:
     """Length of the window; None if no temperatures were read."""
     unexplained_frac: float | None = None
     """`other_frac` of the decomposition."""
+    start_up_counts: bool = False
+    """True if the window is the run of a trial's command, its start-up included, as it has no steps."""
     burst: bool = False
     """True for the few steps of a burst."""
     stopped_early: bool = False
@@ -129,6 +131,7 @@ THRESHOLDS: Final = (
     Threshold(
         code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
     ),
+    Threshold(code="start_up_counts", fact="start_up_counts", publishable=0, indicative=None),
     Threshold(code=BURST, fact="burst", publishable=0, indicative=None),
     Threshold(code=STOPPED_EARLY, fact="stopped_early", publishable=0, indicative=None),
     Threshold(code="edited", fact="num_edited_files", publishable=0, indicative=None),

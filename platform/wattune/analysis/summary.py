@@ -28,7 +28,7 @@ from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_ris
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
 from wattune.analysis.quality import INVALID, Facts, assess_quality
-from wattune.analysis.signals.align import Aligned, align
+from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
 from wattune.analysis.signals.readings import HOST, Device, Tables
 from wattune.analysis.signals.schema_check import schema_problems
@@ -47,6 +47,12 @@ NO_WINDOW: Final = "no_window"
 IMPOSSIBLE: Final = "impossible_value"
 """A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
 
+
+TOLD_TOKENS: Final = "told_tokens_per_step"
+"""Tag with the tokens of a step that a trial's own program told."""
+
+WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")
+"""Tags of a trial whose window is the run of its command, on the clock of its first node."""
 
 NO_TAGS: Final[Mapping[str, str]] = {}
 """Tags of what no study ran, or of a full measurement."""
@@ -80,12 +86,13 @@ def summarize(
     memory_peak_bytes: Sequence[int] = (),
     expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
+    tokens_per_step: float | None = None,
     tags: Mapping[str, str] = NO_TAGS,
 ) -> Summary:
     """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
 
     Args:
-        spec: What ran; None for a recording, which then has no tokens, MFU, shares of link peaks or decomposition.
+        spec: What ran; None for a recording, which then has no MFU, shares of link peaks or decomposition.
         spans: Spans of all ranks, None where there are none.
         tables: Telemetry by tier, all nodes together; a tier that was not recorded is absent.
         manifests: The manifest of each node's sampler, by node.
@@ -94,13 +101,16 @@ def summarize(
         expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
+        tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
         tags: Tags of the trial that say how much of it was measured (`wattune.fidelity`).
     """
     problems = schema_problems(tables, spans)
     if problems:
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
     try:
-        examined = examine(spec, spans, tables, manifests, kernels=kernels, window=window)
+        examined = examine(
+            spec, spans, tables, manifests, kernels=kernels, window=window, tokens_per_step=tokens_per_step
+        )
         if examined is None:
             return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
         return summary_of(
@@ -134,14 +144,14 @@ def summary_of(
     """Computes metrics and verdict from examined data; see `summarize` and `Facts` for the arguments."""
     spec, aligned, traces = examined.spec, examined.aligned, examined.powers
     sensors = examined.together.sensors
-    speed = speed_metrics(aligned, spec)
+    speed = speed_metrics(aligned, spec, examined.tokens_per_step)
     metrics = {
         **speed,
         **energy_metrics(
             aligned,
             traces,
             step_time_s=speed.get("step_time_s"),
-            tokens_per_step=None if spec is None else spec.workload.tokens_per_step,
+            tokens_per_step=examined.tokens_per_step,
         ),
         **power_metrics(aligned, traces, examined.together),
         **excursion_metrics(
@@ -162,6 +172,7 @@ def summary_of(
     verdict = assess_quality(
         replace(
             facts,
+            start_up_counts=WINDOW_TAGS[0] in trial_tags,
             burst=trial_tags.get(FIDELITY) == BURST,
             stopped_early=STOPPED_EARLY in trial_tags,
             num_edited_files=num_edited_files,
@@ -176,6 +187,23 @@ def summary_of(
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
     }
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
+
+
+def told_by_trial(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
+    """Returns the tokens of a step that a trial's program told; None where its workload says them, or nobody does."""
+    told = tags.get(TOLD_TOKENS)
+    return None if told is None or spec is None or spec.tokens_per_step is not None else float(told)
+
+
+def told_window(
+    tags: Mapping[str, str], tables: Tables, manifests: Mapping[str, Mapping[str, Any]]
+) -> tuple[int, int] | None:
+    """Returns the run of a trial's command in common time, where that is its window; None for other trials."""
+    if any(name not in tags for name in WINDOW_TAGS):
+        return None
+    node, start_ns, end_ns = (tags[name] for name in WINDOW_TAGS)
+    anchor_ns = clock_anchors_ns(tables, None, manifests).get(node)
+    return None if anchor_ns is None else (int(start_ns) + anchor_ns, int(end_ns) + anchor_ns)
 
 
 def is_simulated(tables: Tables, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -300,9 +328,7 @@ def metrics_over(
         return {}
     traces = powers(aligned)
     speed = speed_metrics(aligned, spec)
-    energy = energy_metrics(
-        aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=spec.workload.tokens_per_step
-    )
+    energy = energy_metrics(aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=spec.tokens_per_step)
     return {**speed, **energy, **_uncertainties(aligned, traces)}
 
 

@@ -33,6 +33,8 @@ from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
+from wattune.plan.engines import COMMAND
+from wattune.plan.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.forecast import Forecast, Source, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
@@ -63,6 +65,11 @@ def estimate(space: Space, *, storage: str | None = None) -> Forecast:
     """
     planned = plan(space)
     spec = planned.spec
+    if COMMAND in spec.engines:
+        raise PlanError(
+            "engine: command has no analytic estimate: nobody knows what the command computes; leave out --estimate, "
+            "or estimate the space with a built-in engine"
+        )
     limits = [
         Constraint(metric=LIMIT_METRICS[name], operator="<=", factor=bound) for name, bound in spec.limits.items()
     ]
@@ -90,6 +97,7 @@ def coefficients_in(storage: Path, *, apart_from: str = "") -> Find:
             (spec, result.metrics["memory_peak_bytes"])
             for spec, result in _results(storage, {device.name}, apart_from)
             if spec.cluster.simulate_sensors_of is None and "memory_peak_bytes" in result.metrics
+            if not is_command(spec)
         ]
         memory = replace(memory, excess_bytes=measured_excess(peaks, memory))
         if fit is None:
@@ -137,12 +145,12 @@ def fit(
     uuids: dict[str, set[str]] = defaultdict(set)
     for folder in folders:
         for spec, result in folder.results():
-            if is_burst(result):
+            if is_burst(result) or is_command(spec):  # the model of predictions does not know its work
                 continue
             by_device[spec.cluster.device].append((spec, result))
             uuids[spec.cluster.device] |= _uuids(folder.trial(result.trial_id, result.repeat))
     if not by_device:
-        raise PlanError("the studies have no finished trial; run them first")
+        raise PlanError("the studies have no finished trial of a built-in engine; run one first")
     names = [each.name for each in folders]
     return [
         (write_fit(place, one), one)
@@ -202,6 +210,8 @@ def beside_result(trial: str, *, storage: str | None = None) -> Beside:
     side = Compared(study).side(wanted)
     spec = side.spec
     assert spec is not None, "a trial has its specification"
+    if is_command(spec):
+        raise PlanError(f"{side.name} ran a command, which has no analytic estimate; name a trial of a built-in engine")
     if side.simulated:
         raise PlanError(
             f"{side.name} ran on processors with simulated sensors: its device has no estimate; name a measured trial"
@@ -236,7 +246,7 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
     find = coefficients_in(storage, apart_from=planned.name)
 
     def lowest(spec: TrialSpec) -> Mapping[str, float]:
-        if spec.cluster.simulate_sensors_of is not None:
+        if spec.cluster.simulate_sensors_of is not None or is_command(spec):
             return {}
         try:
             found = estimate_specs([spec], find)
@@ -271,7 +281,8 @@ def informed_strategy(planned: StudyPlan, storage: Path) -> Strategy:
     """Makes a study's strategy with all that is known before its first trial.
 
     `model_guided` gets estimates of all candidates, and the results that earlier studies in the storage have of the
-    same devices. Others get nothing. Trials on processors have no estimates: what they take is not in the catalog.
+    same devices. Others get nothing. Trials on processors have no estimates: what they take is not in the catalog. Nor
+    have commands, whose earlier results are those of the same command.
 
     Args:
         planned: The study.
@@ -296,6 +307,8 @@ def known_before(
     specs = planned.candidates.specs if specs is None else specs
     find = coefficients_in(storage, apart_from=planned.name)
     seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name)
+    programs = {_program(spec) for spec in specs}
+    seen = [(spec, result) for spec, result in seen if _program(spec) in programs]
     estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
     if estimated is None:
         return None, [Observation(spec=spec, result=result) for spec, result in seen]
@@ -316,12 +329,17 @@ def known_before(
 
 def _predicted(specs: Sequence[TrialSpec], find: Find) -> Predictions | None:
     """Predicts metrics of specifications; None where one of them runs on a device without estimates."""
-    if any(spec.cluster.simulate_sensors_of is not None for spec in specs):
+    if any(spec.cluster.simulate_sensors_of is not None or is_command(spec) for spec in specs):
         return None
     try:
         return estimate_specs(specs, find)
     except PlanError:
         return None
+
+
+def _program(spec: TrialSpec) -> tuple[str, ...]:
+    """Returns the command that a trial runs; empty for built-in engines, whose work is one another's."""
+    return spec.program.command if spec.program is not None else ()
 
 
 def _log_std(column: Column) -> Floats:

@@ -16,6 +16,8 @@ from wattune.inspection import Analysis, inspect
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
 from wattune.record.recording import Recording
+from wattune.record.steps import MOST_TOKENS, StepsAsked
+from wattune.steps.source import parse_source_text
 from wattune.storage.files import (
     CALIBRATIONS,
     find_storage,
@@ -57,6 +59,9 @@ def record(
     backends: Sequence[str] = (),
     output: Output = "own",
     watcher: Watcher | None = None,
+    steps: str = "auto",
+    window: str = "steady",
+    tokens_per_step: float | None = None,
 ) -> Recording:
     """Records a command, or this machine for some seconds, without Ray; see `wattune.record.recorder.record`.
 
@@ -68,12 +73,23 @@ def record(
         backends: Sensors to read; empty is every one this machine has.
         output: The place the command writes to.
         watcher: Looks on while it records.
+        steps: How the command's steps are found: `auto`, `spans`, `transformers`, `lightning`, `optimizer`, a preset
+            such as `megatron`, `pattern/ms:REGULAR_EXPRESSION` over its output, or `none`.
+        window: The part that the figures are of: `steady`, `command`, a time such as `10s:50s`, or steps such as
+            `steps:20:100` (`wattune.record.window.parse_window`).
+        tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
 
     Raises:
+        SpaceError: The source of steps cannot be read.
         PlanError: There is nothing to record, the command cannot be run, the name is taken, or the storage cannot be
             used.
         TelemetryError: A backend cannot be used, or what was sampled cannot be written or read.
     """
+    if tokens_per_step is not None and not 0 < tokens_per_step < MOST_TOKENS:
+        raise PlanError(
+            f"--tokens-per-step: got {tokens_per_step:g}, allowed: above 0; give those of all ranks together"
+        )
+    asked = StepsAsked.of(parse_source_text(steps), window, tokens_per_step)
     place = find_storage(storage)
     if place.url:
         RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
@@ -86,6 +102,7 @@ def record(
             backends=backends,
             output=output,
             watcher=watcher,
+            steps=asked,
         )
     )
 

@@ -13,7 +13,7 @@ from wattune.ranking.comparison import Comparison, Recorded
 from wattune.ranking.conditions import parse_where
 from wattune.ranking.evidence import compare_trials
 from wattune.ranking.order import Ranking
-from wattune.ranking.recordings import LEAST_ENERGY, RecordingRanking
+from wattune.ranking.recordings import RecordingRanking, usual_objective
 from wattune.ranking.recordings import rank_recordings as rank_all
 from wattune.ranking.sources import Question, Source, collector_paused, rank_sources
 from wattune.storage.files import find_storage
@@ -98,8 +98,9 @@ def rank_recordings(
     Args:
         names: Names or folders of recordings.
         storage: The place recordings are kept in, under `recordings`.
-        **question: See `wattune.ranking.sources.Question`. The objective is `minimize total_energy_j` unless given;
-            there are no bounds unless given; `where` has bounds on metrics.
+        **question: See `wattune.ranking.sources.Question`. The objective is the least energy of a token unless
+            given, of a step without tokens, of the whole command without steps. There are no bounds unless given;
+            `where` has bounds on metrics.
 
     Raises:
         PlanError: There is no such recording, or it is named twice.
@@ -120,7 +121,7 @@ def rank_recordings(
         found.append(recorded(path))
     return rank_all(
         found,
-        LEAST_ENERGY if objective is None else parse_objective(objective),
+        usual_objective(found) if objective is None else parse_objective(objective),
         [parse_constraint(text) for text in question.get("constraints") or ()],
         where=bounds,
         least_quality=question.get("least_quality", ""),

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from wattune.errors import PlanError, TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
-from wattune.ranking.table import PLAN_COLUMNS, metric_field, plan_values
+from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metric_field, plan_values
 from wattune.schema import METRICS
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
 from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT
@@ -107,8 +107,11 @@ class Study:
         """
         finished = self.folder.finished()
         unreadable = "\n".join(one.reason for one in finished.unreadable)
-        schema = _METRICS_TABLE.with_metadata({"wattune.study": self.name, "wattune.unreadable": unreadable})
-        return pa.Table.from_pylist([_row(spec, finite(result)) for spec, result in finished.results], schema)
+        flags = flag_columns(spec for spec, _ in finished.results)
+        fields = [*_METRICS_TABLE, *(pa.field(name, kind) for name, kind in flags.items())]
+        schema = pa.schema(fields, {"wattune.study": self.name, "wattune.unreadable": unreadable})
+        rows = [_row(spec, finite(result)) | flag_values(spec, flags) for spec, result in finished.results]
+        return pa.Table.from_pylist(rows, schema)
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one telemetry table of all trials without reading it, for queries on more than fits in memory.

@@ -45,6 +45,11 @@ class ModelSpec:
     """Origin of the numbers."""
 
     @property
+    def is_known(self) -> bool:
+        """False where a command trains something that its space does not describe (`OWN_MODEL`)."""
+        return self.name != OWN_CODE
+
+    @property
     def is_moe(self) -> bool:
         """True where the feed-forward blocks are mixtures of experts."""
         return self.num_experts > 0
@@ -91,6 +96,21 @@ class ModelSpec:
         one = matrices * self.hidden_size * self.ffn_hidden_size + (inner_biases + self.hidden_size if self.bias else 0)
         return one if not self.is_moe else num_experts * (one + self.hidden_size)  # the router has a row an expert
 
+
+OWN_CODE: Final = "own code"
+"""Name of `OWN_MODEL`; no model of a space can have it."""
+
+OWN_MODEL: Final = ModelSpec(
+    name=OWN_CODE,
+    num_layers=1,
+    hidden_size=1,
+    ffn_hidden_size=1,
+    num_heads=1,
+    num_kv_heads=1,
+    vocab_size=1,
+    source="stands for what a command trains and nobody described; its sizes mean nothing",
+)
+"""Stands for the model of a command that its space does not describe."""
 
 _GPT_OSS: Final = (
     "{name} config.json; gpt-oss model card (arXiv 2508.10925), table 1. In place of 64 heads of 64, wider than the "

@@ -63,10 +63,37 @@ def record(
         str | None, typer.Option(help="The recording's name; else time and program.", show_default=False)
     ] = None,
     storage: StorageOption = None,
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="How the command's steps are found: auto, spans, transformers, lightning, optimizer, megatron, "
+            'torchtitan, nemo, tqdm, "pattern/ms:step time: ([0-9.]+)", none.'
+        ),
+    ] = "auto",
+    window: Annotated[
+        str,
+        typer.Option(
+            help="What the figures are of: steady (the steps without start-up, else all), command, 10s:50s, "
+            "steps:20:100."
+        ),
+    ] = "steady",
+    tokens_per_step: Annotated[
+        float | None,
+        typer.Option(help="Tokens of a step over all ranks, where the command does not tell.", show_default=False),
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code."""
+    """Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code.
+
+    Finds the steps of a program that trains, so that start-up counts in no figure.
+
+    For example:
+
+      wattune record -- torchrun --nproc-per-node 4 train.py
+
+      wattune record --window steps:20:100 -- torchrun --nproc-per-node 4 train.py
+    """
     # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
     console = err if command else out
     view = LiveView(err) if live else None
@@ -80,6 +107,9 @@ def record(
             backends=backend or (),
             output=output,
             watcher=view,
+            steps=steps,
+            window=window,
+            tokens_per_step=tokens_per_step,
         )
     if as_json:
         print_json(recording.to_json())

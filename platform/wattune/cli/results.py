@@ -104,7 +104,7 @@ def rank(
 ) -> None:
     """Ranks trials: feasible by objective with P(best), undecided, infeasible with what fails, unknown.
 
-    Recordings are ranked too, by total energy unless --objective names another metric.
+    Recordings are ranked too, by energy of a token, else of a step, else of the command, unless --objective is given.
 
     For example:
 
@@ -114,7 +114,7 @@ def rank(
 
       wattune rank moe_h200 --no-constraints --pareto tokens_per_s,energy_per_token_j
 
-      wattune rank before after --objective "minimize total_energy_j"
+      wattune rank before after --objective "minimize step_time_s"
     """
     if constraint and no_constraints:
         raise typer.BadParameter("--constraint and --no-constraints: give one of the two")

@@ -1,9 +1,12 @@
 """The libraries an engine needs, looked for without loading them."""
 
 import importlib.util
+import shutil
+from pathlib import Path
 from typing import Final
 
 from wattune.errors import NodeError
+from wattune.plan.program import RUN_TIME, filled, is_command, values_of
 from wattune.trial import TrialSpec
 
 OPTIONAL: Final = ("deepspeed", "megatron")
@@ -14,8 +17,17 @@ def check_libraries(spec: TrialSpec) -> None:
     """Looks for what a specification needs to be installed on this node, without loading any of it.
 
     Raises:
-        NodeError: Its engine's library is not there, or the cluster is said to have TransformerEngine and has not.
+        NodeError: Its engine's library or its command's program is not there, or the cluster is said to have
+            TransformerEngine and has not.
     """
+    if spec.program is not None and is_command(spec):
+        program = filled(spec.program.command[0], values_of(spec, spec.program.flags) | dict.fromkeys(RUN_TIME, ""))
+        if shutil.which(program) is None:
+            raise NodeError(
+                f'the command\'s program "{program}" is not here: neither on PATH nor at that path from {Path.cwd()}; '
+                "install it on every node, or give its path"
+            )
+        return
     if spec.engine in OPTIONAL and importlib.util.find_spec(spec.engine) is None:
         raise NodeError(not_installed(spec.engine, spec.engine))
     if not spec.cluster.transformer_engine or spec.engine != "megatron":

@@ -12,6 +12,7 @@ import pyarrow as pa
 from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.cluster import Cluster
+from wattune.orchestrate.command_result import command_spans, of_devices, run_spans
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import cause
 from wattune.orchestrate.lanes.client import Lanes
@@ -20,6 +21,7 @@ from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_po
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_result import EndedTrial, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
+from wattune.plan.program import is_command
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
@@ -82,7 +84,9 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
     start_wall_ns = time.time_ns()
     folder, spec = TrialFolder(request.folder), request.spec
     folder.write_spec(spec)
-    tags = dict(request.tags) | {"isolation": request.isolation if lanes is not None else "fresh"}
+    # Each command starts anew, though its lane stays.
+    isolation = "fresh" if lanes is None or is_command(spec) else request.isolation
+    tags = dict(request.tags) | {"isolation": isolation}
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
         attempt = _Attempt(nodes=cluster)
@@ -191,13 +195,24 @@ def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
     return tags
 
 
+def _spans(answer: Answer) -> pa.Table | None:
+    tables = [outcome.spans for outcome in answer.outcomes if outcome.spans is not None and outcome.spans.num_rows]
+    return pa.concat_tables(tables).unify_dictionaries() if tables else None
+
+
 def _write_measurements(
     request: TrialRequest, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
 ) -> pa.Table | None:
     """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
     spec = request.spec
-    tables = [outcome.spans for outcome in answer.outcomes if outcome.spans is not None and outcome.spans.num_rows]
-    spans = pa.concat_tables(tables).unify_dictionaries() if tables else None
+    spans = command_spans(answer.outcomes, answer.places) if is_command(spec) else _spans(answer)
+    sensed_by = spans
+    if is_command(spec) and spans is None:
+        sensed_by = run_spans(answer.outcomes, answer.places)
+        recorded = [of_devices(part, answer.places) for part in recorded]
+    for outcome in answer.outcomes:
+        if outcome.command is not None:
+            folder.write_output(outcome.rank, outcome.command.output)
     telemetry = {part.node: (dict(part.tables), dict(part.manifest), part.losses) for part in recorded}
     if answer.places:
         folder.write_ranks([place.to_json() for place in answer.places])
@@ -207,11 +222,11 @@ def _write_measurements(
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
     if spans is not None:
         folder.write_spans(spans)
-        if spec.cluster.simulate_sensors_of:
-            for node, (simulated, manifest) in simulate(spec, spans, seed=request.seed).items():
-                tiers, own, losses = telemetry.get(node, ({}, {}, ()))
-                both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
-                telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
+    if sensed_by is not None and spec.cluster.simulate_sensors_of:
+        for node, (simulated, manifest) in simulate(spec, sensed_by, seed=request.seed).items():
+            tiers, own, losses = telemetry.get(node, ({}, {}, ()))
+            both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
+            telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
     for node, (tiers, manifest, losses) in telemetry.items():
         known = with_calibrations(request.storage, manifest)
         folder.write_telemetry(node, tiers, {**known, "losses": list(losses)})

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from wattune.analysis.metrics.experts import expert_imbalance_frac
-from wattune.analysis.summary import Summary, summarize
+from wattune.analysis.summary import Summary, summarize, told_by_trial, told_window
 from wattune.fidelity import STOPPED_EARLY
+from wattune.orchestrate.command_result import command_tags, num_answers
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
+from wattune.plan.program import is_command
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.workers.loop import RankOutcome
@@ -50,8 +52,9 @@ def status_of(spec: TrialSpec, answer: Answer, node_names: Mapping[str, str] | N
     """
     if answer.interrupted:
         return TrialStatus.INTERRUPTED, answer.failure, None
-    silent = sorted(set(range(spec.cluster.world_size)) - {one.rank for one in answer.outcomes})
-    lost = f"rank {', '.join(map(str, silent))} ended without reporting" if silent and answer.outcomes else ""
+    silent = sorted(set(range(num_answers(spec))) - {one.rank for one in answer.outcomes})
+    part = "node" if is_command(spec) else "rank"
+    lost = f"{part} {', '.join(map(str, silent))} ended without reporting" if silent and answer.outcomes else ""
     cause = answer.cause
     failed = cause is not None and cause.status is not TrialStatus.COMPLETED
     stands = failed and cause is not None and cause.status in (TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY)
@@ -98,17 +101,22 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
     status, reason, failure = status_of(spec, answer, ended.node_names)
     summary = Summary(quality="")
     tags = {**ended.tags, **_stopped_early(answer.outcomes)}
+    if is_command(spec):
+        tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
     if status is TrialStatus.COMPLETED:
+        tables, manifests = folder.stored(), folder.manifests()
         summary = summarize(
             spec,
             spans,
-            folder.stored(),
-            folder.manifests(),
+            tables,
+            manifests,
             kernels=folder.kernels(),
-            memory_peak_bytes=[outcome.memory_peak_bytes for outcome in answer.outcomes],
+            memory_peak_bytes=_peaks(answer.outcomes),
             expert_imbalance_frac=expert_imbalance_frac(
                 [outcome.expert_tokens for outcome in answer.outcomes], ended.spec.plan.ep
             ),
+            window=told_window(tags, tables, manifests),
+            tokens_per_step=told_by_trial(spec, tags),
             tags=tags,
         )
         status, reason = against_limits(summary, ended.limits)
@@ -130,6 +138,11 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         end_wall_ns=time.time_ns(),
     )
     return result if failure is None else failure.of(result)
+
+
+def _peaks(outcomes: Sequence[RankOutcome]) -> list[int]:
+    """Returns every rank's highest memory; none where a command's processes told none."""
+    return [one.memory_peak_bytes for one in outcomes if one.command is None or one.memory_peak_bytes]
 
 
 def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:

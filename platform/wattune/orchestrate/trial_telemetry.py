@@ -106,7 +106,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
             pids: dict[str, list[int]] = {}
             for place in telemetry.places:
                 if place.node == part.node:
-                    pids.setdefault(place.device, []).append(place.pid)
+                    pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
             known: dict[str, Any] = without_own_processes(part.manifest, pids)
             known |= asdict(offsets.get(part.node, _REFERENCE))
             telemetry.recorded.append(replace(part, manifest=known))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from wattune.catalog.models import ModelSpec
 from wattune.plan.axes import Plan
-from wattune.plan.engines import CAPABILITIES, Configuration, Equivalence, matches
+from wattune.plan.engines import CAPABILITIES, COMMAND, Configuration, Equivalence, matches
 
 Change = tuple[str, Any, str]
 """An axis, the value that its setting acts as, and the reason."""
@@ -22,6 +22,8 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         as it was.
     """
     written = plan = configuration.plan
+    if configuration.engine == COMMAND:  # nobody knows what a setting does in there
+        return plan, ()
     changed: dict[str, tuple[Any, str]] = {}
     for find in (*_OF_EVERY_ENGINE, *map(_of_engine, CAPABILITIES[configuration.engine].equivalences)):
         if change := find(configuration, plan):

@@ -13,6 +13,9 @@ from wattune.plan.axes import Plan
 MODES: Final = ("pretrain", "lora", "prefill")
 """Kinds of work a search space may ask for."""
 
+COMMAND: Final = "command"
+"""Name of the engine that runs a command of the user's."""
+
 ROUTINGS: Final = ("balanced", "skew", "learned")
 """Ways to choose the experts of a token: `wattune.trial.Routing.by`."""
 
@@ -50,6 +53,10 @@ class WorkloadLike(Protocol):
     @property
     def mode(self) -> str:
         """One of `MODES`."""
+
+    @property
+    def is_known(self) -> bool:
+        """False where nobody described the data of a command."""
 
     @property
     def lora(self) -> LoraLike | None:
@@ -304,6 +311,16 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                 ),
             ),
             source="deepspeed 0.19.8: runtime/{engine,pipe,zero}, module_inject/auto_*.py; run with gloo on four ranks",
+        ),
+        Capabilities(
+            name=COMMAND,
+            vendors=("nvidia", "amd", "cpu"),
+            etp_is_tp=False,
+            rounds_of_pp=False,
+            splits_ends=False,
+            splits_adapters=False,
+            interleaves_prompts=True,
+            source="the user's own: nothing is known of it, so nothing is excluded",
         ),
     )
 }

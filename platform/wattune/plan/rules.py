@@ -30,9 +30,14 @@ Rule = Callable[[Configuration], str | None]
 def violations(configuration: Configuration) -> Iterator[Violation]:
     """Yields every rule that an effective configuration breaks, in the order of `RULES`.
 
-    Degrees that do not fit the world size leave no data parallel degree. Then nothing else is judged.
+    Degrees that do not fit the world size leave no data parallel degree. Then nothing else is judged. Rules of a model
+    or a workload are left out where a command runs whose space describes none.
     """
     for rule in RULES:
+        if (rule in _OF_MODEL and not configuration.model.is_known) or (
+            rule in _OF_WORKLOAD and not configuration.workload.is_known
+        ):
+            continue
         reason = rule(configuration)
         if reason is not None:
             yield Violation(rule=rule.__name__, reason=reason)
@@ -266,7 +271,7 @@ def layout(c: Configuration) -> str | None:
         return f"layout={list(sizes)} has {len(sizes)} entries for pp*vpp={c.plan.pp}*{c.plan.vpp}; list {chunks}"
     if min(sizes) < 1:
         return f"layout={list(sizes)} leaves a stage empty; give each at least 1 layer"
-    if sum(sizes) != c.model.num_layers:
+    if c.model.is_known and sum(sizes) != c.model.num_layers:
         return (
             f"layout={list(sizes)} has {sum(sizes)} layers and {c.model.name} has num_layers={c.model.num_layers}; "
             "make them equal"
@@ -370,6 +375,12 @@ RULES: Final[tuple[Rule, ...]] = (
     rank_order,
 )
 """Every rule, in the order of judging. A rejected configuration names the first that it breaks."""
+
+_OF_MODEL: Final = frozenset((heads, kv_heads, experts, expert_layer, feed_forward, expert_rows, positions, layers))
+"""Rules that need a model."""
+
+_OF_WORKLOAD: Final = frozenset((adapters, routing, positions, sequence, forward_only, batch, micro_batches))
+"""Rules that need a workload."""
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:

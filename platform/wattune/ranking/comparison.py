@@ -100,7 +100,8 @@ class Side:
             assert self.recorded is not None, "a side is one of the two"
             return {"kind": "recording", "work": f"command: {self.recorded.text}", **self.recorded.machine}
         spec = self.spec
-        work = f"{spec.model.name} {spec.label}, {spec.workload.mode} at {spec.workload.seq_len} tokens, {spec.engine}"
+        of = f"{spec.workload.mode} at {spec.workload.seq_len} tokens, " if spec.workload.is_known else ""
+        work = f"{spec.model.name} {spec.label}, {of}{spec.engine}"
         nodes = self.result.tags.get("nodes")
         return {"kind": "trial", "work": work, "devices": spec.cluster.label, **({"node": nodes} if nodes else {})}
 
@@ -259,12 +260,13 @@ def compare(a: Side, b: Side) -> Comparison:
     time = energy = None
     warnings = _warnings(a, b)
     if a.spec is None or b.spec is None:
-        pass  # a recording has no steps
+        pass  # a recording has no phases
     elif a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
         warnings.append(f"no spans of measured steps in {missing}: there is no waterfall")
     else:
-        tokens = a.spec.workload.tokens_per_step, b.spec.workload.tokens_per_step
+        known = a.spec.tokens_per_step, b.spec.tokens_per_step
+        tokens = (known[0] or 1, known[1] or 1) if None not in known else (1, 1)
         parts_a, parts_b, per = _parts_of_equal_work(a.breakdown, b.breakdown, tokens)
         parts_a, parts_b, notes = _equally_divided(parts_a, parts_b)
         warnings += notes
@@ -357,7 +359,7 @@ def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
 
 def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     if a.spec is not None and b.spec is not None:
-        flat_a, flat_b = _flat(asdict(a.spec)), _flat(asdict(b.spec))
+        flat_a, flat_b = _flat(_fields(a.spec)), _flat(_fields(b.spec))
     else:
         unknown = dict.fromkeys(a.provenance | b.provenance, "not known")
         flat_a, flat_b = unknown | a.provenance, unknown | b.provenance
@@ -366,6 +368,20 @@ def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
         for path in flat_a | flat_b
         if flat_a.get(path) != flat_b.get(path) and path not in _SOURCES
     }
+
+
+def _fields(spec: TrialSpec) -> dict[str, Any]:
+    """Returns a specification as plain data, with flags and variables by name."""
+    data = asdict(spec)
+    if spec.program is None:
+        del data["program"]
+        return data
+    program = data.pop("program")
+    command = " ".join(spec.program.command)
+    source = spec.program.steps_pattern or spec.program.steps
+    data |= {"command": command, "env": dict(program["environment"]), "flags": dict(spec.flags), "steps": source}
+    unknown = [key for key, part in (("model", spec.model), ("workload", spec.workload)) if not part.is_known]
+    return {key: value for key, value in data.items() if key not in unknown}
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -396,6 +412,8 @@ def _warnings(a: Side, b: Side) -> list[str]:
         found.append(
             f"models differ ({a.spec.model.name}, {b.spec.model.name}): a token is not the same work on both sides"
         )
+    if a.spec.program is not None and b.spec.program is not None and a.spec.program.command != b.spec.program.command:
+        found.append("the commands differ beyond their flags: nobody knows whether both do the same work")
     if a.spec.workload.seq_len != b.spec.workload.seq_len:
         found.append("sequence lengths differ: a token is not the same work on both sides")
     return found
@@ -411,10 +429,16 @@ def _other_work(a: Side, b: Side) -> list[str]:
     """Describes what is not known to be the same of a recording and what it is compared with."""
     if a.spec is not None or b.spec is not None:
         trial, recording = ("A", "B") if b.spec is None else ("B", "A")
+        begin = f"{trial} is a trial and {recording} a recording: "
+        if "step_time_s" in (a if a.spec is None else b).result.metrics:
+            text = (
+                f"{begin}figures of both are of measured steps. wattune does not know what the command trains: speed "
+                "and energy of tokens compare only where it is the same model"
+            )
+            return [text]
         text = (
-            f"{trial} is a trial and {recording} a recording: figures of {trial} are of its measured steps, those of "
-            f"{recording} of its whole command with start and end. wattune does not know what the command does, so "
-            "speed and energy of work are not compared"
+            f"{begin}figures of {trial} are of its measured steps, those of {recording} of its whole command with "
+            "start and end. wattune does not know what the command does, so speed and energy of work are not compared"
         )
         return [text]
     assert a.recorded is not None and b.recorded is not None, "both are recordings"

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from wattune.objective import Condition, Constraint, Field, parse_condition
+from wattune.objective import Condition, Constraint, Field, field_of, parse_condition
 from wattune.plan.axes import AXES, Plan
 from wattune.plan.engines import CAPABILITIES, MODES
+from wattune.plan.program import FlagValue, text_of
 from wattune.trial import TrialSpec
 
 Where: TypeAlias = Constraint | Condition
@@ -44,24 +45,51 @@ FIELDS: Final[Mapping[str, Field]] = {
     **{name: _COUNT if axis.kind == "count" else Field(kind=str, choices=axis.choices) for name, axis in AXES.items()},
     **{name: field for name, (field, _) in _OTHERS.items()},
 }
-"""Every field that a condition may name: the axes, `dp`, and those of model, cluster, engine and workload."""
+"""Every field that a condition may name: the axes, `dp`, and those of model, cluster, engine and workload. Flags of the
+trials come on top (`flag_fields`)."""
+
+NO_FIELDS: Final[Mapping[str, Field]] = {}
 
 
-def parse_where(text: str) -> Where:
-    """Reads a condition on a field of `FIELDS` or on a metric.
+def flag_fields(specs: Iterable[TrialSpec]) -> dict[str, Field]:
+    """Returns the flags of trials as fields, by their values."""
+    values: dict[str, list[FlagValue]] = {}
+    for spec in specs:
+        for name, value in spec.flags:
+            values.setdefault(name, []).append(value)
+    return {name: field_of(own) for name, own in values.items()}
+
+
+def parse_where(text: str, flags: Mapping[str, Field] = NO_FIELDS) -> Where:
+    """Reads a condition on a field of `FIELDS`, on a flag, or on a metric.
+
+    Args:
+        text: The condition.
+        flags: Flags of the trials that are asked for.
 
     Raises:
         SpaceError: It cannot be used as written; see `wattune.objective.parse_condition`.
     """
-    return parse_condition(text, FIELDS)
+    return parse_condition(text, {**flags, **FIELDS})
 
 
-def value_of(spec: TrialSpec, field: str) -> int | str:
-    """Returns a trial's value of a field of `FIELDS`."""
+def value_of(spec: TrialSpec, field: str) -> int | float | str | None:
+    """Returns a trial's value of a field of `FIELDS`, or of a flag; None where it has no such flag."""
     if field in _OTHERS:
         return _OTHERS[field][1](spec)
+    if field not in FIELDS:
+        flag = dict(spec.flags).get(field)
+        return text_of(flag) if isinstance(flag, bool) else flag
     value: int | str = getattr(spec.plan, field)
     return value
+
+
+def keeps(condition: Condition, spec: TrialSpec) -> bool:
+    """Tells whether a trial keeps a condition. One without the flag keeps none on it."""
+    value = value_of(spec, condition.field)
+    if value is None:
+        return False
+    return condition.holds(str(value) if isinstance(condition.value, str) else value)
 
 
 def unmet(where: Iterable[Where], specs: Iterable[TrialSpec]) -> list[str]:

@@ -17,11 +17,19 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.intervals import Interval
 from wattune.objective import Condition, Constraint, Objective
-from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite, group_quality
+from wattune.ranking.assessment import (
+    RankedTrial,
+    Verdict,
+    assess_trial,
+    completed,
+    finite,
+    group_quality,
+    start_up_text,
+)
 from wattune.ranking.best import order, standing
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import describe
-from wattune.ranking.conditions import Where, unmet, value_of
+from wattune.ranking.conditions import Where, keeps, unmet
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.spreads import Results, Spreads
 from wattune.schema import METRICS, PER_STEP_METRICS
@@ -157,6 +165,7 @@ class Ranking:
             parts.append(f"{len(self.unreadable)} unreadable left out")
         if self.num_undigested:
             parts.append(f"{self.num_undigested} of an earlier version, without digests")
+        parts += [text] if (text := start_up_text(measured)) else []
         several = len(self.space) > 1
         parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]
         return "; ".join(parts)
@@ -428,7 +437,7 @@ def _passes(
     groups: Iterable[str],
 ) -> bool:
     bounds = [one for one in where if isinstance(one, Constraint)]
-    if not all(one.holds(value_of(spec, one.field)) for one in where if isinstance(one, Condition)):
+    if not all(keeps(one, spec) for one in where if isinstance(one, Condition)):
         return False
     if not bounds and not least_quality:
         return True
@@ -440,8 +449,20 @@ def _passes(
 
 def _size(spec: TrialSpec, metric: str) -> str:
     """Describes the work behind a token, and behind a step where the metric is one of steps."""
-    work = f"{_model_size(spec.model)}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
+    model = _model_size(spec.model) if spec.model.is_known else f"{spec.model.name}: {_program(spec)}"
+    if not spec.workload.is_known:
+        return model
+    work = f"{model}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
     return f"{work}, {spec.workload.tokens_per_step:,} of them a step" if metric in PER_STEP_METRICS else work
+
+
+def _program(spec: TrialSpec) -> str:
+    """Returns the command of a trial before anything is filled in, shortened."""
+    text = "" if spec.program is None else " ".join(spec.program.command)
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
+
+
+_LONGEST_COMMAND: Final = 60
 
 
 @cache

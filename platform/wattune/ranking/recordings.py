@@ -25,10 +25,25 @@ from wattune.units import NS_PER_S
 
 ENERGY: Final = "total_energy_j"
 LEAST_ENERGY: Final = parse_objective(f"minimize {ENERGY}")
-"""Objective of recordings where none is given."""
+"""Objective of recordings without steps where none is given."""
+
+_OF_STEPS: Final = ("energy_per_token_j", "energy_per_step_j")
+"""Metrics that are asked for instead where recordings have them, best first: they hold for any length of a run."""
 
 _OF_ALL_WORK: Final = (ENERGY, "window_s")
 """Metrics that are smaller where a command did less."""
+
+
+def usual_objective(recorded: Sequence[Recorded]) -> Objective:
+    """Returns the objective where none is given: the least energy of a token, of a step, or else of the command.
+
+    Args:
+        recorded: The recordings. All must have what is asked for.
+    """
+    for name in _OF_STEPS:
+        if recorded and all(name in one.result.metrics for one in recorded):
+            return parse_objective(f"minimize {name}")
+    return LEAST_ENERGY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +288,7 @@ def side_of_recording(one: Recorded) -> Side:
         breakdown=None,
         counted=Counted((result,), Spreads([(None, result)])),
         simulated=one.simulated,
-        objective=ENERGY,
+        objective=usual_objective([one]).metric,
     )
 
 

@@ -13,7 +13,7 @@ from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
-from wattune.ranking.conditions import parse_where
+from wattune.ranking.conditions import flag_fields, parse_where
 from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.spreads import Results
 from wattune.storage.parquet import read_table
@@ -132,11 +132,12 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
         bounds = [(source.name, "; ".join(source.constraints) or "none") for source in sources]
         _agreed("constraint", bounds)
         constraints = sources[0].constraints
+    flags = flag_fields(spec for source in sources for spec, _ in source.results)
     ranking = rank(
         {source.name: source.results for source in sources},
         parse_objective(objective),
         [parse_constraint(text) for text in constraints],
-        where=[parse_where(text) for text in question.get("where", ())],
+        where=[parse_where(text, flags) for text in question.get("where", ())],
         least_quality=question.get("least_quality", ""),
         risk=question.get("risk", RISK),
     )

@@ -2,17 +2,19 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from wattune.plan.axes import AXES, Plan
+from wattune.plan.program import text_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS
 from wattune.storage.files import write_asked
+from wattune.trial import TrialSpec
 
 _AXIS_TYPES: Final = {"count": pa.int32(), "choice": pa.string(), "layout": pa.list_(pa.int32()), "order": pa.string()}
 
@@ -26,6 +28,26 @@ PLAN_COLUMNS: Final[dict[str, pa.DataType]] = {name: _AXIS_TYPES[axis.kind] for 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """A plan as one row of `PLAN_COLUMNS`."""
     return {name: getattr(plan, name) for name in PLAN_COLUMNS} | {"rank_order": cell_text(plan.rank_order)}
+
+
+def flag_columns(specs: Iterable[TrialSpec]) -> dict[str, pa.DataType]:
+    """Returns the columns of the flags of some trials, such as `flags.lr`: numbers where all values are."""
+    values: dict[str, list[Any]] = {}
+    for spec in specs:
+        for name, value in spec.flags:
+            values.setdefault(f"flags.{name}", []).append(value)
+    types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+    kinds = {name: {type(one) for one in own} for name, own in values.items()}
+    return {
+        name: types[int] if own == {int} else types[float] if own <= {int, float} else types[str]
+        for name, own in kinds.items()
+    }
+
+
+def flag_values(spec: TrialSpec, columns: Mapping[str, pa.DataType]) -> dict[str, Any]:
+    """Returns the flags of a trial as one row of `flag_columns`."""
+    own = {f"flags.{name}": value for name, value in spec.flags}
+    return {name: text_of(value) if columns[name] == pa.string() else value for name, value in own.items()}
 
 
 _FACTS: Final = {
@@ -68,7 +90,8 @@ def metric_field(name: str, metric: str | None = None) -> pa.Field:
 def ranking_schema(ranking: Ranking) -> pa.Schema:
     """Returns the columns of a ranking as a table. None is nested but `layout`, and each metric has a column."""
     objective = ranking.objective.metric
-    fields = [pa.field(name, kind) for name, kind in {**_FACTS, **PLAN_COLUMNS}.items()]
+    flags = flag_columns(row.spec for row in ranking.trials)
+    fields = [pa.field(name, kind) for name, kind in {**_FACTS, **PLAN_COLUMNS, **flags}.items()]
     fields += [metric_field(f"{objective} {end}", objective) for end in ("low", "high")]
     fields += [pa.field(f"{objective} interval", pa.string()), pa.field(f"{objective} runs", pa.int32())]
     fields += [metric_field(name) for name in METRICS]
@@ -126,7 +149,7 @@ def _cells(ranking: Ranking, row: RankedTrial, measured: Sequence[str]) -> dict[
     objective = ranking.objective.metric
     whole = row.to_json()
     cells: dict[str, Any] = {name: whole[name] for name in (*_FACTS, "quality", "simulated", "reason")}
-    cells |= plan_values(row.spec.plan)
+    cells |= plan_values(row.spec.plan) | flag_values(row.spec, flag_columns(one.spec for one in ranking.trials))
     cells |= {"num_repeats": len(row.counted), "missing": ", ".join(row.missing)}
     counted = row.counted
     cells |= {name: value for name in measured if (value := row.spreads.middle(counted, name)) is not None}

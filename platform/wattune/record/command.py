@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -14,19 +14,54 @@ _FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Sent by a terminal to its whole foreground group: the command has them already."""
 
 
+Listener = Callable[[str, int], None]
+"""Called with a line of a command's output, and its arrival on the monotonic clock."""
+
+LONGEST_LINE_BYTES: Final = 65536
+"""A line that is longer is handed to the listener in parts."""
+
+DRAIN_S: Final = 2.0
+"""Longest wait for output after the command's end: a process it left behind may hold the pipe open."""
+
+
 class Command:
     """A command that was started, and the monotonic times between which it ran."""
 
-    def __init__(self, command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         """Starts it.
 
         Args:
             command: The program and its arguments.
             stdout: The descriptor it writes to; None is this process's.
             stderr: The same for its errors.
+            environment: Its environment; None is this process's.
+            listener: Hears every line. The command then writes to pipes, and what it writes is passed on at once.
         """
         self.start_mono_ns = time.monotonic_ns()
-        self._process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+        pipe = None if listener is None else subprocess.PIPE
+        self._process = subprocess.Popen(
+            command,
+            stdout=pipe if pipe is not None else stdout,
+            stderr=pipe if pipe is not None else stderr,
+            env=None if environment is None else dict(environment),
+        )
+        self._readers: list[threading.Thread] = []
+        if listener is not None:
+            ways = ((self._process.stdout, stdout, 1), (self._process.stderr, stderr, 2))
+            for source, target, own in ways:
+                assert source is not None, "both are pipes"
+                arguments = (source.fileno(), own if target is None else target, listener)
+                reader = threading.Thread(target=_copy, args=arguments, daemon=True, name="output")
+                reader.start()
+                self._readers.append(reader)
         self.end_mono_ns = self.start_mono_ns
         # A thread that does nothing but wait sees the end at once; polling would see it late.
         self._waiter = threading.Thread(target=self._wait, daemon=True, name="command")
@@ -35,6 +70,8 @@ class Command:
     def _wait(self) -> None:
         self._process.wait()
         self.end_mono_ns = time.monotonic_ns()
+        for reader in self._readers:
+            reader.join(DRAIN_S)
 
     def ended_within(self, timeout_s: float | None) -> bool:
         """Waits for its end, at most `timeout_s`; None waits as long as it takes. Returns True where it has ended."""
@@ -50,6 +87,31 @@ class Command:
         """After its end, as a shell gives it: 128 and the signal's number where one ended it."""
         code: int = self._process.returncode
         return 128 - code if code < 0 else code
+
+
+def _copy(source: int, target: int, listener: Listener) -> None:
+    """Copies output to where it belongs and hands its lines to the listener, until the pipe is closed."""
+    rest = b""
+    while True:
+        try:
+            data = os.read(source, LONGEST_LINE_BYTES)
+        except OSError:
+            return
+        mono_ns = time.monotonic_ns()
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(target, left) :]
+            except OSError:  # nobody reads it any more, as behind `| head`: the command must still be drained
+                break
+        *lines, rest = (rest + data).split(b"\n")
+        if not data or len(rest) > LONGEST_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            if line:
+                listener(line.decode(errors="replace"), mono_ns)
+        if not data:
+            return
 
 
 class SignalRelay:

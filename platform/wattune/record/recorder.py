@@ -15,6 +15,7 @@ from wattune.masking import masked_arguments
 from wattune.record.command import Command, SignalRelay
 from wattune.record.recording import sampled
 from wattune.record.sensors import HOST, default_backends, split_simulated
+from wattune.record.steps import CommandSteps, StepsAsked, told_steps
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -40,6 +41,8 @@ _STDERR_FD: Final = 2
 Output = Literal["own", "stderr", "log"]
 """Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
 
+DEFAULT_STEPS: Final = StepsAsked()
+
 Watcher = Callable[[Path, int], None]
 """Called with the sampler's folder, and the window's start on the monotonic clock."""
 
@@ -60,6 +63,7 @@ def record(
     backends: Sequence[str] = (),
     output: Output = "own",
     watcher: Watcher | None = None,
+    steps: StepsAsked = DEFAULT_STEPS,
 ) -> Path:
     """Records a command from start to end, or this machine for some seconds.
 
@@ -76,6 +80,7 @@ def record(
             is `default_backends`.
         output: Destination of the command's output.
         watcher: Looks on twice a second, until it fails.
+        steps: How the command's steps are found, and which of them the figures are of.
 
     Returns:
         The recording's folder.
@@ -103,9 +108,17 @@ def record(
         "wattune": __version__,
         "closed": False,
     }
+    told = None
+    if command:
+        facts["steps_asked"] = {
+            "source": str(steps.source),
+            "window": steps.window_text,
+            "tokens_per_step": steps.tokens_per_step,
+        }
     with SignalRelay() as relay:
         try:
             folder.write_facts(facts)
+            told = CommandSteps(folder.path, steps) if command else None
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
             sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
         except BaseException:  # such as a full disk: nothing was recorded, so nothing stays
@@ -113,11 +126,11 @@ def record(
             raise
         try:
             with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
-            _Session(folder, facts, sampler, relay, watcher).run(command, seconds, output)
+            _Session(folder, facts, sampler, relay, watcher, told).run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
             if "window" in facts:
-                _close(folder, facts)
+                _close(folder, facts, told)
             else:
                 shutil.rmtree(folder.path)
     return folder.path
@@ -133,8 +146,9 @@ class _Session:
         sampler: SamplerProcess,
         relay: SignalRelay,
         watcher: Watcher | None,
+        told: CommandSteps | None,
     ) -> None:
-        self._folder, self._facts = folder, facts
+        self._folder, self._facts, self._told = folder, facts, told
         self._sampler, self._relay, self._watcher = sampler, relay, watcher
         self._unseen: Exception | None = None
 
@@ -164,7 +178,13 @@ class _Session:
         elif output == "stderr":
             stdout = _STDERR_FD
         try:
-            started = Command(command, stdout=stdout, stderr=stderr)
+            started = Command(
+                command,
+                stdout=stdout,
+                stderr=stderr,
+                environment=None if self._told is None else self._told.environment,
+                listener=None if self._told is None else self._told.listener,
+            )
         except OSError as error:
             raise PlanError(f"{command[0]} cannot be started: {error}; see that it runs alone") from error
         held.callback(started.ended_within, None)  # whatever fails beside it, the command runs to its end
@@ -201,7 +221,7 @@ class _Session:
             time.sleep(min(left_s, TICK_S))
 
 
-def _close(folder: RecordingFolder, facts: dict[str, Any]) -> None:
+def _close(folder: RecordingFolder, facts: dict[str, Any], told: CommandSteps | None) -> None:
     """Turns the sampler's files into Parquet, and deletes them once everything else is in place.
 
     Where it did not end well its log stays and says why.
@@ -209,6 +229,12 @@ def _close(folder: RecordingFolder, facts: dict[str, Any]) -> None:
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
     folder.write_telemetry(facts["node"], tables, with_calibrations(folder.storage, manifest))
+    if told is not None and "end_mono_ns" in facts["window"]:
+        spans, found = told_steps(told, facts, manifest)
+        facts |= found
+        if spans is not None:
+            folder.write_spans(spans)
+        told.discard()
     folder.write_facts({**facts, "closed": True})
     kept = {".parquet", ".json"} if manifest["closed"] else {".parquet", ".json", ".log"}
     for path in sampler_folder.iterdir():

@@ -13,6 +13,7 @@ from wattune.analysis.signals.align import align, clock_anchors_ns
 from wattune.analysis.signals.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
+from wattune.record.steps import steps_of_open, told_memory, told_tokens
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -51,7 +52,15 @@ class Measured:
 
     def summary(self) -> Summary:
         """Computes metrics and verdict of all devices together, without those that need a trial's specification."""
-        return summarize(None, self.spans, self.tables, self.manifests, window=self.window)
+        return summarize(
+            None,
+            self.spans,
+            self.tables,
+            self.manifests,
+            window=self.window,
+            tokens_per_step=told_tokens(self.facts),
+            memory_peak_bytes=told_memory(self.facts),
+        )
 
     def energy_j(self) -> float | None:
         """Energy of all devices over the window; None unless every power sensor covers it."""
@@ -100,12 +109,14 @@ def load(path: Path) -> Measured:
     facts = folder.facts()
     if facts.get("closed", True):
         folder.check()
-        tables, manifests = folder.telemetry(), folder.manifests()
+        tables, spans, manifests = folder.telemetry(), folder.spans(), folder.manifests()
     else:
         tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
         manifests = {facts["node"]: with_calibrations(folder.storage, manifest)}
+        spans, found = steps_of_open(path, facts, manifest, _last_mono_ns(tables))
+        facts |= found
     window = command_window(facts, tables, manifests)
-    return Measured(tables=tables, spans=folder.spans(), manifests=manifests, window=window, facts=facts)
+    return Measured(tables=tables, spans=spans, manifests=manifests, window=window, facts=facts)
 
 
 def look(sampler_folder: Path, start_mono_ns: int) -> Measured:
@@ -159,6 +170,12 @@ def _last_mono_ns(tables: Tables) -> int:
     return max((pc.max(part["mono_ns"]).as_py() or 0 for part in parts), default=0)
 
 
+def _length_s(window: Mapping[str, Any] | None) -> float | None:
+    """Returns the length of a window of the manifest; None where its end was not seen."""
+    start_ns, end_ns = (window or {}).get("start_mono_ns"), (window or {}).get("end_mono_ns")
+    return None if start_ns is None or end_ns is None else ns_to_s(end_ns - start_ns)
+
+
 def device_metrics(measured: Measured, device: Device) -> dict[str, float]:
     """Metrics of one device, as if it had been sampled alone; those of nodes and between devices are left out."""
     metrics = measured.only(device).summary().metrics
@@ -176,7 +193,13 @@ class Recording:
     """As a shell gives it; None where the command's end was not seen."""
     window_s: float | None
     energy_j: float | None
-    """Of all devices together."""
+    """Of all devices together, over the window."""
+    steps: Mapping[str, Any]
+    """What the manifest says of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
+    window_why: str
+    """The choice of the window in words; empty where there was none."""
+    command_s: float | None
+    """Length of the whole command."""
     summary: Summary
     devices: Mapping[Device, Mapping[str, float]]
     """Metrics of each as if it had been recorded alone."""
@@ -197,6 +220,9 @@ class Recording:
             exit_code=measured.facts.get("exit_code"),
             window_s=measured.window_s,
             energy_j=measured.energy_j(),
+            steps=measured.facts.get("steps") or {},
+            window_why=str(measured.facts.get("window_why") or ""),
+            command_s=_length_s(measured.facts.get("command_window") or measured.facts.get("window")),
             summary=measured.summary(),
             devices={device: device_metrics(measured, device) for device in measured.devices},
             host=measured.host_means(),
@@ -209,11 +235,18 @@ class Recording:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; what was not measured is not in it."""
-        known = {"exit_code": self.exit_code, "window_s": self.window_s, "energy_j": self.energy_j}
+        known = {
+            "exit_code": self.exit_code,
+            "command_s": self.command_s,
+            "window_s": self.window_s,
+            "energy_j": self.energy_j,
+        }
         return {
             "folder": str(self.path),
             "command": list(self.command),
             **{name: value for name, value in known.items() if value is not None},
+            "steps": dict(self.steps),
+            "window_why": self.window_why,
             "simulated": self.simulated,
             "metrics": dict(self.summary.metrics),
             "quality": self.summary.quality,

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go
 
+from wattune.analysis.summary import TOLD_TOKENS
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.common_steps import COMPARED
 from wattune.ranking.evidence import Evidence
@@ -34,7 +35,10 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     for row, label, (color, dash) in zip(rows, row_labels(rows), _LOOKS, strict=False):
         found = evidence[row.trial_id]
         # From one step's start to the next one's, as throughput over the window counts; the last has no next.
-        tokens_per_s = row.spec.workload.tokens_per_step / np.diff(found.steps[0])
+        tokens = row.spec.tokens_per_step or _told_tokens(row)
+        if tokens is None:
+            continue
+        tokens_per_s = tokens / np.diff(found.steps[0])
         figure.add_scatter(
             x=found.step_index[:-1],
             y=tokens_per_s,
@@ -62,3 +66,9 @@ def leaders(ranking: Ranking) -> Sequence[RankedTrial]:
     """Returns feasible trials by their probability to be the best, then the undecided ones."""
     likely = sorted(ranking.feasible, key=lambda row: -(row.best_probability or 0.0))
     return [*likely, *ranking.undecided]
+
+
+def _told_tokens(row: RankedTrial) -> float | None:
+    """Returns the tokens of a step that a command's program told; None where it told none."""
+    told = next((run.tags[TOLD_TOKENS] for run in row.counted if TOLD_TOKENS in run.tags), None)
+    return None if told is None else float(told)

@@ -18,6 +18,17 @@ from wattune.plan.axes import AXES, Axis
 from wattune.plan.engines import CAPABILITIES, MODES, ROUTINGS, capabilities
 from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
+from wattune.search.command_entry import (
+    COMMAND_SCHEMA,
+    ENVIRONMENT_SCHEMA,
+    FLAGS_SCHEMA,
+    STEPS_SCHEMA,
+    check_command,
+    check_environment,
+    check_flags,
+    check_steps,
+    command_problems,
+)
 from wattune.search.fields import (
     ALONE,
     LARGEST_COUNT,
@@ -67,8 +78,10 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
     return got(value, f"{' | '.join(axis.choices)}, or a list of {what}")
 
 
-def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
+def _axes(space: dict[str, Any] | None) -> dict[str, list[Any]]:
     """Accepts axes that exist, each with a list of different values that it can have."""
+    if space is None:
+        raise refuse([((), got(space, "a mapping"))])
     found: list[tuple[Path, str]] = []
     if not space:
         found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
@@ -332,13 +345,16 @@ class SpaceFile(Entry):
     """Number of the space and digests in `study.yaml`, likewise; ignored here."""
     study: Annotated[str, named_by(check_study_name, examples=["llama_slice"])]
     """Name of the study and of its folder."""
-    model: Annotated[
-        list[Annotated[ModelEntry, Short(lambda text: {"name": text}, NAMES)]],
-        Field(min_length=1),
-        *ALONE,
-        AfterValidator(distinct),
-    ]
-    """Model to train: a catalog name, a mapping, or a list of them."""
+    model: (
+        Annotated[
+            list[Annotated[ModelEntry, Short(lambda text: {"name": text}, NAMES)]],
+            Field(min_length=1),
+            *ALONE,
+            AfterValidator(distinct),
+        ]
+        | None
+    ) = None
+    """Model to train: a catalog name, a mapping, or a list of them. Only a command needs none."""
     cluster: Annotated[
         list[Annotated[ClusterEntry, Short(cluster_in_short, {"examples": ["1x4 h200_sxm"]})]],
         Field(min_length=1),
@@ -353,14 +369,24 @@ class SpaceFile(Entry):
         AfterValidator(distinct),
     ]
     """Engine that trains: one, or a list."""
-    workload: WorkloadEntry
-    """The data and the kind of work."""
-    space: Annotated[
-        dict[str, Any],
-        AfterValidator(_axes),
-        WithJsonSchema(_axes_schema()),
-    ]
-    """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp)."""
+    command: Annotated[Any, AfterValidator(check_command), WithJsonSchema(COMMAND_SCHEMA)] | None = None
+    """With `engine: command`: your training command, filled with each trial's values; no shell sees it."""
+    env: Annotated[dict[str, Any], AfterValidator(check_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)] = Field(
+        default={}
+    )
+    """Variables that every trial's processes get, filled likewise."""
+    flags: Annotated[dict[str, Any], AfterValidator(check_flags), WithJsonSchema(FLAGS_SCHEMA)] = Field(default={})
+    """Axes of your own, each with its values; `command` or `env` uses them by name."""
+    requires: Annotated[list[str], AfterValidator(distinct)] = Field(
+        default=[], examples=[["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]]
+    )
+    """Conditions on axes and flags that every trial keeps: `FIELD OP VALUE`, products, and `or` between them."""
+    steps: Annotated[Any, AfterValidator(check_steps), WithJsonSchema(STEPS_SCHEMA)] | None = None
+    """With `engine: command`: where its steps come from. None is `auto`, the best source that is there."""
+    workload: WorkloadEntry | None = None
+    """The data and the kind of work. Only a command needs none."""
+    space: Annotated[dict[str, Any] | None, AfterValidator(_axes), WithJsonSchema(_axes_schema())] = None
+    """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp). Only flags can stand in for it."""
     measure: MeasureEntry = MeasureEntry()
     """Measurement of a trial."""
     isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"
@@ -378,7 +404,8 @@ class SpaceFile(Entry):
         """Finds problems of keys that are valid one by one."""
         del context
         found: list[tuple[Path, str]] = []
-        if self.workload.routing is not None and not self.has_experts:
+        found += command_problems(self)
+        if self.workload is not None and self.workload.routing is not None and self.model and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
         found += self._names_twice() + ladder_problems(self.search, self.measure.min_steps, self.measure.min_seconds)
@@ -391,7 +418,8 @@ class SpaceFile(Entry):
 
     def _incomparable(self) -> list[tuple[Path, str]]:
         """Finds an objective of a step in a study whose steps have different sizes."""
-        steps = {seq_len * batch for seq_len in self.workload.seq_len for batch in self.workload.global_batch_size}
+        sizes = self.workload
+        steps = {seq_len * batch for seq_len in sizes.seq_len for batch in sizes.global_batch_size} if sizes else {0}
         if len(steps) == 1 or self.objective.metric not in PER_STEP_METRICS:
             return []
         text = (
@@ -415,4 +443,4 @@ class SpaceFile(Entry):
     @property
     def has_experts(self) -> bool:
         """True if any of its models has experts."""
-        return any(entry.resolve().is_moe for entry in self.model)
+        return any(entry.resolve().is_moe for entry in self.model or ())

@@ -11,7 +11,9 @@ from typing import Any, Final
 from wattune.errors import NothingToTryError
 from wattune.plan.axes import Plan
 from wattune.plan.effective import effective
-from wattune.plan.rules import violations
+from wattune.plan.engines import COMMAND
+from wattune.plan.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
+from wattune.plan.rules import Violation, violations
 from wattune.plan.vocabulary import padding_of
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
@@ -74,7 +76,7 @@ class Rejected:
 
     config: Config
     rule: str
-    """The first rule of `wattune.plan.rules.RULES` that it breaks."""
+    """The first rule of `wattune.plan.rules.RULES` that it breaks, or `REQUIRES`."""
     reason: str
 
 
@@ -173,9 +175,10 @@ def prune(study: StudySpec) -> Candidates:
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
     for written, config in _combinations(study):
-        plan, equivalences = effective(written)
-        spec = replace(written, plan=plan) if equivalences else written
-        violation = next(violations(spec), None)
+        plan, of_plan = effective(written)
+        spec, equivalences = _without_unused(study, replace(written, plan=plan) if of_plan else written)
+        equivalences = (*of_plan, *equivalences)
+        violation = next(violations(spec), None) or _unmet(study, written)
         if violation:
             reason = sys.intern(violation.reason)  # few differ among very many
             rejected.append(Rejected(config=config, rule=violation.rule, reason=reason))
@@ -197,6 +200,55 @@ def prune(study: StudySpec) -> Candidates:
         ),
     )
 
+
+def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
+    """Drops what a trial's program does not use, where a study of several engines lists it for another one.
+
+    Returns:
+        The specification, and a text for every setting that does nothing in it.
+    """
+    program = spec.program
+    if program is None:
+        return spec, ()
+    names = program.names
+    idle = [name for name, _ in program.flags if name not in names]
+    notes = [f"{name}={text_of(dict(program.flags)[name])} does nothing in engine {spec.engine}" for name in idle]
+    plan = spec.plan
+    if is_command(spec):
+        shown = shown_axes(names)
+        neutral = Plan(dtype=spec.cluster.rank_device.dtypes[0])
+        # One value says what the command does anyway; of several each would be a trial that does the same.
+        several = [axis for axis, values in study.axes.items() if len(values) > 1 and axis not in shown]
+        written = [axis for axis in several if getattr(plan, axis) != getattr(neutral, axis)]
+        notes += [
+            f"{axis}={getattr(plan, axis)} does nothing in the command, which has no {{{axis}}}" for axis in written
+        ]
+        plan = replace(plan, **{axis: getattr(neutral, axis) for axis in several})
+    flags = tuple((name, value) for name, value in program.flags if name in names)
+    used: Program | None = replace(program, flags=flags)
+    if not program.command and not program.environment:
+        used = None
+    return (replace(spec, plan=plan, program=used), tuple(notes)) if notes or used is None else (spec, ())
+
+
+def _unmet(study: StudySpec, written: TrialSpec) -> Violation | None:
+    """Returns the first requirement of a space that a combination does not keep."""
+    if not study.requires:
+        return None
+    flags = () if written.program is None else written.program.flags
+    values = {name: value if type(value) in (int, float) else text_of(value) for name, value in _fields(written, flags)}
+    found = (one.problem(values) for one in study.requires)
+    reason = next((text for text in found if text is not None), None)
+    return None if reason is None else Violation(rule=REQUIRES, reason=reason)
+
+
+def _fields(spec: TrialSpec, flags: Sequence[tuple[str, FlagValue]]) -> Iterator[tuple[str, Any]]:
+    yield from values_of(spec, flags).items()
+    yield from (("engine", spec.engine), ("device", spec.cluster.device))
+
+
+REQUIRES: Final = "requires"
+"""Name of the rule of combinations that break a requirement of their space."""
 
 _SIZES: Final = ("seq_len", "global_batch_size")
 """Numbers of a workload that a space may list several of."""
@@ -222,14 +274,25 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             **{name: getattr(workload, name) for name in _SIZES if name in several},
         }
         neutral = {"dtype": cluster.rank_device.dtypes[0]}
-        names, outside = (*where, *study.axes), tuple(where.values())
+        names, outside = (*where, *study.axes, *study.flags), tuple(where.values())
         plain = [[plain_value(value) for value in values] for values in study.axes.values()]
-        written = itertools.product(*plain)
+        program = _program(study, engine)
+        written = itertools.product(*plain, *study.flags.values())
         for values in itertools.product(*study.axes.values()):
             chosen = dict(zip(study.axes, values, strict=True))
             plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
-            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan)
-            yield spec, _Combination(names, (*outside, *next(written)))
+            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan, program=program)
+            for flags in itertools.product(*study.flags.values()):
+                pairs = tuple(zip(study.flags, flags, strict=True))
+                own = spec if program is None else replace(spec, program=replace(program, flags=pairs))
+                yield own, _Combination(names, (*outside, *next(written)))
+
+
+def _program(study: StudySpec, engine: str) -> Program | None:
+    """Returns the program of an engine's trials: a command is of its own engine alone, variables are of all."""
+    if study.program is None or engine == COMMAND:
+        return study.program
+    return Program(environment=study.program.environment)
 
 
 def _labels(names: Sequence[str], specs: Sequence[Any]) -> list[str]:

@@ -10,16 +10,18 @@ import yaml
 from pydantic import ValidationError
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import OWN_MODEL, ModelSpec
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective
+from wattune.objective import Constraint, Objective, Requirement, parse_requirement
 from wattune.plan.axes import AXES, Plan
+from wattune.plan.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
+from wattune.search.command_entry import fields_of
 from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
 from wattune.storage.documents import yaml_tree
-from wattune.trial import Measure, Workload
+from wattune.trial import UNKNOWN_WORKLOAD, Measure, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
 """Most combinations that one study may list. More are a slip, or several studies."""
@@ -92,14 +94,21 @@ class StudySpec:
     constraints: tuple[Constraint, ...]
     limits: Mapping[str, float]
     """Hard limits by metric name, in the metric's unit."""
+    program: Program | None
+    """The command, environment and source of steps, without values of flags; None where the file has none of them."""
+    flags: Mapping[str, tuple[FlagValue, ...]]
+    """Values by flag."""
+    requires: tuple[Requirement, ...]
+    """Conditions that every trial keeps."""
     search: Search
     document: Mapping[str, Any]
     """The file as plain data with every default, as `study.yaml` keeps it. It is itself a valid space."""
 
     @property
     def num_combinations(self) -> int:
-        """Number of combinations of models, clusters, engines, workloads and axis values."""
-        return math.prod(map(len, [self.models, self.clusters, self.engines, self.workloads, *self.axes.values()]))
+        """Number of combinations of models, clusters, engines, workloads, axis values and flags."""
+        outer = [self.models, self.clusters, self.engines, self.workloads]
+        return math.prod(map(len, [*outer, *self.axes.values(), *self.flags.values()]))
 
 
 def load_space(path: str | Path) -> StudySpec:
@@ -157,9 +166,10 @@ def _study(document: Any, source: str, problems: Sequence[str], folder: Path) ->
 
 def _resolved(file: SpaceFile) -> StudySpec:
     """Turns a file without problems into wattune's own types."""
-    models = tuple(entry.resolve() for entry in file.model)
+    models = tuple(entry.resolve() for entry in file.model) if file.model else (OWN_MODEL,)
     clusters = tuple(entry.resolve() for entry in file.cluster)
-    workloads = file.workload.resolve(has_experts=file.has_experts)
+    given = file.workload
+    workloads = given.resolve(has_experts=file.has_experts) if given is not None else (UNKNOWN_WORKLOAD,)
     measure = Measure(**file.measure.model_dump())
     raced, ladder = file.search.finalists, file.search.ladder
     search = Search(
@@ -167,27 +177,35 @@ def _resolved(file: SpaceFile) -> StudySpec:
         finalists=Finalists(**raced.model_dump()) if raced is not None else None,
         ladder=LadderSettings(burst=Burst(**ladder.burst.model_dump()), promote=ladder.promote) if ladder else None,
     )
-    limits = file.limits.model_dump(exclude_none=True)
+    limits, axes = file.limits.model_dump(exclude_none=True), file.space or {}
     return StudySpec(
         name=file.study,
         models=models,
         clusters=clusters,
         engines=tuple(file.engine),
         workloads=workloads,
-        axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
+        axes={name: tuple(map(_plan_value, values)) for name, values in axes.items()},
         measure=measure,
         isolation=file.isolation,
         objective=file.objective,
         constraints=tuple(file.constraints),
         limits=limits,
         search=search,
+        program=_program(file),
+        flags={name: tuple(values) for name, values in file.flags.items()},
+        requires=tuple(parse_requirement(text, fields_of(file)) for text in file.requires),
         document={
             "study": file.study,
-            "model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models],
+            **(
+                {"model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models]}
+                if file.model
+                else {}
+            ),
             "cluster": [plain_cluster(cluster) for cluster in clusters],
             "engine": list(file.engine),
-            "workload": file.workload.plain(has_experts=file.has_experts),
-            "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
+            **_command_document(file),
+            **({} if given is None else {"workload": given.plain(has_experts=file.has_experts)}),
+            "space": {**axes, **{name: [value] for name, value in _NEUTRAL.items() if name not in axes}},
             "measure": asdict(measure),
             "isolation": file.isolation,
             "objective": str(file.objective),
@@ -196,6 +214,27 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "search": asdict(search),
         },
     )
+
+
+def _program(file: SpaceFile) -> Program | None:
+    """Returns what trials run beside their plans, before flags have values."""
+    if file.command is None and not file.env:
+        return None
+    command = () if file.command is None else split_command(file.command)
+    environment = tuple(sorted(file.env.items()))
+    if isinstance(file.steps, dict):
+        pattern, unit = file.steps["pattern"], file.steps.get("unit", "s")
+        return Program(command=command, environment=environment, steps_pattern=pattern, steps_unit=unit)
+    return Program(command=command, environment=environment, steps=file.steps or "auto")
+
+
+def _command_document(file: SpaceFile) -> dict[str, Any]:
+    """Returns the keys of a command as the file has them; keys without a value are left out, as before there were any.
+
+    Nothing else says what an axis that the file leaves out shows in the command, so none is added.
+    """
+    keys = ("command", "env", "flags", "requires", "steps")
+    return {key: value for key in keys if (value := getattr(file, key)) not in (None, {}, [])}
 
 
 def plain_value(value: Any) -> Any:

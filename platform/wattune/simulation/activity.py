@@ -18,6 +18,7 @@ from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
 from wattune.errors import TelemetryError
 from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.plan.program import is_command
 from wattune.simulation.device_model import KINDS, Array
 from wattune.trial import TrialSpec
 
@@ -40,6 +41,10 @@ class Roofline:
 
 
 ROOFLINE: Final = Roofline()
+
+OWN_CODE_SHARES: Final = np.array([0.6, 0.3, 0.1, 0.0, 0.0])
+"""Shares of `KINDS` in every step of a command: nobody knows its kernels. Assumed, and the same for every command, so
+that simulated power of two commands differs by their duty alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +256,7 @@ def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFL
     Raises:
         TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.
     """
-    work = [stage_work(spec, stage, roofline) for stage in range(spec.plan.pp)]
+    work = [] if is_command(spec) else [stage_work(spec, stage, roofline) for stage in range(spec.plan.pp)]
     text = {name: spans[name].cast(pa.string()) for name in ("node", "device", "phase")}
     plain = spans.select(["rank", "start_mono_ns", "end_mono_ns"])
     for name, column in text.items():
@@ -275,12 +280,16 @@ def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFL
 def _device_activity(
     spec: TrialSpec, work: Sequence[StageWork], stage: int, name: str, rows: pa.Table
 ) -> DeviceActivity:
-    shares = phase_shares(work[stage])
+    shares = phase_shares(work[stage]) if work else {}
     times = {}
     for phase in pc.unique(rows["phase"]).to_pylist():
         chosen = rows.filter(pc.equal(rows["phase"], phase))
         times[phase] = (chosen["start_mono_ns"].to_numpy(), chosen["end_mono_ns"].to_numpy())
     steps = times.pop("step", None)
+    if steps is not None and not work:
+        return DeviceActivity(
+            device=name, steps=None, phases=(Part(start_ns=steps[0], end_ns=steps[1], shares=OWN_CODE_SHARES),)
+        )
     if steps is not None and not times:
         return DeviceActivity(device=name, steps=None, phases=tuple(planned_phases(spec, work, stage, *steps)))
     return DeviceActivity(

@@ -3,8 +3,8 @@
 A trial's id is a hash of everything that it does, so results of two spaces never share an id. A space may therefore
 gain or lose values, axes, models and engines: what was measured stays, what is new runs. Settings of measuring,
 objective, bounds and search are no part of a trial. Refused is what would rank unlike things under one question or
-give a name a second meaning: no cluster in common, another workload, a model of the same name with other fields, and
-any key that this version does not know.
+give a name a second meaning: no cluster in common, another workload, a model of the same name with other fields,
+another command, other variables of its environment, other steps, and any key that this version does not know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from wattune.storage.versions import completed_space
 
-FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search")
+FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search", "requires")
 """Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""
 
-LISTED: Final = ("engine", "space")
+LISTED: Final = ("engine", "space", "flags")
 """Keys whose values may come and go: they are a part of every trial's id."""
 
 _SIZES: Final = ("seq_len", "global_batch_size")

@@ -126,6 +126,10 @@ class TrialFolder(MeasuredFolder):
         for rank, text in stacks.items():
             write_whole(self.path / "stacks" / f"rank{rank}.txt", text.encode())
 
+    def write_output(self, node: int, text: str) -> None:
+        """Writes what a command wrote on a node, by the node's number."""
+        write_whole(self.path / "output" / f"node{node}.txt", text.encode())
+
     def write_result(self, result: TrialResult) -> None:
         """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
         write_digested(self.path / RESULT, with_digests(self.path, result))

@@ -14,8 +14,9 @@ from typing import Any, Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError
+from wattune.kinds import default_of
 from wattune.plan.axes import Plan
-from wattune.trial import Measure, Workload, default_of
+from wattune.trial import Measure, Workload
 
 VERSION: Final = 3
 """Version of the folders this code writes."""

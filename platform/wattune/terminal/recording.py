@@ -73,7 +73,7 @@ def print_recording(console: Console, recording: Recording) -> None:
             table.add_row("/".join(device), _shown("energy_j", energy_j), *cells)
         print_table(console, table)
     whole = {
-        "time": _shown("window_s", recording.window_s),
+        "time": _shown("window_s", recording.command_s or recording.window_s),
         "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
         "energy": _shown("energy_j", recording.energy_j),
         "1 s node peak": _shown("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
@@ -81,10 +81,36 @@ def print_recording(console: Console, recording: Recording) -> None:
     }
     line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")
     console.print(Text(line))
+    _print_steps(console, recording)
     console.print(_quality(recording.summary.quality, recording.summary.quality_reasons, "quality"))
     if recording.simulated:
         console.print("Power, clocks and temperatures are SIMULATED from processor activity.", style="bold yellow")
     console.print(f"all figures: wattune analyze {recording.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+_STEP_CELLS: Final = {
+    "step": "step_time_s",
+    "tokens": "tokens_per_s",
+    "energy a step": "energy_per_step_j",
+    "energy a token": "energy_per_token_j",
+    "peak memory": "memory_peak_bytes",
+}
+
+
+def _print_steps(console: Console, recording: Recording) -> None:
+    """Prints what the figures are of, and those of a step."""
+    if recording.window_why and recording.window_why != "the whole command":
+        took = _shown("window_s", recording.window_s)
+        console.print(f"figures of {took}: {recording.window_why}", markup=False, highlight=False)
+    metrics = recording.summary.metrics
+    if "step_time_s" in metrics:
+        cells = {title: _shown(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
+        shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")
+        console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}"))
+    for rank, text in (recording.steps.get("errors") or {}).items():
+        console.print(f"rank {rank} ended by {text}", markup=False, highlight=False, soft_wrap=True)
+    for text in recording.steps.get("problems") or ():
+        console.print(f"note: {text}", markup=False, highlight=False, style="yellow", soft_wrap=True)
 
 
 def _host_cells(host: Mapping[str, float]) -> dict[str, str]:

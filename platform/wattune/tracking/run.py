@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wattune.errors import TrackingError
 from wattune.plan.axes import AXES
+from wattune.plan.program import text_of
 from wattune.tracking.store import Point
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -56,7 +57,11 @@ def run_params(spec: TrialSpec) -> dict[str, str]:
     values |= {"cluster": cluster.label, **asdict(cluster), "world_size": cluster.world_size}
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads", "vocab_size")
     experts = ("num_experts", "num_experts_per_token", "num_parameters", "num_active_parameters")
-    values |= {"model": model.name, **{f"model.{name}": getattr(model, name) for name in shape + experts}}
+    shown = shape + experts if model.is_known else ()
+    values |= {"model": model.name, **{f"model.{name}": getattr(model, name) for name in shown}}
+    values |= {f"flags.{name}": text_of(value) for name, value in spec.flags}
+    if not spec.workload.is_known:
+        values = {name: value for name, value in values.items() if name not in asdict(spec.workload)}
     return {name: _text(value) for name, value in values.items()}
 
 

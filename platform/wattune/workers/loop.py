@@ -80,6 +80,28 @@ _UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFacts:
+    """What a command's node knows beside its outcome (`wattune.workers.command`)."""
+
+    first_index: int
+    """Index of the first measured step: its spans count every step from 0."""
+    end_index: int
+    """Index after the last measured step; 0 where none was measured."""
+    start_mono_ns: int
+    """Start of the command on its node's clock."""
+    end_mono_ns: int
+    """Its end there, or the time at which it was told to end."""
+    wall_minus_mono_ns: int
+    """The node's wall clock minus its monotonic one."""
+    tokens_per_step: float
+    """Tokens that the node's ranks told of a step; 0 where none did."""
+    told_steps: bool
+    """True where a rank of the node told steps."""
+    output: str
+    """What it wrote, bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
     """Outcome of a trial on one rank."""
 
@@ -112,6 +134,8 @@ class RankOutcome:
     """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
+    command: CommandFacts | None = None
+    """Where a command ran: the outcome is that of a node, and `rank` is the node's number."""
 
 
 class _NonFiniteLossError(ArithmeticError):

@@ -322,7 +322,7 @@ def integral_error_frac(powers: Powers) -> float | None:
 
 
 def energy_metrics(
-    aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: int | None
+    aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: float | None
 ) -> dict[str, float]:
     """Computes energy per unit of work, from the integral of power over the window; all devices together.
 

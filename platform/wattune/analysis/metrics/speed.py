@@ -24,7 +24,9 @@ def step_to_step_s(steps: Steps) -> Floats:
     return result
 
 
-def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, float]:
+def speed_metrics(
+    aligned: Aligned, spec: TrialSpec | None, tokens_per_step: float | None = None
+) -> Mapping[str, float]:
     """Computes step time and throughput.
 
     `window_s`: length of the window; only without steps, as in a recording of a command.
@@ -35,19 +37,25 @@ def speed_metrics(aligned: Aligned, spec: TrialSpec | None) -> Mapping[str, floa
 
     Args:
         aligned: The trial.
-        spec: Specification of the trial; without it there are only step times.
+        spec: Specification of the trial; without it there are no figures of a device.
+        tokens_per_step: Tokens of a step over all ranks; None is what the specification says.
     """
     if aligned.steps is None:
         return {"window_s": aligned.duration_s}
     times_s = step_times_s(aligned.steps)
     metrics = {"step_time_s": float(np.median(times_s)), "step_time_p95_s": float(np.percentile(times_s, 95))}
+    if tokens_per_step is None and spec is not None:
+        tokens_per_step = spec.tokens_per_step
+    if not tokens_per_step:
+        return metrics
+    tokens_per_s = len(times_s) * tokens_per_step / aligned.duration_s
+    metrics["tokens_per_s"] = tokens_per_s
     if spec is None:
         return metrics
     world_size, workload = spec.cluster.world_size, spec.workload
-    tokens_per_s = len(times_s) * workload.tokens_per_step / aligned.duration_s
-    metrics |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / world_size}
+    metrics["tokens_per_s_per_device"] = tokens_per_s / world_size
     peak_flop_per_s = spec.cluster.rank_device.peak_flop_per_s(spec.plan.dtype)
-    if peak_flop_per_s:
+    if peak_flop_per_s and spec.model.is_known and workload.is_known:
         flop_per_s = tokens_per_s * workload_flop_per_token(spec.model, workload)
         metrics["mfu_frac"] = flop_per_s / (world_size * peak_flop_per_s)
     return metrics

@@ -24,15 +24,17 @@ from ray.exceptions import (
 )
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import WattuneError
 from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.lanes.command_worker import serve_commands
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import (
     Answer,
     Assignment,
     GroupKey,
-    Place,
+    Places,
     RankAssignment,
     Report,
     StopOrder,
@@ -41,6 +43,7 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 from wattune.orchestrate.telemetry_actor import telemetry_actor
+from wattune.plan.engines import COMMAND
 from wattune.workers.loop import RankOutcome
 
 _log = logging.getLogger(__name__)
@@ -141,7 +144,7 @@ class LaneKeeper:
         if lane in self._lanes:
             self._lanes[lane].failing(group, number, outcome, keeps_group=keeps_group)
 
-    async def deliver(self, lane: str, group: int, number: int, outcome: RankOutcome, place: Place | None) -> None:
+    async def deliver(self, lane: str, group: int, number: int, outcome: RankOutcome, place: Places) -> None:
         """See `Lane.deliver`."""
         if lane in self._lanes:
             self._lanes[lane].deliver(group, number, outcome, place)
@@ -256,9 +259,16 @@ class _Launcher:
     def _fit(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str) -> None:
         if orphans := remove_orphans():
             _log.warning("removed %d placement group(s) of runs that were killed while they started", orphans)
-        environment = {**(_NVIDIA_ENVIRONMENT if key.has_gpus else {}), **dict(key.environment)}
-        TorchTrainer(
-            serve,
+        runs_command = key.engine == COMMAND
+        own = _NVIDIA_ENVIRONMENT if key.has_gpus and not runs_command else {}
+        environment = {**own, **dict(key.environment)}
+        # A command's worker joins no process group and touches no device: it only starts the command.
+        kind = DataParallelTrainer if runs_command else TorchTrainer
+        # Ranks only meet through its group, and gloo's starts at once.
+        group = {} if runs_command else {"torch_config": TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S)}
+        kind(
+            serve_commands if runs_command else serve,
+            **group,
             train_loop_config={"keeper": self._keeper, "lane": self._lane, "run": number},
             scaling_config=ScalingConfig(
                 num_workers=key.world_size,
@@ -267,8 +277,6 @@ class _Launcher:
                 placement_strategy="PACK",
                 label_selector=[{"ray.io/node-id": node_id} for node_id in nodes for _ in range(key.devices_per_node)],
             ),
-            # Ranks only meet through its group, and gloo's starts at once.
-            torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S),
             run_config=RunConfig(
                 name=f"lane-{number}",
                 storage_path=scratch,

@@ -32,10 +32,11 @@ import pyarrow as pa
 from wattune.errors import WattuneError
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.messages import (
+    FINISH,
     Answer,
     Assignment,
     GroupKey,
-    Place,
+    Places,
     RankAssignment,
     Report,
     StopOrder,
@@ -228,7 +229,7 @@ class Lane:
             trial.fail(outcome, keeps_group=keeps_group, notified=True)
             self._notify()
 
-    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Place | None) -> None:
+    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places) -> None:
         """Takes a rank's outcome; only the first one counts."""
         trial = self._trial(group_number, number)
         if trial is not None:
@@ -261,10 +262,12 @@ class Lane:
         return None if trial.closed else trial.stop_order
 
     def report(self, group_number: int, number: int, part: str, step: int, num_steps: int | None) -> None:
-        """Takes the progress of a trial, from its rank 0."""
+        """Takes the progress of a trial, from its rank 0. After `FINISH` a command's other nodes are done too."""
         trial = self._trial(group_number, number)
         if trial is not None:
             trial.part, trial.step, trial.num_steps = part, step, num_steps
+            if part == FINISH:
+                self._order(trial, StopOrder("finish", ""))
 
     def show(self, group_number: int, number: int, rank: int, spans: pa.Table) -> None:
         """Takes the last seconds of a rank."""
@@ -277,8 +280,7 @@ class Lane:
         if self._run is None or self._run.number != run:
             return False
         if self._group is not None:
-            if self._group.lost is None:  # after that the lane may have ended them itself
-                self._group.died |= dict(died or {})
+            self._group.died |= dict(died or {}) if self._group.lost is None else {}  # later it may have ended them
             self._lose(self._group, reason)
         return True
 
@@ -289,8 +291,7 @@ class Lane:
 
     def _trial(self, group_number: int, number: int) -> Trial | None:
         # Calls of an earlier group or trial may arrive late: they find nothing.
-        group = self._known(group_number)
-        trial = group.trial if group is not None else None
+        trial = group.trial if (group := self._known(group_number)) is not None else None
         return trial if trial is not None and trial.number == number and not trial.closed else None
 
     def _running(self, name: str) -> Trial | None:
@@ -476,8 +477,7 @@ class Lane:
     async def _problem(self, group: Group, trial: Trial) -> str | None:
         """The reason a group must not run another trial; None if it may."""
         if not trial.answered:
-            reason = trial.cause.reason if trial.cause else "a rank did not answer"
-            return f"{reason} and not every rank left the trial"
+            return f"{trial.cause.reason if trial.cause else 'a rank did not answer'} and not every rank left the trial"
         if not trial.keeps_group and trial.cause is not None:
             return trial.cause.reason
         if not await self._until(lambda: group.idle or group.lost is not None, SETTLE_S):

@@ -1,14 +1,15 @@
 """Messages between a trial's driver, its lane and the lane's workers: plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ray.actor import ActorHandle
 
 from wattune.orchestrate.failures import Cause
 from wattune.plan.engines import CAPABILITIES
 from wattune.plan.placement import Slot
+from wattune.plan.program import filled, is_command, values_of
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.loop import RankOutcome
 
@@ -20,6 +21,7 @@ class GroupKey:
     device: str
     num_nodes: int
     devices_per_node: int
+    """Workers of each node: one a device, or one for all of them where a command runs."""
     engine: str
     environment: tuple[tuple[str, str], ...]
     """Variables their processes start with, as libraries read them only once."""
@@ -45,13 +47,20 @@ class GroupKey:
             resources: Resources of a node for one rank.
         """
         known = CAPABILITIES.get(spec.engine)  # a user's own engine is not in the table
+        environment = {**(known.environment if known else {})}
+        devices = spec.cluster.devices_per_node
+        if spec.program is not None and not is_command(spec):
+            values = values_of(spec, spec.program.flags)
+            environment |= {name: filled(template, values) for name, template in spec.program.environment}
         return cls(
             device=spec.cluster.device,
             num_nodes=spec.cluster.num_nodes,
-            devices_per_node=spec.cluster.devices_per_node,
+            devices_per_node=1 if is_command(spec) else devices,
             engine=spec.engine,
-            environment=tuple(sorted(known.environment.items())) if known else (),
-            resources=tuple(sorted(resources.items())),
+            environment=tuple(sorted(environment.items())),
+            resources=tuple(
+                sorted((name, amount * devices if is_command(spec) else amount) for name, amount in resources.items())
+            ),
         )
 
 
@@ -106,10 +115,19 @@ class Place:
     """The device's name in telemetry and spans."""
     device_uuid: str | None
     pid: int
+    other_pids: tuple[int, ...] = ()
+    """Other processes that belong to the trial on this node, where a command runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `ranks.json`."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "other_pids"}
+
+
+Places = Place | Sequence[Place] | None
+"""Where an outcome comes from: a rank's place, or those of all ranks of a command's node."""
+
+FINISH: Final = "finish"
+"""Part of a trial that begins once a command's leading node has measured enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +144,17 @@ class RankAssignment:
     """Name under which the ranks meet; no two trials of a group share it."""
     assignment: Assignment | None
     """None if nothing is to be trained."""
+    rendezvous: str = ""
+    """Where a command's processes meet: `host:port` of node 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
     """Order to the ranks of a trial that cannot go on."""
 
-    kind: Literal["free", "dump"]
-    """`free`: leave the trial. `dump`: only report the stacks of all threads; the process is ended then."""
+    kind: Literal["free", "dump", "finish"]
+    """`free`: leave the trial. `dump`: only report the stacks of all threads; the process is ended then. `finish`: the
+    leading node of a command has measured enough."""
     reason: str
 
 
@@ -143,6 +164,8 @@ class Report:
 
     problem: str | None
     """The reason it must not run another trial; None if it may."""
+    rendezvous: str = ""
+    """A free `host:port` of its node, where a command runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class _Worker:
         spec, place = assignment.spec, None
         try:
             place = self._place(assigned)
-            _leave_to_sampler(assignment.sampler_cpus.get(place.node, ()))
+            leave_to_sampler(assignment.sampler_cpus.get(place.node, ()))
             engine = watch.over(load_engine(spec.engine), place)
             ranks = Ranks(
                 rank=assigned.rank,
@@ -319,7 +319,7 @@ def _stacks() -> str:
         return file.read()
 
 
-def _leave_to_sampler(cpus: tuple[int, ...]) -> None:
+def leave_to_sampler(cpus: tuple[int, ...]) -> None:
     """Keeps every thread of this process off the processors that a sampler is bound to."""
     if not cpus:
         return

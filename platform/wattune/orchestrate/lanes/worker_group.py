@@ -1,7 +1,7 @@
 """State of one group of a lane's workers, and of the trial it runs, without Ray."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -18,7 +18,8 @@ from wattune.orchestrate.lanes.messages import (
     StopOrder,
     WorkerPlace,
 )
-from wattune.plan.placement import place
+from wattune.plan.placement import Slot, place
+from wattune.plan.program import is_command
 from wattune.trial import TrialStatus
 from wattune.workers.loop import RankOutcome
 
@@ -90,11 +91,12 @@ class Trial:
         if self.cause is None:
             self.cause, self.keeps_group, self.notified = outcome, keeps_group, notified
 
-    def deliver(self, outcome: RankOutcome, where: Place | None) -> None:
-        """Takes a rank's outcome; only the first one of a rank counts."""
+    def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None) -> None:
+        """Takes a rank's outcome; only the first one of a rank counts. A command's node tells several places."""
         self.outcomes.setdefault(outcome.rank, outcome)
-        if where is not None:
+        if isinstance(where, Place):
             self.places[outcome.rank] = where
+        self.places |= {} if where is None or isinstance(where, Place) else {place.rank: place for place in where}
         stands = self.cause is None or self.cause.status is TrialStatus.COMPLETED  # so far only a profile has failed
         if outcome.status is not TrialStatus.COMPLETED and stands:
             self.cause = outcome
@@ -175,7 +177,12 @@ class Group:
         """
         self.num_trials += 1
         number = self.num_trials
-        ranks = assign_ranks(assignment, self.workers, number=number, meeting=f"trial-{number}")
+        assigned = assign_nodes if is_command(assignment.spec) else assign_ranks
+        ranks = assigned(assignment, self.workers, number=number, meeting=f"trial-{number}")
+        first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
+        offered = None if first is None else self.reports.get(first)
+        if offered is not None and offered.rendezvous:
+            ranks = {worker: replace(rank, rendezvous=offered.rendezvous) for worker, rank in ranks.items()}
         if only_meet:
             ranks = {worker: replace(rank, number=0, assignment=None) for worker, rank in ranks.items()}
         self.trial = Trial(number=number, assignment=None if only_meet else assignment, ranks=ranks)
@@ -212,20 +219,10 @@ def assign_ranks(
         LaneError: The workers are not on the nodes the trial wants.
     """
     spec, nodes = assignment.spec, list(assignment.node_names)
-    at: dict[tuple[int, int], int] = {}
-    for index, node_id in enumerate(nodes):
-        here = sorted((one for one in workers.values() if one.node_id == node_id), key=lambda one: one.device_index)
-        at |= {(index, slot): worker.number for slot, worker in enumerate(here)}
+    at = _workers_by_slot(nodes, workers)
     slots = place(spec.plan, spec.cluster)
     if {(slot.node, slot.device) for slot in slots} != set(at):
-        have = ", ".join(
-            f"{name}: {sum(worker.node_id == node_id for worker in workers.values())}"
-            for node_id, name in assignment.node_names.items()
-        )
-        raise LaneError(
-            f"{spec.cluster.label} wants {spec.cluster.devices_per_node} worker(s) on each of {spec.cluster.num_nodes} "
-            f"node(s), but they run on {have}; start nodes with equal numbers of devices"
-        )
+        raise _misplaced(assignment, workers, spec.cluster.devices_per_node)
     assigned = {}
     for rank, slot in enumerate(slots):
         assigned[at[slot.node, slot.device]] = RankAssignment(
@@ -238,3 +235,46 @@ def assign_ranks(
             assignment=assignment,
         )
     return assigned
+
+
+def assign_nodes(
+    assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int, meeting: str
+) -> dict[int, RankAssignment]:
+    """Gives each node of a command's trial to its one worker, in the plan's order; see `assign_ranks`."""
+    at = _workers_by_slot(list(assignment.node_names), workers)
+    if {(node, 0) for node in range(assignment.spec.cluster.num_nodes)} != set(at):
+        raise _misplaced(assignment, workers, 1)
+    return {
+        worker: RankAssignment(
+            number=number,
+            rank=node,
+            world_size=len(at),
+            local_rank=0,
+            slot=Slot(node=node, device=0),
+            meeting=meeting,
+            assignment=assignment,
+        )
+        for (node, _), worker in sorted(at.items())
+    }
+
+
+def _workers_by_slot(nodes: Sequence[str], workers: dict[int, WorkerPlace]) -> dict[tuple[int, int], int]:
+    """Numbers the workers of each node by their devices: the worker's number by node and slot."""
+    at: dict[tuple[int, int], int] = {}
+    for index, node_id in enumerate(nodes):
+        here = sorted((one for one in workers.values() if one.node_id == node_id), key=lambda one: one.device_index)
+        at |= {(index, slot): worker.number for slot, worker in enumerate(here)}
+    return at
+
+
+def _misplaced(assignment: Assignment, workers: dict[int, WorkerPlace], wanted: int) -> LaneError:
+    """Makes the error of workers that are not where a trial wants them."""
+    have = ", ".join(
+        f"{name}: {sum(worker.node_id == node_id for worker in workers.values())}"
+        for node_id, name in assignment.node_names.items()
+    )
+    cluster = assignment.spec.cluster
+    return LaneError(
+        f"{cluster.label} wants {wanted} worker(s) on each of {cluster.num_nodes} "
+        f"node(s), but they run on {have}; start nodes with equal numbers of devices"
+    )

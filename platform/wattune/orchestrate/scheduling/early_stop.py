@@ -47,7 +47,9 @@ class EarlyStop:
             return None
         if metric == "step_time_s":
             return worst
-        num_tokens = spec.workload.tokens_per_step
+        num_tokens = spec.tokens_per_step
+        if num_tokens is None:  # the program tells them while it runs
+            return None
         return num_tokens / (worst * (spec.cluster.world_size if metric == "tokens_per_s_per_device" else 1))
 
     def _worst_of_best(self) -> float | None:

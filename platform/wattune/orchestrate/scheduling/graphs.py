@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.plan.program import is_command
 from wattune.trial import TrialResult, TrialSpec
 
 Start = Literal["new_workers", "new_graphs", "warm"]
@@ -35,6 +36,8 @@ def graphs_of(spec: TrialSpec) -> Hashable:
     - on CPUs nothing is compiled.
     """
     plan, engine = spec.plan, spec.engine
+    if is_command(spec):  # what it compiles is its own and ends with it
+        return None
     if spec.cluster.device == "cpu":
         return None
     work = spec.workload

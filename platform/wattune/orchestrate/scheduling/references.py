@@ -36,6 +36,8 @@ def _middle(specs: Sequence[TrialSpec], seed: int) -> TrialSpec:
     distances = [0.0] * len(specs)
     columns = [[spec.model.name for spec in specs]]
     columns += [[_key(name, getattr(spec.plan, name)) for spec in specs] for name in AXES]
+    flags = dict.fromkeys(name for spec in specs for name, _ in spec.flags)
+    columns += [[_flag_key(dict(spec.flags).get(name)) for spec in specs] for name in flags]
     for values in columns:
         ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
         places = [ranks[value] / max(1, len(ranks) - 1) for value in values]
@@ -52,6 +54,12 @@ def _key(name: str, value: Any) -> Any:
     if axis.kind == "choice":
         return axis.choices.index(value)
     return value if axis.kind == "count" else str(value)
+
+
+def _flag_key(value: Any) -> Any:
+    """Returns a key that sorts the values of a flag: numbers by size, before names."""
+    is_number = type(value) in (int, float)
+    return (not is_number, value if is_number else 0, "" if is_number else str(value))
 
 
 class References:

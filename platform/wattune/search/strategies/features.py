@@ -52,7 +52,8 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     columns["seq_len"] = math.log2(workload.seq_len)
     columns["batch"] = math.log2(workload.global_batch_size)
     columns["nodes"], columns["ranks"] = math.log2(cluster.num_nodes), math.log2(cluster.world_size)
-    return columns | _of_model(spec.model)
+    flags = {f"flags.{name}": _number(value) for name, value in spec.flags if type(value) in (int, float)}
+    return columns | _of_model(spec.model) | flags
 
 
 def categories_of(spec: TrialSpec) -> dict[str, str]:
@@ -70,7 +71,14 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "device": spec.cluster.device,
         "mode": workload.mode,
         "routing": str(workload.routing),
+        **{f"flags.{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},
     }
+
+
+def _number(value: float | str | bool) -> float:
+    """Returns a flag's number, in doublings: learning rates and sizes are chosen by factors. 0 and below stay."""
+    number = float(value)
+    return math.log2(number) if number > 0 else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +118,21 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     maps: list[NDArray[np.float64]] = []
     places: list[NDArray[np.float64]] = []
     numbers = [numbers_of(spec) for spec in specs]
-    for name in numbers[0] if numbers else ():
+    choices = [categories_of(spec) for spec in specs]
+    everywhere = set.intersection(*(set(row) for row in numbers)) if numbers else set()
+    # A flag that some have and some have not, or that is a name for some, is no number: it tells them apart.
+    choices = [
+        words | {name: str(row[name]) for name in sorted(row.keys() - everywhere)}
+        for row, words in zip(numbers, choices, strict=True)
+    ]
+    for name in [name for name in numbers[0] if name in everywhere] if numbers else ():
         values, index = np.unique([row[name] for row in numbers], return_inverse=True)
         if len(values) > 1:
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
             maps.append(_factor(np.exp(-gaps))[index])
             places.append(values[index][:, None])
-    choices = [categories_of(spec) for spec in specs]
-    columns = {name: [row[name] for row in choices] for name in (choices[0] if choices else ())}
+    every = dict.fromkeys(name for row in choices for name in row)
+    columns = {name: [row.get(name, "") for row in choices] for name in every}
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
     for column in columns.values():
         names, index = np.unique(column, return_inverse=True)

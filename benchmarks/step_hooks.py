@@ -1,0 +1,220 @@
+"""Measures what it costs a training step to be told: by the API, by the optimizer hook, by the Trainer's callback.
+
+    python benchmarks/step_hooks.py [--device cuda] [--rounds 3000] [--hidden 512] [--csv FILE] [--json]
+
+One loop in one process trains a small model. Each round runs one step of every kind in shuffled order: without a hook,
+with `spans.step`, with the hook on torch's optimizers, and with the callback of Hugging Face's Trainer (as its Trainer
+calls it; no Trainer is needed). The hooks write real files. The ratio of step time is the interquartile mean over rounds
+of the logarithm of a kind's step over the round's step without a hook: other programs that run meanwhile slow single
+steps by more than any hook. Its interval is a seeded bootstrap over rounds. On a GPU a step ends with a synchronisation.
+On a processor the time is the CPU time of the process, since what other programs take is not the hooks' cost.
+
+Ends with 1 where an interval leaves the bar, or a step of the API costs more than its bar.
+"""
+
+import argparse
+import csv
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+RATIO_WITHIN = 0.003
+COST_BELOW_US = 20.0
+SILENT_BELOW_US = 2.0
+RESAMPLES = 4000
+WARMUP_ROUNDS = 50
+KINDS = ("none", "spans", "optimizer", "transformers")
+
+
+class Work:
+    """A step: forward, backward and update of a few linear layers."""
+
+    def __init__(self, device: str, hidden: int) -> None:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(4) for layer in (nn.Linear(hidden, hidden), nn.GELU())]
+        self.model = nn.Sequential(*layers).to(device)
+        self.batch = torch.randn(hidden // 4, hidden, device=device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.inputs = {"input_ids": self.batch}
+
+    def training_step(self, _model: Any, inputs: Any) -> None:
+        """Trains one batch, in the form of the Trainer's method."""
+        self.model(inputs["input_ids"]).square().mean().backward()
+
+    def step(self) -> None:
+        """Runs a whole step."""
+        self.training_step(None, self.inputs)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def hooked(folder: str, work: Work) -> dict[str, Callable[[], None]]:
+    """Returns a step of every kind. Hooks are attached by their own code, to libraries of the same form."""
+    os.environ["WATTUNE_STEPS"] = folder
+    from wattune import spans
+    from wattune.steps.process import huggingface, optimizer
+
+    found: list[Any] = []
+    optimizer.attach(SimpleNamespace(register_optimizer_step_post_hook=found.append))  # type: ignore[arg-type]
+
+    class Trainer:
+        def training_step(self, model: Any, inputs: Any) -> None:
+            work.training_step(model, inputs)
+
+    library = SimpleNamespace(Trainer=Trainer, TrainerCallback=object, DEFAULT_CALLBACKS=[])
+    huggingface.attach(library)  # type: ignore[arg-type]
+    callback, trainer = library.DEFAULT_CALLBACKS[0](), Trainer()
+
+    def by_spans() -> None:
+        with spans.step(tokens=4096):
+            work.step()
+
+    def by_callback() -> None:
+        callback.on_step_begin(None, None, None)
+        trainer.training_step(None, work.inputs)
+        work.optimizer.step()
+        work.optimizer.zero_grad()
+        callback.on_step_end(None, None, None)
+
+    return {"none": work.step, "spans": by_spans, "optimizer": work.step, "transformers": by_callback, "hook": found[0]}
+
+
+def timed(steps: dict[str, Any], kind: str, device: str) -> float:
+    """Runs one step; returns its seconds."""
+    handle = register_optimizer_step_post_hook(steps["hook"]) if kind == "optimizer" else None
+    clock = time.perf_counter if device != "cpu" else time.process_time
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start_s = clock()
+    steps[kind]()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    took_s = clock() - start_s
+    if handle is not None:
+        handle.remove()
+    return took_s
+
+
+def measure(device: str, rounds: int, hidden: int) -> np.ndarray:
+    """Returns seconds, shape (rounds, kinds)."""
+    work = Work(device, hidden)
+    times_s = np.zeros((rounds, len(KINDS)))
+    order = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = hooked(folder, work)
+        for number in range(-WARMUP_ROUNDS, rounds):
+            for at in order.permutation(len(KINDS)):
+                took_s = timed(steps, KINDS[at], device)
+                if number >= 0:
+                    times_s[number, at] = took_s
+        written = sorted({path.stem.rpartition("-")[2] for path in Path(folder).glob("*.steps")})
+    assert written == ["optimizer", "spans", "transformers"], f"hooks wrote nothing: {written}"
+    return times_s
+
+
+def ratio_of(times_s: np.ndarray, at: int) -> tuple[float, float, float]:
+    """Returns the ratio of a kind's step time and that without a hook, and its 95 % interval."""
+    logs = np.log(times_s[:, at] / times_s[:, 0])
+    chosen = np.random.default_rng(1).integers(len(logs), size=(RESAMPLES, len(logs)))
+    low, high = np.percentile([_middle(logs[each]) for each in chosen], [2.5, 97.5])
+    return float(np.exp(_middle(logs))), float(np.exp(low)), float(np.exp(high))
+
+
+def _middle(values: np.ndarray) -> float:
+    """Returns the mean of the middle half."""
+    quarter = len(values) // 4
+    return float(np.sort(values)[quarter : len(values) - quarter].mean())
+
+
+def cost_us(listening: bool) -> float:
+    """Returns the CPU time of an empty step of the API in microseconds: the best of several tries."""
+    import subprocess
+
+    code = (
+        "import time\nfrom wattune import spans\nbest = 1e9\n"
+        "for _ in range(7):\n    start = time.process_time_ns()\n"
+        "    for _ in range(20000):\n        with spans.step(tokens=4096): pass\n"
+        "    best = min(best, (time.process_time_ns() - start) / 2e7)\nprint(best)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        own = {name: value for name, value in os.environ.items() if name != "WATTUNE_STEPS"}
+        own |= {"WATTUNE_STEPS": folder} if listening else {}
+        done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def main() -> int:
+    """Measures, prints, and says whether the bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=3000)
+    parser.add_argument("--hidden", type=int, default=512, help="width of the layers: what a step takes")
+    parser.add_argument("--csv", type=Path, help="write the rows there too")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    times_s = measure(given.device, given.rounds, given.hidden)
+    api_us, silent_us = cost_us(listening=True), cost_us(listening=False)
+    rows = []
+    for at, kind in enumerate(KINDS[1:], start=1):
+        ratio, low, high = ratio_of(times_s, at)
+        rows.append(
+            {
+                "hook": kind,
+                "step_time_ratio": round(ratio, 5),
+                "low_ratio": round(low, 5),
+                "high_ratio": round(high, 5),
+                "step_time_s": round(float(np.median(times_s[:, 0])), 6),
+                "num_rounds": given.rounds,
+            }
+        )
+    met = all(row["low_ratio"] >= 1 - RATIO_WITHIN and row["high_ratio"] <= 1 + RATIO_WITHIN for row in rows)
+    met = met and api_us < COST_BELOW_US and silent_us < SILENT_BELOW_US
+    where = torch.cuda.get_device_name() if given.device == "cuda" else platform.machine()
+    facts = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "device": where,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "api_step_us": round(api_us, 2),
+        "api_step_without_listener_us": round(silent_us, 2),
+        "bar_ratio": RATIO_WITHIN,
+        "bar_api_step_us": COST_BELOW_US,
+        "met": met,
+        "hooks": rows,
+    }
+    if given.csv is not None:
+        with given.csv.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    if given.json:
+        print(json.dumps(facts))
+        return 0 if met else 1
+    print(
+        f"{facts['date']}, {where}, Python {facts['python']}, torch {facts['torch']}, steps of {rows[0]['step_time_s']} s"
+    )
+    for row in rows:
+        interval = f"{row['low_ratio']:.5f} to {row['high_ratio']:.5f}"
+        print(f"{row['hook']:14} {row['step_time_ratio']:.5f}   95 % interval {interval}   bar 1.000 +- {RATIO_WITHIN}")
+    print(f"spans.step     {api_us:.2f} us of CPU time   bar {COST_BELOW_US:g} us")
+    print(f"without wattune {silent_us:.2f} us of CPU time   bar {SILENT_BELOW_US:g} us")
+    print("met" if met else "MISSED")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

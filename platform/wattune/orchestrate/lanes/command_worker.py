@@ -1,0 +1,298 @@
+"""The loop of a lane's worker that runs commands: one worker a node, which trains nothing itself.
+
+It joins no process group and touches no device. It starts each trial's command, watches it, and ends all of it.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.actor import ActorHandle
+from ray.train import get_context
+
+from wattune.clock import ClockAnchor
+from wattune.errors import NodeError, WattuneError
+from wattune.masking import masked_arguments
+from wattune.orchestrate.failures import is_of_the_machine
+from wattune.orchestrate.lanes.messages import FINISH, Assignment, Place, RankAssignment, Report, WorkerPlace
+from wattune.orchestrate.lanes.worker import device_name, leave_to_sampler
+from wattune.plan.program import RUN_TIME, Program, filled, filled_arguments, values_of
+from wattune.steps.source import parse_source
+from wattune.steps.table import spans_of
+from wattune.trial import TrialSpec, TrialStatus
+from wattune.version import __version__
+from wattune.workers.command.environment import command_environment
+from wattune.workers.command.launcher import CommandOutcome, Launch, Order, Steps, run_command
+from wattune.workers.loop import CommandFacts, RankOutcome
+from wattune.workers.provenance import SETTINGS, driver_version
+
+SHOWN_S: Final = 4.0
+"""Age of the steps that a running trial shows."""
+
+
+def serve_commands(config: dict[str, Any]) -> None:
+    """Runs commands until the lane has no trial left. Every Ray Train worker of a lane for commands calls it.
+
+    Args:
+        config: See `wattune.orchestrate.lanes.worker.serve`.
+    """
+    worker = _CommandWorker(config["keeper"], config["lane"], config["run"])
+    report = worker.report()
+    while (assigned := worker.next_trial(report)) is not None:
+        if assigned.assignment is not None:
+            worker.run(assigned, assigned.assignment)
+        report = worker.report()
+
+
+class _CommandWorker:
+    """The worker of one node."""
+
+    def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
+        self._keeper, self._lane = keeper, lane
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._address = ray.util.get_node_ip_address()
+        self._meeting: socket.socket | None = None
+        here = WorkerPlace(
+            number=get_context().get_world_rank(),
+            node_id=self._node_id,
+            device_index=0,
+            device_uuid=None,
+            pid=os.getpid(),
+            actor=ray.get_runtime_context().current_actor,
+        )
+        self._number = here.number
+        self._group: int = ray.get(keeper.join.remote(lane, run, here))
+
+    def report(self) -> Report:
+        """Returns what the lane has to know before the next trial: where its processes may meet."""
+        if self._meeting is None:
+            self._meeting = socket.socket()
+            self._meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._meeting.bind(("", 0))  # held until the command starts, so that nobody else is given the port
+        return Report(problem=None, rendezvous=f"{self._address}:{self._meeting.getsockname()[1]}")
+
+    def next_trial(self, report: Report) -> RankAssignment | None:
+        """Waits for a trial of the lane; None tells this worker to end."""
+        assigned: RankAssignment | None = ray.get(
+            self._keeper.next_trial.remote(self._lane, self._group, self._number, report)
+        )
+        return assigned
+
+    def run(self, assigned: RankAssignment, assignment: Assignment) -> None:
+        """Runs this node's part of a trial, and delivers what became of it."""
+        folder = Path(tempfile.mkdtemp(prefix="wattune-command-"))  # for this user alone
+        places: tuple[Place, ...] = ()
+        try:
+            outcome, places = self._measured(assigned, assignment, folder)
+        except Exception as error:  # of any class: the lane waits for an answer
+            outcome = _failed(assigned.rank, error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, places))
+
+    def _measured(
+        self, assigned: RankAssignment, assignment: Assignment, folder: Path
+    ) -> tuple[RankOutcome, tuple[Place, ...]]:
+        spec = assignment.spec
+        assert spec.program is not None, "a command has a program"
+        node = assignment.node_names[self._node_id]
+        devices = _devices(spec, assigned.rank, assignment.device_names.get(node, {}))
+        leave_to_sampler(assignment.sampler_cpus.get(node, ()))
+        for name in ("steps", "output"):
+            (folder / name).mkdir(mode=0o700)
+        values = {**values_of(spec, spec.program.flags), **self._run_time(assigned, assignment, folder / "output")}
+        arguments = filled_arguments(spec.program.command, values)
+        environment = command_environment(os.environ, _variables(spec.program, values))
+        launch = Launch(
+            arguments=arguments,
+            environment=environment,
+            steps_folder=folder / "steps",
+            source=parse_source(spec.program.steps_source),
+            measure=assignment.measure,
+            leads=assigned.rank == 0,
+            stop_above_s=assignment.stop_above_s,
+        )
+        anchor = ClockAnchor.now()
+        calls = _Calls(self._keeper, (self._lane, self._group, assigned.number), assigned, assignment)
+        if self._meeting is not None:  # the command's own processes listen there from now on
+            self._meeting.close()
+            self._meeting = None
+        found = run_command(
+            launch,
+            orders=calls.order,
+            progress=calls.progress,
+            finishing=calls.finishing,
+            show=lambda steps: calls.show(steps, node, devices, anchor),
+        )
+        devices |= _told_devices(found, assignment.device_names.get(node, {}), devices)
+        places = tuple(
+            Place(
+                rank=rank,
+                node=node,
+                slot=index,
+                device=device,
+                device_uuid=None,
+                pid=int(found.headers.get(rank, {}).get("pid", os.getpid())),
+                other_pids=found.pids,
+            )
+            for index, (rank, device) in enumerate(sorted(devices.items()))
+        )
+        spans = spans_of(found.steps, node=node, devices=devices, anchor=anchor)
+        # Names in place of what is of this run alone: a port, a folder.
+        shown = filled_arguments(spec.program.command, {**values, **{name: f"{{{name}}}" for name in RUN_TIME}})
+        return _outcome(assigned.rank, found, spans, anchor, _provenance(environment, shown)), places
+
+    def _run_time(self, assigned: RankAssignment, assignment: Assignment, output: Path) -> dict[str, Any]:
+        """Returns the values that only a running trial has."""
+        where = assigned.rendezvous
+        if assignment.spec.cluster.num_nodes == 1:
+            where = f"127.0.0.1:{where.rpartition(':')[2]}"
+        names = (assigned.rank, where, str(output), assignment.name)
+        return dict(zip(("node_rank", "rendezvous", "output_dir", "trial"), names, strict=True))
+
+
+class _Calls:
+    """What a running command's watch asks and tells the lane."""
+
+    def __init__(
+        self, keeper: ActorHandle, key: tuple[str, int, int], assigned: RankAssignment, assignment: Assignment
+    ) -> None:
+        self._keeper, self._key, self._assigned, self._assignment = keeper, key, assigned, assignment
+        self._pending = keeper.stop_order.remote(*key)
+        self._over = False
+
+    def order(self, timeout_s: float) -> Order | None:
+        """Waits for an order. A lane that is gone ends the trial."""
+        if self._over:
+            time.sleep(timeout_s)
+            return None
+        ready, _ = ray.wait([self._pending], timeout=timeout_s)
+        if not ready:
+            return None
+        self._over = True
+        order = ray.get(self._pending)
+        return Order("free", "its lane has ended") if order is None else Order(order.kind, order.reason)
+
+    def progress(self, part: str, done: int, total: int) -> None:
+        """Tells the lane how far the leading node is."""
+        if self._assigned.rank == 0:
+            self._keeper.report.remote(*self._key, part, done, total)
+
+    def finishing(self) -> None:
+        """Tells the other nodes that enough was measured."""
+        if self._assignment.spec.cluster.num_nodes > 1:
+            self._over = True
+            ray.get(self._keeper.report.remote(*self._key, FINISH, 0, 0))
+
+    def show(self, steps: Steps, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> None:
+        """Sends the last seconds of every rank, where a limit on simulated power is watched."""
+        if not self._assignment.shows_spans or not any(steps.values()):
+            return
+        since_ns = time.monotonic_ns() - int(SHOWN_S * 1e9)
+        recent = {rank: [step for step in each if step.end_mono_ns >= since_ns] for rank, each in steps.items()}
+        for rank, device in devices.items():
+            own = recent if recent.get(rank) else {rank: next((each for each in recent.values() if each), [])}
+            spans = spans_of(own, node=node, devices={rank: device}, anchor=anchor)
+            if spans.num_rows:
+                self._keeper.show.remote(*self._key, rank, spans)
+
+
+def _variables(program: Program, values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: filled(template, values) for name, template in program.environment}
+
+
+def _devices(spec: TrialSpec, node_rank: int, names: Mapping[str, str]) -> dict[int, str]:
+    """Returns telemetry's name of the device of each rank on a node, by the order in which the command sees them.
+
+    Args:
+        spec: The trial.
+        node_rank: Number of the node.
+        names: Telemetry's names of the node's devices, by uuid.
+
+    Raises:
+        NodeError: Telemetry does not see a device that Ray gave the command.
+    """
+    count = spec.cluster.devices_per_node
+    ranks = range(node_rank * count, (node_rank + 1) * count)
+    vendor = spec.cluster.rank_device.vendor
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if vendor != "nvidia" or not seen:
+        return {rank: device_name(spec, slot) for slot, rank in enumerate(ranks)}
+    found = [names.get(one, f"gpu{one}" if one.isdigit() else "") for one in seen[:count]]
+    missing = [one for one, name in zip(seen, found, strict=False) if name not in names.values()]
+    if len(found) < count or missing:
+        raise NodeError(
+            f"telemetry does not see device {', '.join(missing) or 'of every rank'}, which the command drives; it sees "
+            f"{', '.join(sorted(names.values())) or 'none'}; let the sampler's container see all devices of its node, "
+            "and turn MIG off"
+        )
+    return dict(zip(ranks, found, strict=True))
+
+
+def _told_devices(found: CommandOutcome, names: Mapping[str, str], devices: Mapping[int, str]) -> dict[int, str]:
+    """Returns the devices that ranks told themselves, where all of the node did: programs may choose otherwise."""
+    by_uuid = {uuid.lower().removeprefix("gpu-"): name for uuid, name in names.items()}
+    told = {
+        rank: by_uuid[uuid]
+        for rank in devices
+        if (uuid := str(found.headers.get(rank, {}).get("device_uuid", "")).lower().removeprefix("gpu-")) in by_uuid
+    }
+    return told if len(told) == len(devices) == len(set(told.values())) else {}
+
+
+def _provenance(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
+    """Returns what a command runs with, as far as anybody knows from outside."""
+    found = {"version.wattune": __version__, "command": " ".join(masked_arguments(arguments))}
+    found |= {f"env.{name}": value for name, value in sorted(environment.items()) if name.startswith(SETTINGS)}
+    driver = driver_version()
+    return found | ({"version.driver": driver} if driver else {})
+
+
+def _outcome(
+    rank: int, found: CommandOutcome, spans: Any, anchor: ClockAnchor, provenance: Mapping[str, str]
+) -> RankOutcome:
+    facts = {"steps_source": found.source}
+    if found.problems:
+        facts["steps_problems"] = "; ".join(found.problems)[:1000]
+    if found.startup_s is not None:
+        facts["startup_s"] = f"{found.startup_s:.3f}"
+    if found.run_s > 0 and found.measured_s > 0:
+        facts["overhead_frac"] = f"{max(1 - found.measured_s / found.run_s, 0.0):.4f}"
+    facts["command_run_s"] = f"{found.run_s:.3f}"
+    return RankOutcome(
+        rank=rank,
+        status=found.status,
+        reason=found.reason,
+        spans=spans,
+        num_warmup_steps=found.look.first_index,
+        steady=found.look.steady,
+        stopped_early=found.look.stopped_early,
+        build_time_s=found.startup_s or 0.0,
+        memory_peak_bytes=max(found.peaks.values(), default=0),
+        facts=facts,
+        provenance=provenance,
+        end_mono_ns=found.over_mono_ns,
+        command=CommandFacts(
+            first_index=found.look.first_index,
+            end_index=found.look.end_index if found.look.num_measured else 0,
+            start_mono_ns=found.start_mono_ns,
+            end_mono_ns=found.end_mono_ns,
+            wall_minus_mono_ns=anchor.to_wall_ns(0),
+            tokens_per_step=found.tokens_per_step,
+            told_steps=any(found.steps.values()),
+            output=found.output,
+        ),
+    )
+
+
+def _failed(rank: int, error: Exception) -> RankOutcome:
+    status = TrialStatus.INFRA_FAILED if is_of_the_machine(error) else TrialStatus.CRASHED
+    words = str(error) if isinstance(error, WattuneError) else f"{type(error).__name__}: {error}"
+    reason = f"node {rank}: {' '.join(words.split())}"
+    return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())

@@ -1,0 +1,364 @@
+"""`command`, `env`, `flags`, `requires` and `steps` of a search space: the program that trials run.
+
+The keys are checked against each other: a flag that nothing uses, or an axis whose values change nothing in the
+command, is a problem of the space and never a silent repetition of one trial.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from wattune.errors import SpaceError, WattuneError
+from wattune.objective import Constraint, Field, Objective, field_of, parse_requirement
+from wattune.plan.axes import AXES
+from wattune.plan.engines import CAPABILITIES, COMMAND
+from wattune.plan.program import (
+    FILL_INS,
+    FLAG_NAME,
+    OF_CLUSTER,
+    OF_WORKLOAD,
+    PLACED,
+    RUN_TIME,
+    FlagValue,
+    shown_axes,
+    split_command,
+    template_problem,
+    text_of,
+    used_names,
+)
+from wattune.schema import METRICS
+from wattune.search.fields import JsonSchema, repetitions
+from wattune.search.problems import Path, got, refuse
+from wattune.steps.source import KINDS, PRESETS, parse_source
+
+MOST_VALUES: Final = 1000
+"""Most values of a flag."""
+
+LONGEST_TEXT: Final = 4096
+"""Most characters of an argument, a variable's value or a flag's value."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_OURS: Final = ("WATTUNE_", "RAY_")
+_OWNED: Final = {
+    "CUDA_VISIBLE_DEVICES": "says which devices a trial has",
+    "HIP_VISIBLE_DEVICES": "says which devices a trial has",
+    "ROCR_VISIBLE_DEVICES": "says which devices a trial has",
+}
+"""Variables that wattune or Ray set themselves."""
+
+_NEEDS_STEPS: Final = ("step_time_s", "step_time_p95_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac")
+
+_NAMES: Final = ("engine", "device", "mode")
+"""Fields of conditions that are names and no fill-ins."""
+
+
+class SpaceLike(Protocol):
+    """The parts of a space that its command is checked against."""
+
+    @property
+    def engine(self) -> list[str]:
+        """Engines of the space."""
+
+    @property
+    def command(self) -> Any:
+        """The command: a text, or a list of arguments; None without one."""
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """Variables and their templates."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Values by flag."""
+
+    @property
+    def requires(self) -> list[str]:
+        """Texts of requirements."""
+
+    @property
+    def steps(self) -> Any:
+        """Source of steps; None where the file has none."""
+
+    @property
+    def space(self) -> dict[str, Any] | None:
+        """Values by axis; None where the file has none."""
+
+    @property
+    def model(self) -> Any:
+        """Entries of models; None without any."""
+
+    @property
+    def workload(self) -> Any:
+        """The entry of the workload; None without one."""
+
+    @property
+    def cluster(self) -> Any:
+        """Entries of clusters."""
+
+    @property
+    def measure(self) -> Any:
+        """The entry of measuring."""
+
+    @property
+    def objective(self) -> Objective:
+        """The objective."""
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """The bounds."""
+
+
+def check_command(value: Any) -> Any:
+    """Accepts a command: a text, or a list of arguments."""
+    if not isinstance(value, str | list):
+        raise refuse([((), got(value, 'a text such as "torchrun train.py --tp {tp}", or a list of arguments'))])
+    if isinstance(value, list):
+        wrong = [((i,), got(one, "a text; quote a number")) for i, one in enumerate(value) if not isinstance(one, str)]
+        if wrong:
+            raise refuse(wrong)
+    _refuse_by(lambda: split_command(value))
+    if any(len(one) > LONGEST_TEXT or "\0" in one for one in split_command(value)):
+        raise refuse([((), f"has an argument of more than {LONGEST_TEXT} characters, or with a zero byte; shorten it")])
+    return value
+
+
+def check_environment(value: dict[str, Any]) -> dict[str, str]:
+    """Accepts variables with texts or numbers, and keeps them as texts."""
+    found: list[tuple[Path, str]] = []
+    for name, own in value.items():
+        if not _VARIABLE.fullmatch(str(name)):
+            found.append(((name,), "is no name of a variable; use letters, digits and _"))
+        elif str(name).startswith(_OURS):
+            found.append(((name,), f"belongs to {'Ray' if name.startswith('RAY_') else 'wattune'}; leave it out"))
+        elif name in _OWNED:
+            found.append(((name,), f"{_OWNED[name]}, which wattune sets; leave it out"))
+        elif isinstance(own, bool) or not isinstance(own, str | int | float):
+            found.append(((name,), got(own, 'a text or a number, such as "{nccl_algo}"')))
+        elif "\0" in str(own) or len(str(own)) > LONGEST_TEXT:
+            found.append(((name,), f"has a zero byte or more than {LONGEST_TEXT} characters; shorten it"))
+    if found:
+        raise refuse(found)
+    return {name: str(own) for name, own in value.items()}
+
+
+def check_flags(value: dict[str, Any]) -> dict[str, list[FlagValue]]:
+    """Accepts flags with lists of different numbers, texts or booleans; a single value may stand without a list."""
+    found: list[tuple[Path, str]] = []
+    for name, written in value.items():
+        values = written if isinstance(written, list) else [written]
+        if not re.fullmatch(FLAG_NAME, str(name)):
+            found.append(((name,), "is no name of a flag; use letters, digits and _, up to 64"))
+        elif name in FILL_INS or name in (PLACED, *_NAMES):
+            use = f"list its values in space.{name}" if name in AXES else "call the flag otherwise"
+            found.append(((name,), f"means something already; {use}"))
+        elif name in METRICS:
+            found.append(((name,), "is a metric's name, so that conditions on it would mean two things; rename it"))
+        elif not values:
+            found.append(((name,), "empty; list values, or leave the flag out"))
+        elif len(values) > MOST_VALUES:
+            found.append(((name,), f"has {len(values):,} values, allowed: {MOST_VALUES:,}; list fewer"))
+        else:
+            wrong = [((i,), text) for i, one in enumerate(values) if (text := _flag_problem(one))]
+            found += [((name, *path), text) for path, text in wrong or repetitions([text_of(one) for one in values])]
+            if not wrong and len({isinstance(one, bool) for one in values}) > 1:
+                found.append(((name,), "mixes true or false with other values; quote them all, or use one kind"))
+    if found:
+        raise refuse(found)
+    return {name: list(values) if isinstance(values, list) else [values] for name, values in value.items()}
+
+
+def _flag_problem(value: Any) -> str | None:
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return None
+    if isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable():
+        return None
+    return got(value, "a number, a text of one line, true or false")
+
+
+def check_steps(value: Any) -> Any:
+    """Accepts a source of steps."""
+    _refuse_by(lambda: parse_source(value), "steps")
+    return value
+
+
+def _refuse_by(check: Any, key: str = "") -> None:
+    try:
+        check()
+    except WattuneError as error:
+        raise refuse([((), re.sub(rf"^{key}[.:]\s*", "", str(error)) if key else str(error))]) from None
+
+
+COMMAND_SCHEMA: Final[JsonSchema] = {
+    "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+    "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
+}
+ENVIRONMENT_SCHEMA: Final[JsonSchema] = {
+    "type": "object",
+    "additionalProperties": {"type": ["string", "number"]},
+    "examples": [{"NCCL_ALGO": "{nccl_algo}"}],
+}
+_SCALAR: Final = {"type": ["string", "number", "boolean"]}
+FLAGS_SCHEMA: Final[JsonSchema] = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^{FLAG_NAME}$"},
+    "additionalProperties": {"anyOf": [{"type": "array", "items": _SCALAR, "minItems": 1}, _SCALAR]},
+    "examples": [{"lr": [0.001, 0.01]}],
+}
+STEPS_SCHEMA: Final[JsonSchema] = {
+    "anyOf": [
+        {"enum": [*(kind for kind in KINDS if kind != "pattern"), *PRESETS]},
+        {
+            "type": "object",
+            "properties": {"pattern": {"type": "string"}, "unit": {"enum": ["s", "ms", "us"]}},
+            "required": ["pattern"],
+            "additionalProperties": False,
+        },
+    ],
+    "examples": ["auto"],
+}
+
+
+def templates_of(space: SpaceLike) -> list[tuple[Path, str]]:
+    """Lists every template of a space with its path."""
+    command = space.command
+    arguments = [] if command is None else list(split_command(command))
+    places: list[Path] = [("command",)] * len(arguments)
+    if isinstance(command, list):
+        places = [("command", index) for index in range(len(arguments))]
+    return [*zip(places, arguments, strict=True), *((("env", name), text) for name, text in space.env.items())]
+
+
+def known_names(space: SpaceLike) -> list[str]:
+    """Lists the names that templates of a space may use."""
+    unknown = {PLACED, *(() if space.model else ("model",)), *(() if space.workload else OF_WORKLOAD)}
+    if any(engine != COMMAND for engine in space.engine):
+        unknown |= set(RUN_TIME) if COMMAND not in space.engine else set()
+    return [name for name in (*FILL_INS, *space.flags) if name not in unknown]
+
+
+def fields_of(space: SpaceLike) -> dict[str, Field]:
+    """Returns the fields that a requirement of a space may name."""
+    numbers = (*OF_CLUSTER, *(OF_WORKLOAD if space.workload else ()))
+    found = {
+        name: Field(kind=int) if axis.kind == "count" else Field(kind=str, choices=axis.choices)
+        for name, axis in AXES.items()
+        if axis.kind in ("count", "choice")
+    }
+    found |= {name: Field(kind=int) for name in numbers}
+    found |= {"engine": Field(kind=str, choices=tuple(CAPABILITIES)), "device": Field(kind=str)}
+    found |= {"model": Field(kind=str)} if space.model else {}
+    return found | {name: field_of(values) for name, values in space.flags.items()}
+
+
+def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
+    """Finds problems of a space's command, environment, flags and requirements with the rest of it."""
+    return [
+        *_missing(space),
+        *_templates(space),
+        *_unused(space),
+        *_without_effect(space),
+        *_requirements(space),
+        *_questions(space),
+    ]
+
+
+def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    runs, trained = COMMAND in space.engine, [engine for engine in space.engine if engine != COMMAND]
+    for key in ("model", "workload"):
+        if trained and getattr(space, key) is None:
+            yield (key,), "missing; add it"
+    if space.space is None and not space.flags:
+        yield ("space",), "missing; add it"
+    if runs and space.command is None:
+        yield ("command",), 'missing; engine: command runs it, such as command: "torchrun train.py --tp {tp}"'
+    if not runs:
+        names = ", ".join(trained)
+        if space.command is not None:
+            yield ("command",), f"does nothing with engine: {names}; use engine: command, or leave it out"
+        if space.steps is not None:
+            yield ("steps",), f"does nothing with engine: {names}, which times its steps itself; leave it out"
+
+
+def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    known = known_names(space)
+    trained = [engine for engine in space.engine if engine != COMMAND]
+    for path, template in templates_of(space):
+        problem = template_problem(template, known)
+        if problem:
+            missing = {"model": "model", **dict.fromkeys(OF_WORKLOAD, "workload")}
+            named = next((name for name in missing if f'"{{{name}}}"' in problem), None)
+            if named is not None:
+                problem = f'"{{{named}}}" has no value: the space has no {missing[named]}; add one'
+            yield path, problem
+        elif path[0] == "env" and trained and (late := sorted(used_names([template]) & set(RUN_TIME))):
+            yield path, f"{{{late[0]}}} is known to commands only, and engine {trained[0]} has it too; leave it out"
+
+
+def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    """Finds flags and axes whose values would make trials that do the same."""
+    names = used_names(template for _, template in templates_of(space))
+    where = "command or env" if COMMAND in space.engine else "env"
+    for name in space.flags:
+        if name not in names:
+            yield ("flags", name), f"nothing uses it; write {{{name}}} in {where}, or leave it out"
+    if set(space.engine) != {COMMAND} or space.command is None:
+        return
+    shown = shown_axes(names)
+    for axis, values in (space.space or {}).items():
+        if axis == PLACED and values != ["topology"]:
+            yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
+        elif axis not in shown and len(values) > 1:
+            text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
+            yield ("space", axis), text
+    several = {name: getattr(space.workload, name) for name in ("seq_len", "global_batch_size") if space.workload}
+    for name, values in several.items():
+        if len(values) > 1 and name not in names:
+            text = f"has {len(values)} values and the command uses none; write {{{name}}} in it, or keep one value"
+            yield ("workload", name), text
+    if space.model and len(space.model) > 1 and "model" not in names:
+        yield ("model",), f"has {len(space.model)} entries and the command uses none; write {{model}} in it"
+
+
+def _without_effect(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    """Finds settings that a command does not follow, and nodes that would train apart."""
+    if set(space.engine) != {COMMAND}:
+        return
+    for key in ("tokens", "routing"):
+        if space.workload is not None and getattr(space.workload, key) is not None:
+            yield ("workload", key), "does nothing with engine: command, which reads its own data; leave it out"
+    if space.measure.profile_steps:
+        yield ("measure", "profile_steps"), "does nothing with engine: command; leave it out"
+    meeting = {"rendezvous", "node_rank", "num_nodes", "world_size"}
+    nodes = max(entry.resolve().num_nodes for entry in space.cluster)
+    names = used_names(template for _, template in templates_of(space))
+    if nodes > 1 and space.command is not None and not meeting & names:
+        text = (
+            f"runs on {nodes} nodes, and nothing tells its processes of each other; give it {{num_nodes}} and "
+            "{rendezvous}, such as --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {rendezvous}"
+        )
+        yield ("command",), text
+
+
+def _requirements(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    fields = fields_of(space)
+    for index, text in enumerate(space.requires):
+        try:
+            parse_requirement(text, fields)
+        except SpaceError as error:
+            yield ("requires", index), str(error)
+
+
+def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    """Finds objectives and bounds on what no trial of the space can measure."""
+    if COMMAND not in space.engine:
+        return
+    asked: list[tuple[Path, str]] = [(("objective",), space.objective.metric)]
+    asked += [(("constraints", index), one.metric) for index, one in enumerate(space.constraints)]
+    for path, metric in asked:
+        lacking = [key for key in ("model", "workload") if getattr(space, key) is None]
+        if metric == "mfu_frac" and lacking:
+            yield path, f"mfu_frac needs the model and the workload of the command; add {' and '.join(lacking)}"
+        elif metric in _NEEDS_STEPS and space.steps == "none":
+            yield path, f"{metric} needs steps, and steps: none finds none; choose another source of steps"

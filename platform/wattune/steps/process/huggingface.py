@@ -1,0 +1,104 @@
+"""Steps of Hugging Face's Trainer, by a callback that every Trainer has from then on."""
+
+from __future__ import annotations
+
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from .events import guarded, tell_problem
+from .writer import StepWriter
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+WHAT = "the callback of Hugging Face's Trainer"
+
+
+class TrainerSteps:
+    """Times the optimizer steps of one Trainer, all micro-batches and the loading of their data included.
+
+    A step begins where the one before it ended. Only where something else came between, such as an evaluation, it
+    begins with its first micro-batch.
+    """
+
+    def __init__(self, writer: StepWriter) -> None:
+        """Starts outside of a step."""
+        self._writer = writer
+        self._start_ns = 0
+        self._tokens = 0
+
+    def begin(self) -> None:
+        """Takes the start of a step."""
+        if not self._start_ns:
+            self._start_ns = time.monotonic_ns()
+            self._tokens = 0
+
+    def add_tokens(self, tokens: int) -> None:
+        """Takes the tokens of one micro-batch."""
+        self._tokens += tokens
+
+    def end(self) -> None:
+        """Takes the end of a step."""
+        if self._start_ns:
+            now_ns = time.monotonic_ns()
+            self._writer.step(self._start_ns, now_ns, self._tokens or None)
+            self._start_ns, self._tokens = now_ns, 0
+
+    def interrupt(self) -> None:
+        """Takes that something other than a step comes next."""
+        self._start_ns = 0
+
+
+@guarded(WHAT)
+def attach(module: ModuleType) -> None:
+    """Adds the callback to those that each Trainer begins with, once `transformers.trainer` is loaded.
+
+    transformers has no entry point for callbacks. `DEFAULT_CALLBACKS` is the list that each Trainer copies. Adding to
+    it changes no code, and reaches subclasses. Only `Trainer.training_step` sees the tokens of a micro-batch.
+    """
+    steps = TrainerSteps(StepWriter("transformers"))
+
+    class WattuneSteps(module.TrainerCallback):  # type: ignore[name-defined, misc]
+        """Tells wattune the steps."""
+
+    def on(event: str, call: Any) -> None:
+        checked = guarded(WHAT)(call)
+
+        def method(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG001 - its form
+            checked()
+
+        setattr(WattuneSteps, event, method)
+
+    for event, call in (("on_step_begin", steps.begin), ("on_step_end", steps.end)):
+        on(event, call)
+    for event in ("on_train_begin", "on_train_end", "on_evaluate", "on_predict", "on_save"):
+        on(event, steps.interrupt)
+    module.DEFAULT_CALLBACKS.append(WattuneSteps)
+    _count_tokens(module.Trainer, steps)
+
+
+def _count_tokens(trainer: Any, steps: TrainerSteps) -> None:
+    original = trainer.training_step
+
+    @wraps(original)
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            steps.add_tokens(tokens_of(inputs) // _ranks_of_batch(self))
+        except Exception as error:
+            tell_problem("the tokens of Hugging Face's Trainer", error)
+        return original(self, model, inputs, *args, **kwargs)
+
+    trainer.training_step = training_step
+
+
+def tokens_of(inputs: Any) -> int:
+    """Returns the tokens of a micro-batch, padding included, from shapes alone; 0 where it has no `input_ids`."""
+    ids = inputs["input_ids"] if hasattr(inputs, "keys") and "input_ids" in inputs else None
+    return 0 if ids is None else int(ids.numel())
+
+
+def _ranks_of_batch(trainer: Any) -> int:
+    """Returns how many ranks train the same batch: by tensor, context or sequence parallelism."""
+    config = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
+    return max(int(getattr(config, "non_data_parallel_size", 1) or 1), 1)

@@ -1,0 +1,37 @@
+"""Installs every hook in a process that has just started."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .events import guarded, watch_errors
+from .importing import AfterImport, LastResort
+
+TYPE_CHECKING = False  # what type checkers take for true; `typing` loads longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+HOOKS = {"torch.optim.optimizer": "optimizer", "transformers.trainer": "huggingface"}
+"""The module of a library that trains, and the module here that attaches to it."""
+
+
+@guarded("the hooks that find steps")
+def install() -> None:
+    """Waits for the libraries that train; loads none of them."""
+    after = AfterImport({library: _attaching(name) for library, name in HOOKS.items()})
+    sys.meta_path.insert(0, after)
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.meta_path.append(LastResort(package))
+    watch_errors()
+
+
+def _attaching(name: str) -> Callable[[ModuleType], None]:
+    @guarded(f"the hook of {name}")
+    def attach(library: ModuleType) -> None:
+        from importlib import import_module  # hooks load with their library, not at the start of every Python program
+
+        import_module(f"{__package__}.{name}").attach(library)
+
+    return attach

@@ -1,0 +1,97 @@
+"""Steps of Lightning's Trainer, by a callback that its entry points name."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .events import guarded, tell_problem
+from .huggingface import TrainerSteps
+from .writer import StepWriter
+
+WHAT = "the callback of Lightning's Trainer"
+
+ENTRY_POINTS = """\
+[lightning.pytorch.callbacks_factory]
+wattune = _wattune_steps.lightning:of_lightning
+[pytorch_lightning.callbacks_factory]
+wattune = _wattune_steps.lightning:of_pytorch_lightning
+"""
+"""Both names of the package ask for callbacks at these groups (`lightning.pytorch`, External Callbacks)."""
+
+_STEPS: Final = TrainerSteps(StepWriter("lightning"))
+"""Shared by all Trainers of the process."""
+
+
+def of_lightning() -> list[Any]:
+    """Returns the callbacks for `lightning.pytorch`."""
+    return _callbacks("lightning.pytorch")
+
+
+def of_pytorch_lightning() -> list[Any]:
+    """Returns the callbacks for `pytorch_lightning`."""
+    return _callbacks("pytorch_lightning")
+
+
+def _callbacks(package: str) -> list[Any]:
+    try:
+        import importlib
+
+        return [_callback(importlib.import_module(package).Callback)]
+    except Exception as error:
+        tell_problem(WHAT, error)
+        return []
+
+
+def _callback(base: Any) -> Any:
+    steps, steps_done = _STEPS, [0]
+
+    def begin(trainer: Any, batch: Any) -> None:  # noqa: ARG001 - the form of all three
+        steps.begin()
+        steps.add_tokens(tokens_of(batch))
+
+    def end(trainer: Any, batch: Any) -> None:  # noqa: ARG001
+        # With gradients accumulated over several batches only some of them end a step.
+        if trainer.global_step != steps_done[0]:
+            steps_done[0] = trainer.global_step
+            steps.end()
+
+    def interrupt(trainer: Any, batch: Any) -> None:  # noqa: ARG001
+        steps.interrupt()
+
+    begin, end, interrupt = (guarded(WHAT)(each) for each in (begin, end, interrupt))
+
+    class WattuneSteps(base):  # type: ignore[misc]
+        """Tells wattune the steps."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's form
+            steps_done[0] = getattr(trainer, "global_step", 0)
+            interrupt(trainer, None)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+            begin(trainer, batch)
+
+        def on_train_batch_end(
+            self,
+            trainer: Any,
+            pl_module: Any,  # noqa: ARG002
+            outputs: Any,  # noqa: ARG002
+            batch: Any,
+            batch_idx: int,  # noqa: ARG002
+        ) -> None:
+            end(trainer, batch)
+
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+            interrupt(trainer, None)
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ARG002
+            interrupt(trainer, None)
+
+    return WattuneSteps()
+
+
+def tokens_of(batch: Any) -> int:
+    """Returns the tokens of a batch that is a mapping with `input_ids` or `tokens`; 0 of any other."""
+    for name in ("input_ids", "tokens"):
+        if hasattr(batch, "keys") and name in batch:
+            return int(batch[name].numel())
+    return 0

@@ -1,0 +1,143 @@
+"""Steps of a running command: from the files of its processes and from its output."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from wattune.steps.files import Step as Step
+from wattune.steps.files import StepFile
+from wattune.steps.pattern import PatternSteps
+from wattune.steps.process.writer import EVENTS, SUFFIX
+from wattune.steps.source import AUTOMATIC_PRESETS, HOOKS, PRESETS, StepSource
+
+_IN_WORDS: Final[Mapping[str, str]] = {
+    "spans": "spans (told by the program)",
+    "transformers": "transformers (callback of its Trainer)",
+    "lightning": "lightning (callback of its Trainer)",
+    "optimizer": "optimizer (hook after each step of torch's optimizers)",
+}
+
+
+class StepReader:
+    """Reads a command's steps while it runs, and once more when it has ended."""
+
+    def __init__(self, folder: Path, source: StepSource) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: The folder its processes write to (`wattune.steps.launch.environment`).
+            source: The source to take; `auto` takes the best that is there.
+        """
+        self._folder, self._wanted = folder, source
+        self._files: dict[Path, StepFile] = {}
+        patterns = [source] if source.kind == "pattern" else []
+        if source.kind == "auto":
+            patterns = [PRESETS[name] for name in AUTOMATIC_PRESETS]
+        self._patterns = patterns
+        self._streams: dict[tuple[int, str], PatternSteps] = {}
+        self._problems: list[str] = []
+        self.source = "none"
+        """The source that is used now, in words."""
+
+    def feed(self, line: str, mono_ns: int, rank: int | None) -> None:
+        """Takes a line of the command's output.
+
+        Args:
+            line: The line. Parts between carriage returns, as progress bars write them, count as lines.
+            mono_ns: Its arrival on the monotonic clock.
+            rank: The rank that wrote it, None where one stream holds the output of all.
+        """
+        for source in self._patterns:
+            key = (0 if rank is None else rank, source.preset)
+            if key not in self._streams:
+                self._streams[key] = PatternSteps(source)
+            for part in line.split("\r"):
+                self._streams[key].feed(part, mono_ns)
+
+    def poll(self) -> Mapping[int, Sequence[Step]]:
+        """Reads on, and returns every rank's steps so far, of the best source; empty without any."""
+        self._read_on()
+        kinds = HOOKS if self._wanted.kind == "auto" else tuple(kind for kind in HOOKS if kind == self._wanted.kind)
+        for kind in kinds:
+            files = self._of_ranks(kind)
+            if files:
+                self.source = _IN_WORDS[kind]
+                return {rank: tuple(file.steps) for rank, file in sorted(files.items())}
+        for source in self._patterns:
+            found = {
+                rank: tuple(stream.steps)
+                for (rank, preset), stream in sorted(self._streams.items())
+                if preset == source.preset and stream.steps
+            }
+            if found:
+                self.source = f"{source} (lines of its output, by their arrival)"
+                return found
+        self.source = "none"
+        return {}
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Damaged lines, hooks that failed, and processes that claim one rank: a line each."""
+        said = [problem for file in self._files.values() for problem in file.problems]
+        said += [str(one["text"]) for _, one in self._events("problem")]
+        return [*said, *self._problems]
+
+    def peaks(self) -> Mapping[int, int]:
+        """Returns every rank's peak memory in bytes where its process told it.
+
+        It is what torch's allocator held of the device, without a device the resident set of the process.
+        """
+        found: dict[int, int] = {}
+        for rank, one in self._events("peak"):
+            peak = one.get("device_bytes") or one.get("host_bytes")
+            if peak:
+                found[rank] = max(found.get(rank, 0), int(peak))
+        return found
+
+    def errors(self) -> Mapping[int, str]:
+        """Returns the exception that ended each rank, where its process told it: class, message and place."""
+        return {rank: str(one["text"]) for rank, one in sorted(self._events("error"), key=_last_first)}
+
+    def out_of_memory(self) -> Sequence[int]:
+        """Returns the ranks whose last exception means that memory ran out."""
+        return sorted({rank for rank, one in self._events("error") if one.get("out_of_memory")})
+
+    def first_failed(self) -> int | None:
+        """Returns the rank that failed first; None where no process told an exception."""
+        failed = sorted((int(one.get("mono_ns", 0)), rank) for rank, one in self._events("error"))
+        return failed[0][1] if failed else None
+
+    def headers(self) -> Mapping[int, Mapping[str, Any]]:
+        """Returns what each rank's process told of itself: `local_rank`, `world_size`, `device_uuid` and more."""
+        best = sorted(self._files.values(), key=lambda file: len(file.steps))
+        return {file.rank: file.header for file in best if file.header and file.source != EVENTS}
+
+    def _read_on(self) -> None:
+        try:
+            paths: Iterable[Path] = sorted(self._folder.glob(f"*{SUFFIX}"))
+        except OSError:
+            paths = ()
+        for path in paths:
+            self._files.setdefault(path, StepFile(path)).read_on()
+
+    def _of_ranks(self, kind: str) -> dict[int, StepFile]:
+        """Returns the file with most steps of each rank; others of a rank are named among the problems."""
+        found: dict[int, list[StepFile]] = {}
+        for file in self._files.values():
+            if file.source == kind and file.steps:
+                found.setdefault(file.rank, []).append(file)
+        self._problems = [
+            f"rank {rank}: {len(files)} processes told steps ({', '.join(file.path.name for file in files)}); "
+            "the one with most steps counts"
+            for rank, files in sorted(found.items())
+            if len(files) > 1
+        ]
+        return {rank: max(files, key=lambda file: len(file.steps)) for rank, files in found.items()}
+
+    def _events(self, name: str) -> list[tuple[int, Mapping[str, Any]]]:
+        return [(file.rank, one) for file in self._files.values() for one in file.events if one.get("event") == name]
+
+
+def _last_first(event: tuple[int, Mapping[str, Any]]) -> int:
+    """Orders events so that each rank's first one is taken last, and stays."""
+    return -int(event[1].get("mono_ns", 0))

@@ -1,0 +1,1 @@
+"""A user's training command as a trial: started, watched, measured and ended. No Ray, no torch, no CUDA."""

@@ -1,0 +1,70 @@
+"""The callback of Lightning's Trainer: one step for each change of its global step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wattune.steps.process import lightning
+from wattune.steps.process.lightning import ENTRY_POINTS, tokens_of
+
+
+class Ids:
+    def numel(self) -> int:
+        return 64
+
+
+BATCH = {"input_ids": Ids()}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Tokens of the steps that are written."""
+    found: list[int | None] = []
+    monkeypatch.setattr(
+        lightning._STEPS, "_writer", SimpleNamespace(step=lambda _start, _end, tokens: found.append(tokens))
+    )
+    return found
+
+
+def callback() -> Any:
+    return lightning._callback(object)
+
+
+def test_gradients_accumulated_over_batches_make_one_step(steps: list[int | None]) -> None:
+    one, trainer = callback(), SimpleNamespace(global_step=0)
+    one.on_train_start(trainer, None)
+    for index in range(6):
+        one.on_train_batch_start(trainer, None, BATCH, index)
+        trainer.global_step = (index + 1) // 2
+        one.on_train_batch_end(trainer, None, None, BATCH, index)
+    assert steps == [128] * 3
+
+
+def test_validation_and_checkpoints_belong_to_no_step(steps: list[int | None]) -> None:
+    one, trainer = callback(), SimpleNamespace(global_step=5)
+    one.on_train_start(trainer, None)
+    one.on_train_batch_start(trainer, None, BATCH, 0)
+    one.on_validation_start(trainer, None)
+    trainer.global_step = 6
+    one.on_train_batch_end(trainer, None, None, BATCH, 0)
+    assert steps == []
+
+
+def test_batches_and_trainers_of_another_form_break_nothing(steps: list[int | None]) -> None:
+    one = callback()
+    one.on_train_start(object(), None)
+    one.on_train_batch_start(object(), None, {"input_ids": 7}, 0)
+    one.on_train_batch_end(object(), None, None, None, 0)
+    one.on_save_checkpoint(None, None, {})
+    assert steps == [] and tokens_of([Ids()]) == 0 and tokens_of({"tokens": Ids()}) == 64
+
+
+def test_the_entry_points_name_functions_that_exist() -> None:
+    named = [line.partition(":")[2] for line in ENTRY_POINTS.splitlines() if ":" in line]
+    assert len(named) == 2 and all(callable(getattr(lightning, name)) for name in named)
+
+
+def test_without_lightning_there_is_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    assert lightning.of_lightning() == [] and lightning.of_pytorch_lightning() == []

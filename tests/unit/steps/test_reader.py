@@ -1,0 +1,104 @@
+"""Which source counts, and what else a command's processes tell."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattune.steps.process.writer import FORMAT_VERSION, line_of
+from wattune.steps.reader import StepReader
+from wattune.steps.source import NONE, parse_source
+
+LINE = "iteration {step}/ 50 | consumed samples: 1 | elapsed time per iteration (ms): 100.0 |"
+
+
+def write(folder: Path, rank: int, source: str, num_steps: int, *events: dict[str, Any], pid: int = 1) -> Path:
+    path = folder / f"{rank}-{pid}-{source}.steps"
+    header = {"version": FORMAT_VERSION, "source": source, "rank": rank, "pid": pid, "local_rank": rank}
+    bodies = [json.dumps(header), *(f"{at} {10 * at} {10 * at + 9} 7" for at in range(num_steps))]
+    path.write_bytes(b"".join(line_of(body) for body in [*bodies, *map(json.dumps, events)]))
+    return path
+
+
+def test_the_best_source_counts_and_is_named(tmp_path: Path) -> None:
+    reader = StepReader(tmp_path, parse_source("auto"))
+    assert reader.poll() == {} and reader.source == "none"
+    for step in (1, 2, 3):
+        reader.feed(LINE.format(step=step), step * 10**9, None)
+    assert len(reader.poll()[0]) == 3 and reader.source.startswith("pattern megatron")
+    for best, source in enumerate(("optimizer", "lightning", "transformers", "spans"), start=4):
+        write(tmp_path, 0, source, best)
+        write(tmp_path, 1, source, best)
+        steps = reader.poll()
+        assert {rank: len(each) for rank, each in steps.items()} == {0: best, 1: best}
+        assert reader.source.startswith(source)
+
+
+def test_only_the_source_that_was_asked_for_counts(tmp_path: Path) -> None:
+    write(tmp_path, 0, "spans", 5)
+    write(tmp_path, 0, "optimizer", 4)
+    assert len(StepReader(tmp_path, parse_source("optimizer")).poll()[0]) == 4
+    assert StepReader(tmp_path, parse_source("lightning")).poll() == {}
+    assert StepReader(tmp_path, NONE).poll() == {}
+    pattern = StepReader(tmp_path, parse_source("tqdm"))
+    pattern.feed("1/9 [00:01<00:02\r2/9 [00:02<00:01", 10**9, None)
+    assert pattern.poll() == {}  # both at one moment, as of a bar that nobody flushed
+
+
+def test_files_are_read_on_while_they_grow(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, "spans", 2)
+    reader = StepReader(tmp_path, parse_source("auto"))
+    assert len(reader.poll()[0]) == 2
+    with path.open("ab") as out:
+        out.write(line_of("2 20 29 7"))
+    assert len(reader.poll()[0]) == 3
+
+
+def test_of_two_processes_of_one_rank_the_one_with_most_steps_counts(tmp_path: Path) -> None:
+    write(tmp_path, 0, "optimizer", 3, pid=1)
+    write(tmp_path, 0, "optimizer", 9, pid=2)
+    reader = StepReader(tmp_path, parse_source("auto"))
+    assert len(reader.poll()[0]) == 9
+    assert "2 processes told steps" in reader.problems[0] and "0-1-optimizer.steps" in reader.problems[0]
+
+
+def test_peaks_of_the_device_come_before_those_of_the_host(tmp_path: Path) -> None:
+    write(tmp_path, 0, "spans", 1, {"event": "peak", "host_bytes": 9, "device_bytes": 5})
+    write(tmp_path, 1, "spans", 1, {"event": "peak", "host_bytes": 9}, {"event": "peak", "host_bytes": 8})
+    reader = StepReader(tmp_path, parse_source("auto"))
+    reader.poll()
+    assert reader.peaks() == {0: 5, 1: 9}
+
+
+def test_the_first_exception_of_each_rank_and_who_ran_out_of_memory(tmp_path: Path) -> None:
+    later = {"event": "error", "mono_ns": 30, "text": "RuntimeError: NCCL", "out_of_memory": False}
+    first = {"event": "error", "mono_ns": 20, "text": "OutOfMemoryError: 3 GiB", "out_of_memory": True}
+    write(tmp_path, 0, "process", 0, later)
+    write(tmp_path, 1, "process", 0, {**later, "mono_ns": 40}, pid=2)
+    write(tmp_path, 1, "process", 0, first, pid=3)
+    reader = StepReader(tmp_path, parse_source("auto"))
+    reader.poll()
+    assert reader.errors() == {0: "RuntimeError: NCCL", 1: "OutOfMemoryError: 3 GiB"}
+    assert reader.out_of_memory() == [1] and reader.first_failed() == 1
+
+
+def test_problems_that_processes_tell_and_damage_are_said(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, "process", 0, {"event": "problem", "text": "the hook failed"})
+    with path.open("ab") as out:
+        out.write(b"nonsense\n")
+    reader = StepReader(tmp_path, parse_source("auto"))
+    reader.poll()
+    assert len(reader.problems) == 2 and any("the hook failed" in one for one in reader.problems)
+
+
+def test_a_folder_that_is_gone_is_no_steps(tmp_path: Path) -> None:
+    assert StepReader(tmp_path / "gone", parse_source("auto")).poll() == {}
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_output_by_rank(tmp_path: Path, rank: int | None) -> None:
+    reader = StepReader(tmp_path, parse_source("megatron"))
+    for step in (1, 2):
+        reader.feed(LINE.format(step=step), step * 10**9, rank)
+    assert list(reader.poll()) == [rank or 0]
