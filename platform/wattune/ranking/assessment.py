@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import median
 from typing import Any, Final
 
 from wattune.fidelity import is_burst
@@ -284,3 +285,16 @@ def assess(
 def is_simulated(result: TrialResult) -> bool:
     """Returns true if a result's telemetry was simulated instead of measured, by its tag or its quality reasons."""
     return result.tags.get("simulated") == "true" or "simulated" in result.quality_reasons
+
+
+def start_up_text(rows: Iterable[RankedTrial]) -> str:
+    """Says what commands cost before and after their measured steps, in the median; empty without commands."""
+    tags = [run.tags for row in rows for run in row.counted]
+    start_up_s = [float(one["startup_s"]) for one in tags if "startup_s" in one]
+    overhead = [float(one["overhead_frac"]) for one in tags if "overhead_frac" in one]
+    if not start_up_s or not overhead:
+        return ""
+    return (
+        f"each command started anew: {format_quantity('startup_s', median(start_up_s))} to its first step, "
+        f"{100 * median(overhead):.0f} % of its run outside of measured steps"
+    )

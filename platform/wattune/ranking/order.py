@@ -17,7 +17,15 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.intervals import Interval
 from wattune.objective import Condition, Constraint, Objective
-from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite, group_quality
+from wattune.ranking.assessment import (
+    RankedTrial,
+    Verdict,
+    assess_trial,
+    completed,
+    finite,
+    group_quality,
+    start_up_text,
+)
 from wattune.ranking.best import order, standing
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import describe
@@ -157,6 +165,7 @@ class Ranking:
             parts.append(f"{len(self.unreadable)} unreadable left out")
         if self.num_undigested:
             parts.append(f"{self.num_undigested} of an earlier version, without digests")
+        parts += [text] if (text := start_up_text(measured)) else []
         several = len(self.space) > 1
         parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]
         return "; ".join(parts)

@@ -6,7 +6,7 @@ command, is a problem of the space and never a silent repetition of one trial.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
@@ -50,26 +50,64 @@ _OWNED: Final = {
 
 _NEEDS_STEPS: Final = ("step_time_s", "step_time_p95_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac")
 
-_NAMES: Final = ("engine", "device")
-"""Fields of a requirement that are names and no fill-ins."""
+_NAMES: Final = ("engine", "device", "mode")
+"""Fields of conditions that are names and no fill-ins."""
 
 
 class SpaceLike(Protocol):
     """The parts of a space that its command is checked against."""
 
-    engine: list[str]
-    command: str | list[str] | None
-    env: Mapping[str, Any]
-    flags: Mapping[str, list[Any]]
-    requires: list[str]
-    steps: Any
-    space: Mapping[str, list[Any]]
-    model: list[Any] | None
-    workload: Any
-    cluster: list[Any]
-    measure: Any
-    objective: Objective
-    constraints: list[Constraint]
+    @property
+    def engine(self) -> list[str]:
+        """Engines of the space."""
+
+    @property
+    def command(self) -> Any:
+        """The command: a text, or a list of arguments; None without one."""
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """Variables and their templates."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Values by flag."""
+
+    @property
+    def requires(self) -> list[str]:
+        """Texts of requirements."""
+
+    @property
+    def steps(self) -> Any:
+        """Source of steps; None where the file has none."""
+
+    @property
+    def space(self) -> dict[str, Any] | None:
+        """Values by axis; None where the file has none."""
+
+    @property
+    def model(self) -> Any:
+        """Entries of models; None without any."""
+
+    @property
+    def workload(self) -> Any:
+        """The entry of the workload; None without one."""
+
+    @property
+    def cluster(self) -> Any:
+        """Entries of clusters."""
+
+    @property
+    def measure(self) -> Any:
+        """The entry of measuring."""
+
+    @property
+    def objective(self) -> Objective:
+        """The objective."""
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """The bounds."""
 
 
 def check_command(value: Any) -> Any:
@@ -231,8 +269,8 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     for key in ("model", "workload"):
         if trained and getattr(space, key) is None:
             yield (key,), "missing; add it"
-    if not space.space and not space.flags:
-        yield ("space",), 'empty; name at least one axis with its values, such as "tp: [1, 2]", or a flag in flags'
+    if space.space is None and not space.flags:
+        yield ("space",), "missing; add it"
     if runs and space.command is None:
         yield ("command",), 'missing; engine: command runs it, such as command: "torchrun train.py --tp {tp}"'
     if not runs:
@@ -268,7 +306,7 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     if set(space.engine) != {COMMAND} or space.command is None:
         return
     shown = shown_axes(names)
-    for axis, values in space.space.items():
+    for axis, values in (space.space or {}).items():
         if axis == PLACED and values != ["topology"]:
             yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
         elif axis not in shown and len(values) > 1:
@@ -316,8 +354,8 @@ def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds objectives and bounds on what no trial of the space can measure."""
     if COMMAND not in space.engine:
         return
-    asked = [(("objective",), space.objective.metric)]
-    asked += [(("constraints", index), one.metric) for index, one in enumerate(space.constraints)]  # type: ignore[misc]
+    asked: list[tuple[Path, str]] = [(("objective",), space.objective.metric)]
+    asked += [(("constraints", index), one.metric) for index, one in enumerate(space.constraints)]
     for path, metric in asked:
         lacking = [key for key in ("model", "workload") if getattr(space, key) is None]
         if metric == "mfu_frac" and lacking:

@@ -10,7 +10,7 @@ from wattune.catalog.hardware import ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import STATE_BYTES_PER_PARAMETER, STATE_MEMORY_FRAC, ModelSpec, scale_model
 from wattune.errors import PlanError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.engines import CAPABILITIES
+from wattune.plan.engines import CAPABILITIES, COMMAND
 from wattune.search.plausible import implausible
 from wattune.search.prune import Candidates, prune
 from wattune.search.reference import schema_line
@@ -84,7 +84,8 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         *_model_lines(wishes, full, trained, on_cpu=on_cpu),
         *_cluster_lines(cluster, on_cpu=on_cpu),
         f"engine: {wishes.engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
-        *_workload_lines(trained, batch, on_cpu=on_cpu),
+        *(_command_lines(cluster, list(axes)) if wishes.engine == COMMAND else ()),
+        *_workload_lines(trained, batch, on_cpu=on_cpu, routed=wishes.engine != COMMAND),
         "",
         "# Every combination is kept, rejected by a named rule, or equivalent to another.",
         "# dp follows: ranks / (tp * pp * cp).",
@@ -158,14 +159,26 @@ def _cluster_lines(cluster: ClusterSpec, *, on_cpu: bool) -> list[str]:
     return ["# Power and temperature are computed, and every result says so.", f"cluster: {_flow(entry)}"]
 
 
-def _workload_lines(model: ModelSpec, batch: int, *, on_cpu: bool) -> list[str]:
+def _command_lines(cluster: ClusterSpec, axes: list[str]) -> list[str]:
+    """Writes a command that uses every axis, to be replaced by one's own."""
+    meeting = " --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {rendezvous}"
+    launcher = "torchrun --nproc-per-node {devices_per_node}" + (meeting if cluster.num_nodes > 1 else "")
+    arguments = " ".join(f"--{name.replace('_', '-')} {{{name}}}" for name in axes)
+    return [
+        "# Your own training command, filled with each trial's values. Axes that it lacks are refused.",
+        f'command: "{launcher} train.py {arguments}"',
+        "steps: auto  # the best source that is there: wattune.spans, hooks of libraries, known lines of output",
+    ]
+
+
+def _workload_lines(model: ModelSpec, batch: int, *, on_cpu: bool, routed: bool) -> list[str]:
     longest = model.max_positions or 4096
     entry: dict[str, object] = {
         "mode": "pretrain",
         "seq_len": 128 if on_cpu else min(4096, longest),
         "global_batch_size": batch,
     }
-    if model.is_moe:
+    if model.is_moe and routed:
         entry["routing"] = "balanced"
     return [f"workload: {_flow(entry)}  # lists of seq_len and global_batch_size compare them"]
 

@@ -78,9 +78,13 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
     return got(value, f"{' | '.join(axis.choices)}, or a list of {what}")
 
 
-def _axes(space: dict[str, Any]) -> dict[str, list[Any]]:
+def _axes(space: dict[str, Any] | None) -> dict[str, list[Any]]:
     """Accepts axes that exist, each with a list of different values that it can have."""
+    if space is None:
+        raise refuse([((), got(space, "a mapping"))])
     found: list[tuple[Path, str]] = []
+    if not space:
+        found.append(((), 'empty; name at least one axis with its values, such as "tp: [1, 2]"'))
     for name, values in space.items():
         if name not in AXES:
             found.append(((name,), _not_an_axis(str(name))))
@@ -131,7 +135,7 @@ def _axes_schema() -> JsonSchema:
             "items": item,
             "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
         }
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 
 
 _TOKENS: Final = TokenFile(path="tokens.bin")
@@ -374,19 +378,15 @@ class SpaceFile(Entry):
     flags: Annotated[dict[str, Any], AfterValidator(check_flags), WithJsonSchema(FLAGS_SCHEMA)] = Field(default={})
     """Axes of your own, each with its values; `command` or `env` uses them by name."""
     requires: Annotated[list[str], AfterValidator(distinct)] = Field(
-        default=[], examples=["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]
+        default=[], examples=[["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]]
     )
     """Conditions on axes and flags that every trial keeps: `FIELD OP VALUE`, products, and `or` between them."""
     steps: Annotated[Any, AfterValidator(check_steps), WithJsonSchema(STEPS_SCHEMA)] | None = None
     """With `engine: command`: where its steps come from. None is `auto`, the best source that is there."""
     workload: WorkloadEntry | None = None
     """The data and the kind of work. Only a command needs none."""
-    space: Annotated[
-        dict[str, Any],
-        AfterValidator(_axes),
-        WithJsonSchema(_axes_schema()),
-    ] = Field(default={})
-    """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp)."""
+    space: Annotated[dict[str, Any] | None, AfterValidator(_axes), WithJsonSchema(_axes_schema())] = None
+    """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp). Only flags can stand in for it."""
     measure: MeasureEntry = MeasureEntry()
     """Measurement of a trial."""
     isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"

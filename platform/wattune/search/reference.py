@@ -136,7 +136,7 @@ def _default(spec: JsonSchema) -> str:
     value = spec.get("default")
     if value is None:
         return "none"
-    return "see below" if isinstance(value, dict) else _code(value)
+    return "see below" if isinstance(value, dict) and value else _code(value)
 
 
 def _code(value: Any) -> str:
@@ -215,4 +215,4 @@ def _yaml(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_yaml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_yaml, value)) + "]"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and not value.startswith("{") else json.dumps(value)

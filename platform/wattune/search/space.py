@@ -177,14 +177,14 @@ def _resolved(file: SpaceFile) -> StudySpec:
         finalists=Finalists(**raced.model_dump()) if raced is not None else None,
         ladder=LadderSettings(burst=Burst(**ladder.burst.model_dump()), promote=ladder.promote) if ladder else None,
     )
-    limits = file.limits.model_dump(exclude_none=True)
+    limits, axes = file.limits.model_dump(exclude_none=True), file.space or {}
     return StudySpec(
         name=file.study,
         models=models,
         clusters=clusters,
         engines=tuple(file.engine),
         workloads=workloads,
-        axes={name: tuple(map(_plan_value, values)) for name, values in file.space.items()},
+        axes={name: tuple(map(_plan_value, values)) for name, values in axes.items()},
         measure=measure,
         isolation=file.isolation,
         objective=file.objective,
@@ -205,7 +205,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "engine": list(file.engine),
             **_command_document(file),
             **({} if given is None else {"workload": given.plain(has_experts=file.has_experts)}),
-            "space": {**file.space, **{name: [value] for name, value in _NEUTRAL.items() if name not in file.space}},
+            "space": {**axes, **{name: [value] for name, value in _NEUTRAL.items() if name not in axes}},
             "measure": asdict(measure),
             "isolation": file.isolation,
             "objective": str(file.objective),

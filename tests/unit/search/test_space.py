@@ -29,6 +29,9 @@ SMALL = {
     "objective": "maximize tokens_per_s",
 }
 
+OF_COMMANDS = ("command", "env", "flags", "requires", "steps")
+"""Keys that a study has only where its space does: `tests/unit/search/test_command_entry.py`."""
+
 
 def changed(path, value):
     """The small space with one place set to something else; None removes it."""
@@ -92,7 +95,7 @@ def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
     spelled = parse_space(SMALL).document[key]
     own = {field.name for field in fields(type_)} - {"own_device"}  # it is a mapping in the place of its name
     assert (spelled[0] if isinstance(spelled, list) else spelled).keys() == own
-    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"version", "record"}
+    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"version", "record", *OF_COMMANDS}
 
 
 def test_layouts_and_orders_become_what_plans_hold():
@@ -166,7 +169,7 @@ WRONG = [
     ("measure.min_seconds", "soon", 'measure.min_seconds: got the text "soon", allowed: a number'),
     ("model.bias", 1, "model.bias: got 1, allowed: true or false"),
     ("model", 3, "model: got 3, allowed: a mapping"),
-    ("workload", None, "workload: got nothing, allowed: a mapping"),
+    ("workload", None, "workload: missing; add it"),
     ("objective", ["a"], "objective: got a list, allowed: text"),
     ("space", ["tp"], "space: got a list, allowed: a mapping"),
     ("space.tp", 2, "space.tp: got 2, allowed: a list of values, in brackets"),

@@ -121,16 +121,18 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     choices = [categories_of(spec) for spec in specs]
     everywhere = set.intersection(*(set(row) for row in numbers)) if numbers else set()
     # A flag that some have and some have not, or that is a name for some, is no number: it tells them apart.
-    for row, words in zip(numbers, choices, strict=True):
-        words |= {name: str(row[name]) for name in row.keys() - everywhere}
+    choices = [
+        words | {name: str(row[name]) for name in sorted(row.keys() - everywhere)}
+        for row, words in zip(numbers, choices, strict=True)
+    ]
     for name in [name for name in numbers[0] if name in everywhere] if numbers else ():
         values, index = np.unique([row[name] for row in numbers], return_inverse=True)
         if len(values) > 1:
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
             maps.append(_factor(np.exp(-gaps))[index])
             places.append(values[index][:, None])
-    names = dict.fromkeys(name for row in choices for name in row)
-    columns = {name: [row.get(name, "") for row in choices] for name in names}
+    every = dict.fromkeys(name for row in choices for name in row)
+    columns = {name: [row.get(name, "") for row in choices] for name in every}
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
     for column in columns.values():
         names, index = np.unique(column, return_inverse=True)

@@ -279,13 +279,13 @@ class _Run:
         if code == 0:
             if not self._launch.leads:
                 return TrialStatus.COMPLETED, ""
-            self._look = self._measuring.look(self._leading())
+            self._look = self._measuring.look(self._leading(), ended=True)
             if not self._steps or self._look.num_measured >= LEAST_MEASURED:
                 return TrialStatus.COMPLETED, ""
             needs = measure.warmup_steps + max(measure.min_steps, LEAST_MEASURED)
             return TrialStatus.CRASHED, (
-                f"ended after {len(self._leading())} steps, needs {needs}: {measure.warmup_steps} of warm-up and "
-                f"{measure.min_steps} measured; let the command run longer, or lower measure.warmup_steps and min_steps"
+                f"ended after {len(self._leading())} steps, needs {needs} or more: {measure.warmup_steps} of warm-up "
+                f"and {measure.min_steps} measured; let the command run longer, or lower measure.warmup_steps"
             )
         if not self._launch.leads:  # the leading node may have ended it, and word of that is still on its way
             order = self._orders(PEER_S)

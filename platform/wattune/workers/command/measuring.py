@@ -64,16 +64,19 @@ class Measuring:
         self._measure, self._stop_above_s = measure, stop_above_s
         self._next_proof = max(measure.min_steps, LEAST_STEPS)
 
-    def look(self, steps: Sequence[Step]) -> Look:
+    def look(self, steps: Sequence[Step], *, ended: bool = False) -> Look:
         """Judges the steps so far.
 
         Args:
             steps: Of one rank, in order, from the program's first step.
+            ended: No more will come. Then the first round alone is warm-up, where it goes on longer.
         """
         if not steps:
             return Look(part="build", done=0, total=1)
         times_s = [ns_to_s(step.duration_ns) for step in steps]
         first, steady = warmup(times_s, self._measure.warmup_steps)
+        if ended and (first is None or first + LEAST_MEASURED > len(steps)):
+            first, steady = self._measure.warmup_steps, False
         if first is None or first >= len(steps):
             most = MOST_WARMUP_ROUNDS * max(self._measure.warmup_steps, 1)
             end = steps[-1].index + 1

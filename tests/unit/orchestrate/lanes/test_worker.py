@@ -19,18 +19,18 @@ NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
 
 CODE = """
 import os, threading
-from wattune.orchestrate.lanes.worker import _leave_to_sampler
+from wattune.orchestrate.lanes.worker import leave_to_sampler
 
 allowed = sorted(os.sched_getaffinity(0))
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-_leave_to_sampler(())
+leave_to_sampler(())
 assert os.sched_getaffinity(thread.native_id) == set(allowed)
-_leave_to_sampler(tuple(allowed))  # nothing would be left: nothing is changed
+leave_to_sampler(tuple(allowed))  # nothing would be left: nothing is changed
 assert os.sched_getaffinity(thread.native_id) == set(allowed)
 if len(allowed) > 1:
-    _leave_to_sampler((allowed[-1],))
+    leave_to_sampler((allowed[-1],))
     for task in (thread.native_id, threading.get_native_id()):
         assert os.sched_getaffinity(task) == set(allowed[:-1]), task
 wait.set()

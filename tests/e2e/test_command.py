@@ -1,0 +1,119 @@
+"""A search over a command of the user's own, with real Ray on processors."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+PROGRAM = Path(__file__).parents[1] / "fakes" / "own_training.py"
+FOUND_BY = f"{PROGRAM.name} --mode"
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+def space_of(tmp_path: Path, **changes: object) -> Path:
+    document = {
+        "study": "own",
+        "cluster": {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"},
+        "engine": "command",
+        "command": [sys.executable, str(PROGRAM), "--mode", "{how}"],
+        "env": {"NCCL_ALGO": "{algorithm}"},
+        "flags": {"how": ["good"], "algorithm": ["Ring"]},
+        "measure": {
+            "warmup_steps": 5,
+            "min_steps": 20,
+            "min_seconds": 1,
+            "timeout_s": 40,
+            "stall_s": 2,
+            "reference_every": 0,
+        },
+        "objective": "maximize tokens_per_s",
+        "constraints": ["node_device_power_mean_w <= 5000"],
+    } | changes
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def running() -> list[str]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if FOUND_BY in line and "supervisor.py" not in line:
+            found.append(line)
+    return found
+
+
+def test_commands_run_and_every_ending_has_its_status(wattune, results, storage: Path, tmp_path: Path) -> None:
+    modes = ["good", "out_of_memory", "crash", "short", "hang", "silent"]
+    left = tmp_path / "daemon"
+    command = [sys.executable, str(PROGRAM), "--mode={how}", "{how=good?--leave}", f"{{how=good?{left}}}"]
+    space = space_of(tmp_path, command=command, flags={"how": modes, "algorithm": ["Ring"]})
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert not running()
+    assert not psutil.pid_exists(int(left.read_text()))  # nothing that a command leaves behind stays
+
+    study = storage / "own"
+    specs = {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/spec.json")}
+    mode_of = {name: dict(spec["program"]["flags"])["how"] for name, spec in specs.items()}
+    found = {mode_of[name]: one for name, one in results(study).items()}
+    endings = {mode: (one["status"], one["reason"]) for mode, one in found.items()}
+    assert endings["good"] == ("completed", "")
+    assert endings["out_of_memory"][0] == "out_of_memory"
+    assert endings["crash"][0] == "crashed" and "rank 0: ValueError: the loss is no number" in endings["crash"][1]
+    assert endings["short"][0] == "crashed" and endings["short"][1].startswith("ended after 3 steps, needs 25 or more")
+    assert endings["hang"][0] == "timed_out" and "no step finished for" in endings["hang"][1]
+
+    good = found["good"]
+    assert good["tags"]["steps_source"].startswith("spans")
+    assert float(good["tags"]["startup_s"]) > 0 and 0 < float(good["tags"]["overhead_frac"]) < 1
+    # One process trains 100 tokens a step of 20 ms; its step stands for both devices.
+    assert 100 / good["metrics"]["step_time_s"] == pytest.approx(good["metrics"]["tokens_per_s"], rel=0.3)
+    assert good["metrics"]["step_time_s"] >= 0.02
+    assert good["metrics"]["node_device_power_mean_w"] > 500  # of two simulated devices
+
+    silent = found["silent"]
+    assert silent["status"] == "completed" and "start_up_counts" in silent["quality_reasons"]
+    assert silent["metrics"]["total_energy_j"] > 0 and "step_time_s" not in silent["metrics"]
+    assert silent["metrics"]["window_s"] == pytest.approx(2.0, abs=1.5)
+
+    folders = {mode: study / "trials" / name for name, mode in mode_of.items()}
+    assert "mode good, algorithm Ring" in (folders["good"] / "output" / "node0.txt").read_text()
+    for mode in ("good", "silent"):
+        analysed = wattune("analyze", folders[mode], "--json")
+        assert analysed.returncode == 0, analysed.stderr
+        again = json.loads(analysed.stdout)["metrics"]
+        stored = found[mode]["metrics"]
+        assert {name: again[name] for name in stored if name in again} == pytest.approx(
+            {name: stored[name] for name in stored if name in again}
+        )
+
+    ranked = wattune("rank", "own", "--where", "how == good", "--json")
+    assert ranked.returncode == 0, ranked.stderr
+    rows = json.loads(ranked.stdout)
+    assert [row["flags"]["how"] for row in rows["feasible"]] == ["good"] and not rows["failed"]
+
+
+@pytest.mark.slow
+def test_two_ranks_under_torchrun(wattune, results, storage: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "{devices_per_node}"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "{rendezvous}"]
+    command = [*torchrun, str(PROGRAM), "--mode", "{how}", "--step-s", "{step_s}"]
+    flags = {"how": ["good", "crash"], "step_s": [0.02, 0.04], "algorithm": ["Ring"]}
+    space = space_of(tmp_path, command=command, flags=flags, requires=["how == good or step_s <= 0.02"])
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert not running()
+    ranking = json.loads(done.stdout)
+    assert [row["flags"]["step_s"] for row in ranking["feasible"]] == [0.02, 0.04]
+    best = results(storage / "own")[f"{ranking['feasible'][0]['trial_id']}-0"]
+    assert best["tags"]["told_tokens_per_step"] == "200"
+    (failed,) = ranking["failed"]
+    assert re.search(r"rank [01]: .*the loss is no number", failed["reason"])

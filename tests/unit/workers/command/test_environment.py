@@ -1,0 +1,38 @@
+"""The environment of a command: the job's, without what Ray and wattune need for themselves."""
+
+import os
+import subprocess
+import sys
+
+from wattune.workers.command.environment import command_environment, node_environment
+
+
+def test_what_is_rays_or_of_a_rank_is_left_out():
+    own = {
+        "PATH": "/bin",
+        "HF_HOME": "/data",
+        "RAY_AUTH_TOKEN": "secret",
+        "WATTUNE_STORAGE": "/s",
+        "RANK": "3",
+        "MASTER_PORT": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    found = command_environment(own, {"NCCL_ALGO": "Ring"}, node={})
+    assert found == {"PATH": "/bin", "HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_ALGO": "Ring"}
+
+
+def test_threads_that_the_node_was_given_stay():
+    own = {"OMP_NUM_THREADS": "4"}
+    assert command_environment(own, {}, node={"OMP_NUM_THREADS": "4"}) == own
+    assert command_environment(own, {"OMP_NUM_THREADS": "8"}, node={}) == {"OMP_NUM_THREADS": "8"}
+
+
+def test_a_processs_own_environment_is_read():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"A_MARK": "x=y"})
+    try:
+        assert node_environment(child.pid).get("A_MARK") == "x=y"
+    finally:
+        child.communicate(b"\n", timeout=20)
+    assert node_environment(child.pid) == {}
+    assert "PATH" in node_environment(os.getpid())

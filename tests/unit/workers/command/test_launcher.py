@@ -1,0 +1,117 @@
+"""A node's part of a trial with small programs in place of training: every ending, and what is measured."""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from wattune.errors import NodeError
+from wattune.steps.source import parse_source
+from wattune.trial import Measure, TrialStatus
+from wattune.workers.command.launcher import Launch, Order, run_command
+
+pytestmark = pytest.mark.timeout(120)
+MEASURE = Measure(warmup_steps=4, min_steps=10, min_seconds=0.2, timeout_s=30.0, stall_s=1.0)
+LOOP = "from wattune import spans\nimport time\nfor n in range({}):\n with spans.step(tokens=7):\n  time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    def run(
+        code, *, leads=True, steps="auto", order=None, order_after_s=0.0, program=None, measure=MEASURE, **callbacks
+    ):
+        begun_s = time.monotonic()
+
+        def orders(timeout_s):
+            time.sleep(min(timeout_s, 0.05))
+            return order if time.monotonic() - begun_s >= order_after_s else None
+
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        launch = Launch(
+            arguments=program or [sys.executable, "-c", code],
+            environment=os.environ,
+            steps_folder=folder,
+            source=parse_source(steps),
+            measure=measure,
+            leads=leads,
+            grace_s=1.0,
+        )
+        return run_command(launch, orders=orders, **callbacks)
+
+    return run
+
+
+def test_an_endless_program_is_measured_and_stopped(run):
+    told, finishing = [], []
+    found = run(
+        LOOP.format(10**9),
+        progress=lambda *of: told.append(of),
+        finishing=lambda: finishing.append(time.monotonic_ns()),
+    )
+    assert (found.status, found.reason) == (TrialStatus.COMPLETED, "")
+    assert found.look.num_measured >= 10 and found.look.first_index >= 4
+    assert found.source.startswith("spans") and found.tokens_per_step == pytest.approx(7)
+    assert found.startup_s > 0 and 0 < found.measured_s < found.run_s
+    assert told[0][0] == "build"
+    assert finishing and finishing[0] <= found.end_mono_ns  # the other nodes hear of it before anything is stopped
+
+
+def test_a_program_that_ends_with_enough_steps_is_fine_and_with_few_is_not(run):
+    enough = run(LOOP.format(16))
+    assert enough.status is TrialStatus.COMPLETED and enough.exit_code == 0 and enough.look.num_measured >= 2
+    few = run(LOOP.format(3) + "print('bye')")
+    assert few.status is TrialStatus.CRASHED and few.reason.startswith("ended after 3 steps, needs 14 or more")
+    assert few.output.endswith("bye\n")
+
+
+def test_steps_in_the_output_are_found_by_a_pattern(run):
+    code = "import time\nfor n in range(10**9):\n time.sleep(0.02)\n print(f'step time: {20 + n % 2} ms')"
+    found = run(code, steps={"pattern": r"step time: ([0-9.]+) ms", "unit": "ms"})
+    assert found.status is TrialStatus.COMPLETED and found.source.startswith("pattern")
+    measured = [step for step in found.steps[0] if step.index >= found.look.first_index]
+    assert measured[2].duration_ns == pytest.approx(20e6, rel=0.6)
+
+
+def test_without_any_step_the_run_is_the_window(run):
+    found = run("import time; time.sleep(0.4)", steps="none")
+    assert found.status is TrialStatus.COMPLETED and not found.steps and found.startup_s is None
+    assert 0.3e9 < found.end_mono_ns - found.start_mono_ns < 20e9
+
+
+def test_a_hang_is_told_by_steps_and_a_silent_program_by_the_time_out(run):
+    hangs = LOOP.format(12) + "print('waiting', flush=True)\ntime.sleep(100)"
+    long = Measure(warmup_steps=4, min_steps=10**6, timeout_s=60.0, stall_s=0.5)
+    found = run(hangs, measure=long)
+    assert found.status is TrialStatus.TIMED_OUT
+    assert "no step finished for" in found.reason and "its last line: waiting" in found.reason
+    found = run("import time; time.sleep(100)", measure=Measure(timeout_s=0.7, stall_s=0.1))
+    assert found.status is TrialStatus.TIMED_OUT and found.reason.startswith("longer than measure.timeout_s = 0.7")
+
+
+def test_failures_have_their_status(run):
+    raised = run("raise ValueError('of mine')")
+    assert raised.status is TrialStatus.CRASHED and "ValueError: of mine" in raised.reason
+    memory = run("raise MemoryError('out of memory')")
+    assert memory.status is TrialStatus.OUT_OF_MEMORY
+    killed = run("import os; os.kill(os.getpid(), 9)")
+    assert (killed.status, killed.reason) == (TrialStatus.INFRA_FAILED, "killed from outside: ended by SIGKILL")
+    with pytest.raises(NodeError, match='program "not-there" does not run on this node'):
+        run("", program=["not-there"])
+
+
+def test_an_order_stops_it_and_the_end_of_the_trial_completes_it(run):
+    stopped = run(LOOP.format(10**9), order=Order("free", "too much power"), order_after_s=0.3)
+    assert (stopped.status, stopped.reason) == (TrialStatus.ABORTED, "it was stopped: too much power")
+    beside = run(LOOP.format(10**9), leads=False, order=Order("finish", ""), order_after_s=0.3)
+    assert beside.status is TrialStatus.COMPLETED
+
+
+def test_a_node_whose_peers_were_stopped_waits_for_word_of_it(run):
+    late = Order("finish", "")
+    found = run("import sys; sys.exit(1)", leads=False, order=late, order_after_s=0.0)
+    assert found.status is TrialStatus.COMPLETED
+    alone = run("import sys; sys.exit(1)", leads=False)
+    assert alone.status is TrialStatus.CRASHED
