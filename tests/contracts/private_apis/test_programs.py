@@ -1,4 +1,4 @@
-"""What hooks use of the libraries of measured programs. Each is a row of docs/dependencies.md.
+"""Uses that hooks make of the libraries of measured programs. Each is a row of docs/dependencies.md.
 
 Sources are read and not loaded: these libraries take seconds. `tests/e2e/test_own_code.py` runs them.
 """
