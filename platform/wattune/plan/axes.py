@@ -39,6 +39,12 @@ AXES: Final[dict[str, Axis]] = {
             meaning="what data-parallel ranks share: optimizer state, gradients, parameters",
         ),
         Axis(
+            name="dp_replicate",
+            kind="count",
+            neutral="1",
+            meaning="copies of what sharding shares: each is shared by dp/dp_replicate ranks (hybrid sharding, HSDP)",
+        ),
+        Axis(
             name="recompute",
             kind="choice",
             choices=("none", "selective", "full"),
@@ -96,6 +102,8 @@ class Plan:
     vpp: int = 1
     micro_batch_size: int = 1
     sharding: str = "none"
+    dp_replicate: int = 1
+    """Groups of data-parallel ranks that hold the same shards: torchtitan's `data_parallel_replicate_degree`."""
     recompute: str = "none"
     overlap: str = "none"
     dtype: str = "bf16"
@@ -115,6 +123,7 @@ class Plan:
         parts = [f"{name}{getattr(self, name)}" for name in DEGREES if getattr(self, name) != getattr(neutral, name)]
         parts.append(f"mbs{self.micro_batch_size}")
         parts += [self.sharding] if self.sharding != "none" else []
+        parts += [f"dp_replicate={self.dp_replicate}"] if self.dp_replicate != 1 else []
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []

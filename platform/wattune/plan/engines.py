@@ -274,6 +274,10 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     why="the norm it clips by then leaves out the experts of all tensor parallel ranks but one",
                 ),
                 Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
+                Exclusion(
+                    setting={"dp_replicate": ABOVE_1},
+                    why="hpZ copies weights alone, and MiCS needs ZeRO-3 with a model built inside its own context",
+                ),
             ),
             equivalences=(
                 Equivalence(

@@ -47,8 +47,8 @@ class _Rank:
         self.on_the_way: Bools = self.each_time | s.is_one_of("overlap", s.overlap, "grad", "grad_param")
         """Reduces gradients within the backward pass, not after it."""
         self.several: Bools = s.num_micro_batches > 1
-        self.replicas = np.where(s.sharding > 0, s.dp, 1.0)
-        self.expert_replicas = np.where(s.sharding > 0, s.expert_dp, 1.0)
+        self.replicas = np.where(s.sharding > 0, s.shard_dp, 1.0)
+        self.expert_replicas = np.where(s.sharding > 0, s.expert_shard_dp, 1.0)
         held, trained = np.add(*s.of_stage(s.held)), np.add(*s.of_stage(s.trained))
         apart = (s.sharding == 0) & (s.mode != "pretrain")
         # Frozen weights lie in their own type, and outside FSDP2 where nothing shares them.
@@ -59,7 +59,7 @@ class _Rank:
         self.shards = MASTER_BYTES * s.sharded(s.trained)
         # What the last unit of a forward pass was gathered into is freed by the next forward pass only.
         last_unit = np.where(s.last > 0, s.held.head, s.held.layer)
-        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.dp > 1))
+        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.shard_dp > 1))
         row = layer.input
         received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
         self.constant = {

@@ -226,12 +226,17 @@ class _Pipeline:
             ends = ends / 2
         dense = dense + vocabulary * h / split_ends * ends
         experts = ffn * model.num_experts / (ep * etp) * self.layers
+        copies = self._column(batch.dp_replicate)
+        dense_ranks = dp * cp / copies
+        expert_ranks = dp * cp * tp / (ep * etp) / copies
         return Weights(
             dense=dense,
             experts=experts,
             units=self.layers + ends,
-            dense_group=links.group(dp * cp, tp),
-            expert_group=links.group(dp * cp * tp / (ep * etp), ep * etp),
+            dense_group=links.group(dense_ranks, tp),
+            expert_group=links.group(expert_ranks, ep * etp),
+            dense_copies=links.group(copies, tp * dense_ranks),
+            expert_copies=links.group(copies, ep * etp * expert_ranks),
         )
 
     def _replicas(self) -> None:
@@ -241,6 +246,7 @@ class _Pipeline:
         trains, updates = float(self.model.trains), self.model.updates
         gather_s = weights.gather_s(links, width)
         reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0)
+        copies_s = updates * weights.sum_copies_s(links)
         units = np.maximum(weights.units, 1)
         hides_reduce = ((self.overlap == 1) | (self.overlap == 2)).astype(float)
         hides_gather = (self.overlap == 2).astype(float)
@@ -260,9 +266,9 @@ class _Pipeline:
         self.over_forward_s, self.over_backward_s = over_forward_s, over_gather_s + over_reduce_s
 
         # Once a step: [candidates, stages].
-        once = 1.0 - every
+        once_s = (1.0 - every) * reduce_s + copies_s
         late_s = every * hides_reduce * reduce_s / units
-        reduce_once_s, over_once_s = _beside(once * reduce_s, backward_s, hides_reduce, once * reduce_s / units)
+        reduce_once_s, over_once_s = _beside(once_s, backward_s, hides_reduce, once_s / units)
         gathers_once = ((self.sharding == 1) | (self.sharding == 2)) * trains
         hides_once = hides_gather * (not facts.gathers_in_update)
         gather_once_s, over_first_s = _beside(

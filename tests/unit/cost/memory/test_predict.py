@@ -147,6 +147,20 @@ def test_more_sharding_never_keeps_more_state(engine: str, of: ModelSpec, dp: in
     assert states == sorted(states, reverse=True)
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_copies_hold_the_shards_of_as_many_ranks_as_share_one(sharding: str) -> None:
+    """Two copies over eight ranks keep what four ranks keep of one."""
+    of = MODELS[0]
+    state = {}
+    for dp, copies in ((8, 1), (8, 2), (4, 1)):
+        parts = predicted(
+            spec_of(Plan(sharding=sharding, dp_replicate=copies), engine="torch", of=of, dp=dp)
+        ).parts_bytes
+        state[dp, copies] = (parts["weights"][0], parts["optimizer"][0])
+    assert state[8, 2] == state[4, 1]
+    assert state[8, 1] < state[8, 2]
+
+
 @given(order=st.permutations(range(6)))
 @settings(deadline=None, max_examples=20)
 def test_the_order_of_candidates_changes_no_peak(order: list[int]) -> None:
