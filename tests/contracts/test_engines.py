@@ -174,6 +174,14 @@ PARITY = {
     "hsdp2-ep2-dp4-zero3": case(MIXTRAL, 4, ep=2, sharding="zero3", dp_replicate=2),
     "hsdp2-tp2-dp4-zero3": case(LLAMA, 8, tp=2, sharding="zero3", dp_replicate=2, overlap="grad_param"),
     "hsdp2-pp2-vpp2-dp4-zero2": case(LLAMA, 8, pp=2, vpp=2, sharding="zero2", dp_replicate=2, overlap="grad"),
+    "offload": case(LLAMA, 1, micro_batch_size=4, offload="activations"),
+    "offload-gpt-full-bf16": case(GPT, 1, micro_batch_size=2, offload="activations", recompute="full", dtype="bf16"),
+    "offload-mixtral-selective": case(MIXTRAL, 1, micro_batch_size=4, offload="activations", recompute="selective"),
+    "offload-dp2-zero3": case(LLAMA, 2, micro_batch_size=2, offload="activations", sharding="zero3", overlap="grad"),
+    "offload-tp2": case(LLAMA, 2, tp=2, micro_batch_size=4, offload="activations"),
+    "offload-pp2-vpp2": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2, offload="activations"),
+    "offload-ep2-zero3": case(MIXTRAL, 2, ep=2, micro_batch_size=2, offload="activations", sharding="zero3"),
+    "offload-lora-full": lora(case(LLAMA, 1, micro_batch_size=2, offload="activations", recompute="full")),
     "hsdp2-lora-dp4-zero3": lora(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
     "hsdp2-prefill-dp4-zero3": prefill(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
     "tp4": case(LLAMA, 4, tp=4, micro_batch_size=8),
@@ -240,6 +248,8 @@ COMPILED = {
         "prefill-gpt-tp2",
         "gpt-tp2-full",
         "odd-tp2",
+        "offload",
+        "offload-mixtral-selective",
     )
 }
 PARITY |= COMPILED

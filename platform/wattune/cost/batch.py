@@ -43,6 +43,8 @@ class Batch:
     """Copies of what sharding shares."""
     recompute: Ints
     """Index in `AXES["recompute"].choices`: none, selective, full."""
+    offload: Ints
+    """Index in `AXES["offload"].choices`: none, activations."""
     overlap: Ints
     """Index in `AXES["overlap"].choices`: none, grad, grad_param, tp."""
     layers: Ints
@@ -109,7 +111,7 @@ def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequen
             (num_micro_batches(plan, world, workload.global_batch_size) for plan in plans), np.int64, len(plans)
         ),
         **{name: count(name) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "dp_replicate")},
-        **{name: choice(name) for name in ("sharding", "recompute", "overlap")},
+        **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
         layers=_layers(model, plans),
     )
 

@@ -52,6 +52,13 @@ AXES: Final[dict[str, Axis]] = {
             meaning="activations computed again in the backward pass: none, attention, every layer",
         ),
         Axis(
+            name="offload",
+            kind="choice",
+            choices=("none", "activations"),
+            neutral="none",
+            meaning="what waits in host memory, copied beside compute: what layers keep for the backward pass",
+        ),
+        Axis(
             name="overlap",
             kind="choice",
             choices=("none", "grad", "grad_param", "tp"),
@@ -105,6 +112,7 @@ class Plan:
     dp_replicate: int = 1
     """Groups of data-parallel ranks that hold the same shards: torchtitan's `data_parallel_replicate_degree`."""
     recompute: str = "none"
+    offload: str = "none"
     overlap: str = "none"
     dtype: str = "bf16"
     layout: tuple[int, ...] = ()
@@ -125,6 +133,7 @@ class Plan:
         parts += [self.sharding] if self.sharding != "none" else []
         parts += [f"dp_replicate={self.dp_replicate}"] if self.dp_replicate != 1 else []
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        parts += [f"offload={self.offload}"] if self.offload != "none" else []
         parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []
         parts += [f"order={self.rank_order}"] if self.rank_order != "topology" else []

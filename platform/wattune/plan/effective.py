@@ -91,6 +91,14 @@ def _recompute_of_prompts(c: Configuration, plan: Plan) -> Change | None:
     return "recompute", "none", "mode=prefill has no backward pass"
 
 
+def _offload_of_nothing(c: Configuration, plan: Plan) -> Change | None:
+    if plan.offload == "none":
+        return None
+    if c.cluster.rank_device.vendor == "cpu":
+        return "offload", "none", "activations on a processor are in host memory"
+    return None if _trains(c) else ("offload", "none", "mode=prefill has no backward pass")
+
+
 def _sharding_of_prompts(c: Configuration, plan: Plan) -> Change | None:
     if _trains(c) or plan.sharding not in ("zero1", "zero2"):
         return None
@@ -112,6 +120,7 @@ _OF_EVERY_ENGINE: Final[tuple[Callable[[Configuration, Plan], Change | None], ..
     _sharding_by_one,
     _overlap_of_nothing,
     _recompute_of_prompts,
+    _offload_of_nothing,
     _sharding_of_prompts,
     _overlap_of_prompts,
     _copies_of_the_whole,

@@ -88,6 +88,13 @@ def test_a_setting_that_does_something_stays(written):
     assert effective(written) == (written.plan, ())
 
 
+def test_activations_of_a_processor_are_in_host_memory():
+    written = spec(offload="activations")
+    assert effective(written) == (written.plan, ())
+    plan, (reason,) = effective(replace(written, cluster=ClusterSpec(device="cpu", devices_per_node=8)))
+    assert plan == spec().plan and "are in host memory" in reason
+
+
 @pytest.mark.parametrize("axes", [{"dp_replicate": 8}, {"dp_replicate": 4, "pp": 2}, {"dp_replicate": 4, "tp": 2}])
 def test_a_copy_for_every_rank_is_no_sharding(axes):
     plan, reasons = effective(spec(sharding="zero2", overlap="grad_param", **axes))
@@ -99,7 +106,7 @@ COUNTS = ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "dp_replicat
 PLANS = st.builds(
     Plan,
     **{name: st.sampled_from([1, 2, 3, 8]) for name in COUNTS},
-    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "overlap", "dtype")},
+    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "offload", "overlap", "dtype")},
     layout=st.sampled_from([(), (16, 16), (20, 12), (32,)]),
     rank_order=st.sampled_from(["topology", tuple(range(8)), tuple(reversed(range(8)))]),
 )
@@ -120,6 +127,7 @@ def test_what_is_effective_stays_so_and_every_change_has_a_reason(plan, moe, eng
 @pytest.mark.parametrize(
     ("axes", "as_run", "why"),
     [
+        ({"offload": "activations"}, {}, "offload=activations acts as none: mode=prefill has no backward pass"),
         ({"recompute": "full"}, {}, "recompute=full acts as none: mode=prefill has no backward pass"),
         (
             {"sharding": "zero1"},

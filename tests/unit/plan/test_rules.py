@@ -182,6 +182,13 @@ def test_copies_divide_the_data_parallel_ranks():
     assert violation.reason == "dp_replicate=3 does not divide dp=8; use dp_replicate in {1, 2, 4, 8}"
 
 
+@pytest.mark.parametrize(("engine", "runs"), [("torch", True), ("megatron", False), ("deepspeed", False)])
+def test_offloaded_activations_by_engine(engine, runs):
+    found = [violation.reason for violation in violations(spec(engine=engine, offload="activations"))]
+    assert len(found) == (0 if runs else 1)
+    assert all("offload=activations" in reason and "use offload in {none}" in reason for reason in found)
+
+
 @pytest.mark.parametrize(("engine", "sharding", "runs"), [("megatron", "zero1", True), ("deepspeed", "zero3", False)])
 def test_hybrid_sharding_by_engine(engine, sharding, runs):
     found = violations(spec(engine=engine, sharding=sharding, dp_replicate=2))

@@ -74,6 +74,8 @@ class Shapes:
     sharding: Ints
     """0 for none, then the stage of ZeRO; 0 where nothing is shared."""
     recompute: Ints
+    offloads: Floats
+    """1 where what layers keep waits in host memory, else 0."""
     overlap: Ints
     imbalance: Floats
     """Rows that the fullest expert parallel rank receives, over an even share."""
@@ -163,6 +165,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         num_micro_batches=_column(batch.num_micro_batches),
         sharding=np.where(replicas > 1, batch.sharding[:, None], 0),
         recompute=batch.recompute[:, None],
+        offloads=_column(batch.offload),
         overlap=batch.overlap[:, None],
         imbalance=_imbalance(batch),
         is_compiled=batch.cluster.device != "cpu",

@@ -8,8 +8,9 @@ import numpy as np
 from wattune.cost.batch import Batch, Floats, Ints
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
+from wattune.cost.memory.torch_engine import offloaded_bytes
 from wattune.cost.step_time.facts import FACTS, EngineFacts
-from wattune.cost.step_time.links import Links
+from wattune.cost.step_time.links import Links, host_bytes_per_s
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
 from wattune.cost.step_time.replica import Weights, hidden
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
@@ -107,6 +108,8 @@ class _Model:
         self.updates = 1.0 if batch.workload.mode == "pretrain" else 0.0
         """Share of the weights that has gradients; adapters are too few to count."""
         self.vocabulary = vocabulary
+        self.offloaded_bytes = offloaded_bytes(batch, vocabulary) if batch.offload.any() else np.zeros(len(batch))
+        """Of each layer and micro-batch, copied to host memory and back."""
         self.unique = self._unique()
 
     def _unique(self) -> _Unique:
@@ -339,6 +342,8 @@ class _Pipeline:
         """Predicts every pass at that clock, and the pipeline of them."""
         slowdown = self.model.coefficients.link.slowdown_frac
         clock = self.clock[:, None, :]
+        copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
+        copy_s = copied_bytes / host_bytes_per_s(self.model.batch.device.name)
         self.compute_s, self.excess_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
         durations: list[Floats] = []
         self.comm: dict[str, Floats] = {}
@@ -349,7 +354,8 @@ class _Pipeline:
             traffic = self._traffic_of(direction)
             compute_s = work.matrix_s / clock + work.memory_s + slowdown * over_s
             device_s = compute_s + sum(traffic.values())
-            excess_s = np.maximum(work.host_s - device_s, work.stall_s)
+            # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
+            excess_s = np.maximum(np.maximum(work.host_s, copy_s) - device_s, work.stall_s)
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
             for kind, seconds in traffic.items():
                 self.comm[kind] = self.comm[kind] + seconds if kind in self.comm else seconds

@@ -62,6 +62,7 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
     return {
         "sharding": plan.sharding,
         "recompute": plan.recompute,
+        "offload": plan.offload,
         "overlap": plan.overlap,
         "dtype": plan.dtype,
         "rank_order": str(plan.rank_order),
