@@ -15,6 +15,8 @@ class Axis:
     """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name."""
     choices: tuple[str, ...] = ()
     """Names that are values of the axis."""
+    lacking: tuple[tuple[str, str], ...] = ()
+    """Names that the field knows and no engine here runs, each with the reason."""
     neutral: str
     """The value of an axis that the space leaves out, in words."""
     meaning: str
@@ -69,6 +71,9 @@ AXES: Final[dict[str, Axis]] = {
             name="dtype",
             kind="choice",
             choices=("bf16", "fp32"),
+            lacking=(
+                ("fp8", "no engine here has linear layers in it: torchao's and TransformerEngine's are not built in"),
+            ),
             neutral="bf16, on cpu fp32",
             meaning="data type of weights and activations in the forward and backward pass",
         ),

@@ -139,7 +139,7 @@ class Offload:
 
     def __init__(self, device: torch.device, constant: tuple[Tensor, ...] = ()) -> None:
         """Takes the device that computes, and tensors that layers use and that are no activations."""
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._constant = {each.untyped_storage().data_ptr() for each in constant}
         self._resident: _Call | None = None
         """The call whose tensors are still on the device."""
