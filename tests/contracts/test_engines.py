@@ -249,7 +249,6 @@ COMPILED = {
         "gpt-tp2-full",
         "odd-tp2",
         "offload",
-        "offload-mixtral-selective",
     )
 }
 PARITY |= COMPILED

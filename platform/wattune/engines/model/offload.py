@@ -49,8 +49,8 @@ class _Kept:
 class _Call:
     """One layer of one micro-batch, between its forward and its backward pass."""
 
-    def __init__(self, side: "torch.cuda.Stream | None", previous: "_Call | None") -> None:
-        self._side, self.previous = side, previous
+    def __init__(self, device: torch.device, side: "torch.cuda.Stream | None", previous: "_Call | None") -> None:
+        self._device, self._side, self.previous = device, side, previous
         self._kept: list[weakref.ref[_Kept]] = []
         self._same: dict[tuple[Any, ...], _Kept] = {}
         self._copied: torch.cuda.Event | None = None
@@ -66,7 +66,7 @@ class _Call:
             # A copy keeps the strides of what has no gaps: compiled graphs rely on them.
             dense = local if torch.ops.aten.is_non_overlapping_and_dense(local) else local.contiguous()
             kept = _Kept(self, dense, tensor if isinstance(tensor, DTensor) else None)
-            with self._beside(dense):
+            with self._beside():
                 kept.host.copy_(dense, non_blocking=True)
             self._same[key] = kept
             self._kept.append(weakref.ref(kept))
@@ -89,10 +89,10 @@ class _Call:
         """Starts the copies back of what is not on the device."""
         missing = [kept for kept in self._alive() if kept.device is None]
         for kept in missing:
-            kept.device = torch.empty_like(kept.host, device=self.device)
+            kept.device = torch.empty_like(kept.host, device=self._device)
         if not missing:
             return
-        with self._beside(missing[0].device):
+        with self._beside():
             for kept in missing:
                 assert kept.device is not None
                 kept.device.copy_(kept.host, non_blocking=True)
@@ -115,14 +115,9 @@ class _Call:
         assert kept.device is not None
         return kept.whole(kept.device)
 
-    device: torch.device
-    """Where tensors are computed; known from the first one."""
-
     @contextmanager
-    def _beside(self, tensor: Tensor | None) -> Iterator[None]:
+    def _beside(self) -> Iterator[None]:
         """Runs copies on the side stream, behind what was computed so far; on processors at once."""
-        assert tensor is not None
-        self.device = tensor.device
         if self._side is None:
             yield
             return
@@ -139,6 +134,7 @@ class Offload:
 
     def __init__(self, device: torch.device, constant: tuple[Tensor, ...] = ()) -> None:
         """Takes the device that computes, and tensors that layers use and that are no activations."""
+        self._device = device
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._constant = {each.untyped_storage().data_ptr() for each in constant}
         self._resident: _Call | None = None
@@ -155,7 +151,7 @@ class Offload:
         if not torch.is_grad_enabled():
             yield
             return
-        call, weights = _Call(self._side, self._previous), _Weights(layer)
+        call, weights = _Call(self._device, self._side, self._previous), _Weights(layer)
 
         @torch.no_grad()
         def pack(tensor: Tensor) -> "Tensor | _Kept":

@@ -69,7 +69,7 @@ def test_copies_are_summed_by_shards_and_only_where_there_are_some():
 
 
 def test_hybrid_sharding_keeps_most_traffic_inside_a_node():
-    """Why it is used: four micro-batches over a network of few adapters, gathered over all ranks or in each node."""
+    """Four micro-batches over a network of few adapters, gathered over all ranks or in each node."""
     links, over_all = weights(16, 1e9, cluster="8x2 h200_sxm")
     _, in_each = weights(2, 1e9, copies=8, cluster="8x2 h200_sxm")
     step_s = [

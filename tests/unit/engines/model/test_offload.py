@@ -65,7 +65,7 @@ def on_device(calls: list[Any]) -> list[int]:
     return [sum(kept.device is not None for kept in call._alive()) for call in calls]
 
 
-@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+@pytest.mark.parametrize("compiler", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
 def test_gradients_are_the_same_to_the_last_bit(model: ModelSpec, recompute: str, compiler: str | None) -> None:
