@@ -248,6 +248,7 @@ def speed(num_candidates: int) -> None:
         workload=Workload(seq_len=8192, global_batch_size=batch_size),
         dtype="bf16",
         tp=tp, pp=pp, cp=cp, ep=np.ones_like(tp), etp=tp, vpp=vpp, dp=dp, micro_batch_size=mbs,
+        dp_replicate=np.ones_like(tp), offload=np.zeros_like(tp),
         num_micro_batches=batch_size // (mbs * dp), sharding=sharding, recompute=recompute, overlap=overlap,
         layers=np.where(np.arange(virtual.max()) < virtual[:, None], layers // virtual[:, None], 0),
     )  # fmt: skip

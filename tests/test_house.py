@@ -27,7 +27,7 @@ ROOMS = {
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
-    "engines/model": "compiler decoder experts hyperparameters lora routing tokens weights",
+    "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
     "fitting": "beside device least_squares links memory power step_time store temperature",
     "orchestrate": "cluster command_result cooldown events failures node_products power_limit ray_folder "

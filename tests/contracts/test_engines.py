@@ -130,6 +130,7 @@ REFERENCES += [routed(case(MIXTRAL, 1, micro_batch_size=8), *how) for how in (BA
 REFERENCES += [routed(lora(case(MIXTRAL, 1, micro_batch_size=8), *ATTENTION), *LEARNED)]
 REFERENCES += [routed(prefill(case(MIXTRAL, 1, micro_batch_size=8)), *SKEWED)]
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
+HYBRID = (("zero1", "grad"), ("zero2", "none"), ("zero3", "grad_param"))
 
 PARITY = {
     "accumulation": case(LLAMA, 1, micro_batch_size=1),
@@ -167,6 +168,22 @@ PARITY = {
     "ep2-bf16": case(MIXTRAL, 2, ep=2, micro_batch_size=2, dtype="bf16"),
     **{f"dp4-{sharding}": case(LLAMA, 4, sharding=sharding) for sharding in SHARDINGS},
     "dp4-zero2-bf16": case(LLAMA, 4, sharding="zero2", dtype="bf16"),
+    **{f"hsdp2-dp4-{s}-{o}": case(LLAMA, 4, sharding=s, dp_replicate=2, overlap=o) for s, o in HYBRID},
+    "hsdp2-dp4-zero3-bf16": case(LLAMA, 4, sharding="zero3", dp_replicate=2, dtype="bf16"),
+    "hsdp2-gpt-dp4-zero3": case(GPT, 4, sharding="zero3", dp_replicate=2, recompute="full", overlap="grad"),
+    "hsdp2-ep2-dp4-zero3": case(MIXTRAL, 4, ep=2, sharding="zero3", dp_replicate=2),
+    "hsdp2-tp2-dp4-zero3": case(LLAMA, 8, tp=2, sharding="zero3", dp_replicate=2, overlap="grad_param"),
+    "hsdp2-pp2-vpp2-dp4-zero2": case(LLAMA, 8, pp=2, vpp=2, sharding="zero2", dp_replicate=2, overlap="grad"),
+    "offload": case(LLAMA, 1, micro_batch_size=4, offload="activations"),
+    "offload-gpt-full-bf16": case(GPT, 1, micro_batch_size=2, offload="activations", recompute="full", dtype="bf16"),
+    "offload-mixtral-selective": case(MIXTRAL, 1, micro_batch_size=4, offload="activations", recompute="selective"),
+    "offload-dp2-zero3": case(LLAMA, 2, micro_batch_size=2, offload="activations", sharding="zero3", overlap="grad"),
+    "offload-tp2": case(LLAMA, 2, tp=2, micro_batch_size=4, offload="activations"),
+    "offload-pp2-vpp2": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2, offload="activations"),
+    "offload-ep2-zero3": case(MIXTRAL, 2, ep=2, micro_batch_size=2, offload="activations", sharding="zero3"),
+    "offload-lora-full": lora(case(LLAMA, 1, micro_batch_size=2, offload="activations", recompute="full")),
+    "hsdp2-lora-dp4-zero3": lora(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
+    "hsdp2-prefill-dp4-zero3": prefill(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
     "tp4": case(LLAMA, 4, tp=4, micro_batch_size=8),
     "pp4": case(LLAMA, 4, pp=4, micro_batch_size=2),
     **{f"tp2-dp2-{s}": case(LLAMA, 4, tp=2, micro_batch_size=4, sharding=s) for s in SHARDINGS},
@@ -231,6 +248,7 @@ COMPILED = {
         "prefill-gpt-tp2",
         "gpt-tp2-full",
         "odd-tp2",
+        "offload",
     )
 }
 PARITY |= COMPILED

@@ -39,8 +39,12 @@ class Batch:
     """Micro-batches of one replica's step."""
     sharding: Ints
     """Index in `AXES["sharding"].choices`: 0 for none, then the stage of ZeRO."""
+    dp_replicate: Ints
+    """Copies of what sharding shares."""
     recompute: Ints
     """Index in `AXES["recompute"].choices`: none, selective, full."""
+    offload: Ints
+    """Index in `AXES["offload"].choices`: none, activations."""
     overlap: Ints
     """Index in `AXES["overlap"].choices`: none, grad, grad_param, tp."""
     layers: Ints
@@ -106,8 +110,8 @@ def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequen
         num_micro_batches=np.fromiter(
             (num_micro_batches(plan, world, workload.global_batch_size) for plan in plans), np.int64, len(plans)
         ),
-        **{name: count(name) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size")},
-        **{name: choice(name) for name in ("sharding", "recompute", "overlap")},
+        **{name: count(name) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "dp_replicate")},
+        **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
         layers=_layers(model, plans),
     )
 

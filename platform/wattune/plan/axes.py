@@ -15,6 +15,8 @@ class Axis:
     """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name."""
     choices: tuple[str, ...] = ()
     """Names that are values of the axis."""
+    lacking: tuple[tuple[str, str], ...] = ()
+    """Names that the field knows and no engine here runs, each with the reason."""
     neutral: str
     """The value of an axis that the space leaves out, in words."""
     meaning: str
@@ -39,11 +41,24 @@ AXES: Final[dict[str, Axis]] = {
             meaning="what data-parallel ranks share: optimizer state, gradients, parameters",
         ),
         Axis(
+            name="dp_replicate",
+            kind="count",
+            neutral="1",
+            meaning="copies of what sharding shares: each is shared by dp/dp_replicate ranks (hybrid sharding, HSDP)",
+        ),
+        Axis(
             name="recompute",
             kind="choice",
             choices=("none", "selective", "full"),
             neutral="none",
             meaning="activations computed again in the backward pass: none, attention, every layer",
+        ),
+        Axis(
+            name="offload",
+            kind="choice",
+            choices=("none", "activations"),
+            neutral="none",
+            meaning="what waits in host memory, copied beside compute: what layers keep for the backward pass",
         ),
         Axis(
             name="overlap",
@@ -56,6 +71,9 @@ AXES: Final[dict[str, Axis]] = {
             name="dtype",
             kind="choice",
             choices=("bf16", "fp32"),
+            lacking=(
+                ("fp8", "no engine here has linear layers in it: torchao's and TransformerEngine's are not built in"),
+            ),
             neutral="bf16, on cpu fp32",
             meaning="data type of weights and activations in the forward and backward pass",
         ),
@@ -96,7 +114,10 @@ class Plan:
     vpp: int = 1
     micro_batch_size: int = 1
     sharding: str = "none"
+    dp_replicate: int = 1
+    """Groups of data-parallel ranks that hold the same shards: torchtitan's `data_parallel_replicate_degree`."""
     recompute: str = "none"
+    offload: str = "none"
     overlap: str = "none"
     dtype: str = "bf16"
     layout: tuple[int, ...] = ()
@@ -115,7 +136,9 @@ class Plan:
         parts = [f"{name}{getattr(self, name)}" for name in DEGREES if getattr(self, name) != getattr(neutral, name)]
         parts.append(f"mbs{self.micro_batch_size}")
         parts += [self.sharding] if self.sharding != "none" else []
+        parts += [f"dp_replicate={self.dp_replicate}"] if self.dp_replicate != 1 else []
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        parts += [f"offload={self.offload}"] if self.offload != "none" else []
         parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []
         parts += [f"order={self.rank_order}"] if self.rank_order != "topology" else []

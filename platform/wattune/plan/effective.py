@@ -31,7 +31,9 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
             plan = replace(plan, **{axis: to})
             changed[axis] = to, why
     return plan, tuple(
-        f"{axis}={_text(getattr(written, axis))} acts as {_text(to)}: {why}" for axis, (to, why) in changed.items()
+        f"{axis}={_text(getattr(written, axis))} acts as {_text(to)}: {why}"
+        for axis, (to, why) in changed.items()
+        if to != getattr(written, axis)
     )
 
 
@@ -58,6 +60,23 @@ def _sharding_without_replicas(c: Configuration, plan: Plan) -> Change | None:
     return "sharding", "none", "no replicas to share it with at dp=1"
 
 
+def _sharding_by_one(c: Configuration, plan: Plan) -> Change | None:
+    """A copy for every rank is what no sharding is."""
+    if plan.sharding == "none" or plan.dp_replicate == 1:
+        return None
+    ranks = c.cluster.world_size // plan.pp
+    dense, experts = ranks // plan.tp, ranks // (plan.ep * plan.etp) if c.model.is_moe else 1
+    if plan.dp_replicate != dense or (c.model.is_moe and plan.dp_replicate != experts):
+        return None
+    return "sharding", "none", f"dp_replicate={plan.dp_replicate} leaves every rank a copy of its own"
+
+
+def _copies_of_the_whole(_: Configuration, plan: Plan) -> Change | None:
+    if plan.sharding != "none" or plan.dp_replicate == 1:
+        return None
+    return "dp_replicate", 1, "nothing is shared at sharding=none"
+
+
 def _overlap_of_nothing(c: Configuration, plan: Plan) -> Change | None:
     if plan.overlap in ("grad", "grad_param") and not _has_replicas(c.model, plan, c.cluster.world_size):
         return "overlap", "none", "no gradients to reduce at dp=1"
@@ -72,6 +91,14 @@ def _recompute_of_prompts(c: Configuration, plan: Plan) -> Change | None:
     if _trains(c) or plan.recompute == "none":
         return None
     return "recompute", "none", "mode=prefill has no backward pass"
+
+
+def _offload_of_nothing(c: Configuration, plan: Plan) -> Change | None:
+    if plan.offload == "none":
+        return None
+    if c.cluster.rank_device.vendor == "cpu":
+        return "offload", "none", "activations on a processor are in host memory"
+    return None if _trains(c) else ("offload", "none", "mode=prefill has no backward pass")
 
 
 def _sharding_of_prompts(c: Configuration, plan: Plan) -> Change | None:
@@ -92,10 +119,13 @@ _OF_EVERY_ENGINE: Final[tuple[Callable[[Configuration, Plan], Change | None], ..
     _even_layout,
     _order_of_topology,
     _sharding_without_replicas,
+    _sharding_by_one,
     _overlap_of_nothing,
     _recompute_of_prompts,
+    _offload_of_nothing,
     _sharding_of_prompts,
     _overlap_of_prompts,
+    _copies_of_the_whole,
 )
 """Searches for settings that do nothing in any engine. Each sees the plan that those before it left."""
 

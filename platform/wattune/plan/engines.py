@@ -242,6 +242,10 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     transformer_engine=True,
                 ),
                 Exclusion(
+                    setting={"offload": ("activations",)},
+                    why="its cpu_offloading is TransformerEngine's, and takes neither stages nor recomputation",
+                ),
+                Exclusion(
                     setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
                 ),
             ),
@@ -281,6 +285,14 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     why="the norm it clips by then leaves out the experts of all tensor parallel ranks but one",
                 ),
                 Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
+                Exclusion(
+                    setting={"offload": ("activations",)},
+                    why="its cpu_checkpointing moves what its own checkpointing keeps, and layers here use torch's",
+                ),
+                Exclusion(
+                    setting={"dp_replicate": ABOVE_1},
+                    why="hpZ copies weights alone, and MiCS needs ZeRO-3 with a model built inside its own context",
+                ),
             ),
             equivalences=(
                 Equivalence(

@@ -299,6 +299,23 @@ def expert_groups(c: Configuration) -> str | None:
     )
 
 
+def copies(c: Configuration) -> str | None:
+    """Every copy of what is sharded has the same number of ranks, of dense weights and of experts."""
+    copies, plan = c.plan.dp_replicate, c.plan
+    if copies == 1:
+        return None
+    dp = plan.dp(c.cluster.world_size)
+    if dp % copies:
+        return f"dp_replicate={copies} does not divide dp={dp}; use dp_replicate in {_divisors(dp)}"
+    replicas = c.cluster.world_size // (plan.pp * plan.ep * plan.etp)
+    if c.model.is_moe and replicas % copies:
+        return (
+            f"dp_replicate={copies} does not divide dp*cp*tp/(ep*etp)={replicas}, the ranks that share an expert; use "
+            f"dp_replicate in {_divisors(math.gcd(dp, replicas))}, or a smaller ep"
+        )
+    return None
+
+
 def batch(c: Configuration) -> str | None:
     """The global batch is a whole number of micro-batches on every replica."""
     size, dp, global_batch = c.plan.micro_batch_size, c.plan.dp(c.cluster.world_size), c.workload.global_batch_size
@@ -370,6 +387,7 @@ RULES: Final[tuple[Rule, ...]] = (
     forward_only,
     layout,
     layers,
+    copies,
     batch,
     micro_batches,
     rank_order,

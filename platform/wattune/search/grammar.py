@@ -66,6 +66,9 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
         return got(value, f"an integer from 1 to {most:,}")
     if isinstance(value, str) and value in axis.choices:
         return None
+    reason = dict(axis.lacking).get(value) if isinstance(value, str) else None
+    if reason is not None:
+        return f'unknown value "{value}": {reason}; use {" or ".join(axis.choices)}'
     if isinstance(value, str) and axis.kind == "choice":
         return f'unknown value "{value[:60]}"; {closest(value, axis.choices)}'
     if axis.kind == "choice":

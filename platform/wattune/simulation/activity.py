@@ -205,7 +205,8 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     backward += rates.memory(8 * trained)
     backward += {"none": Seconds(), "selective": attends, "full": forward}[plan.recompute]
     backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)
-    owned = trained / (plan.dp(spec.cluster.world_size) if plan.sharding != "none" else 1)
+    shards = plan.dp(spec.cluster.world_size) // plan.dp_replicate
+    owned = trained / (shards if plan.sharding != "none" else 1)
     return StageWork(forward=forward, backward=backward, optimizer=rates.memory(30 * owned))
 
 
@@ -239,15 +240,19 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
     """Counts the bytes of data parallelism a rank sends per step that nothing hides: fp32 gradients, dtype parameters.
 
     Ring volumes (Rajbhandari et al. 2020, arXiv 1910.02054, section 7): (n - 1) / n of the data for each reduce-scatter
-    and each all-gather; zero3 gathers parameters twice a micro-batch.
+    and each all-gather; zero3 gathers parameters twice a micro-batch. Under hybrid sharding n are the ranks of a copy,
+    and the shards of the copies are all-reduced once.
     """
     plan = spec.plan
-    group = plan.dp(spec.cluster.world_size) * plan.cp
+    group = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate
     gathers = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * num_micro}[plan.sharding]
     gradients = 4 * (2 if plan.sharding == "none" else 1)
     gathered = gathers * (2 if plan.dtype == "bf16" else 4)
     hidden = {"none": 0, "tp": 0, "grad": gradients, "grad_param": gradients + gathered}[plan.overlap]
-    return (gradients + gathered - hidden) * parameters * (group - 1) / group
+    inside = (gradients + gathered - hidden) * parameters * (group - 1) / group
+    if plan.overlap in ("grad", "grad_param"):
+        return inside
+    return inside + 2 * 4 * parameters / group * (plan.dp_replicate - 1) / plan.dp_replicate
 
 
 def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:

@@ -11,8 +11,8 @@ from wattune.plan.axes import AXES, DEGREES, ITEM_BYTES, Plan
 COUNT = st.integers(1, 12)
 PLANS = st.builds(
     Plan,
-    **dict.fromkeys((*DEGREES, "micro_batch_size"), COUNT),
-    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "overlap", "dtype")},
+    **dict.fromkeys((*DEGREES, "micro_batch_size", "dp_replicate"), COUNT),
+    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "offload", "overlap", "dtype")},
     layout=st.lists(COUNT, max_size=3).map(tuple),
     rank_order=st.one_of(st.just("topology"), st.permutations(range(4)).map(tuple)),
 )
@@ -63,6 +63,8 @@ def test_a_label_changes_with_every_axis_but_the_data_type(plan: Plan, axis: str
         (Plan(dtype="fp32"), "mbs1"),
         (Plan(tp=2, etp=2), "tp2 mbs1"),
         (Plan(tp=2, etp=1, pp=2, micro_batch_size=4, sharding="zero1"), "tp2 pp2 etp1 mbs4 zero1"),
+        (Plan(sharding="zero3", dp_replicate=2), "mbs1 zero3 dp_replicate=2"),
+        (Plan(recompute="full", offload="activations"), "mbs1 recompute=full offload=activations"),
         (Plan(recompute="full", overlap="grad"), "mbs1 recompute=full overlap=grad"),
         (Plan(pp=2, layout=(3, 1), rank_order=(1, 0)), "pp2 mbs1 layout=3-1 order=(1, 0)"),
     ],

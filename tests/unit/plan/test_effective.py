@@ -55,6 +55,7 @@ def test_what_a_setting_really_does_in_deepspeed(axes, as_run, why):
         (spec(sharding="zero3", tp=8), Plan(tp=8, etp=8), "sharding=zero3 acts as none"),
         (spec(overlap="grad", tp=8), Plan(tp=8, etp=8), "no gradients to reduce at dp=1"),
         (spec(overlap="grad_param"), Plan(overlap="grad"), "no parameters to gather at sharding=none"),
+        (spec(dp_replicate=2), Plan(), "dp_replicate=2 acts as 1: nothing is shared at sharding=none"),
         (spec(overlap="tp"), Plan(), "nothing to overlap at tp=1"),
         (spec(tp=2, etp=1), Plan(tp=2, etp=2), "llama3_8b has no experts"),
         (spec(pp=2, layout=(16, 16)), Plan(pp=2), "it is the even split"),
@@ -73,6 +74,8 @@ def test_a_setting_that_does_nothing_is_neutral(written, as_run, why):
         spec(),
         spec(sharding="zero1", overlap="grad_param"),
         spec(tp=2, overlap="tp"),
+        spec(sharding="zero3", dp_replicate=2),
+        spec(MOE, ep=2, sharding="zero3", dp_replicate=4),  # an expert has four ranks, other weights have eight
         spec(MOE, tp=2, etp=1),
         spec(pp=2, layout=(15, 17)),
         spec(pp=2, layout=(32,)),
@@ -85,10 +88,25 @@ def test_a_setting_that_does_something_stays(written):
     assert effective(written) == (written.plan, ())
 
 
+def test_activations_of_a_processor_are_in_host_memory():
+    written = spec(offload="activations")
+    assert effective(written) == (written.plan, ())
+    plan, (reason,) = effective(replace(written, cluster=ClusterSpec(device="cpu", devices_per_node=8)))
+    assert plan == spec().plan and "are in host memory" in reason
+
+
+@pytest.mark.parametrize("axes", [{"dp_replicate": 8}, {"dp_replicate": 4, "pp": 2}, {"dp_replicate": 4, "tp": 2}])
+def test_a_copy_for_every_rank_is_no_sharding(axes):
+    plan, reasons = effective(spec(sharding="zero2", overlap="grad_param", **axes))
+    assert (plan.sharding, plan.dp_replicate, plan.overlap) == ("none", 1, "grad")
+    assert "leaves every rank a copy of its own" in reasons[0]
+
+
+COUNTS = ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "dp_replicate")
 PLANS = st.builds(
     Plan,
-    **{name: st.sampled_from([1, 2, 3, 8]) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size")},
-    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "overlap", "dtype")},
+    **{name: st.sampled_from([1, 2, 3, 8]) for name in COUNTS},
+    **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "offload", "overlap", "dtype")},
     layout=st.sampled_from([(), (16, 16), (20, 12), (32,)]),
     rank_order=st.sampled_from(["topology", tuple(range(8)), tuple(reversed(range(8)))]),
 )
@@ -109,6 +127,7 @@ def test_what_is_effective_stays_so_and_every_change_has_a_reason(plan, moe, eng
 @pytest.mark.parametrize(
     ("axes", "as_run", "why"),
     [
+        ({"offload": "activations"}, {}, "offload=activations acts as none: mode=prefill has no backward pass"),
         ({"recompute": "full"}, {}, "recompute=full acts as none: mode=prefill has no backward pass"),
         (
             {"sharding": "zero1"},

@@ -74,6 +74,11 @@ BROKEN = {
     "interleaving": (spec(vpp=2), "vpp=2 interleaves pipeline stages and pp=1 has none", "vpp=1"),
     "layout": (spec(pp=2, layout=(40, 41)), "layout=[40, 41] has 81 layers and llama3_70b has num_layers=80", "equal"),
     "layers": (spec(world=32, pp=32), "pp=32 does not divide num_layers=80", "use pp in {1, 2, 4, 5, 8, 10, 16, 20}"),
+    "copies": (
+        spec(MOE, ep=8, sharding="zero3", dp_replicate=4),
+        "dp_replicate=4 does not divide dp*cp*tp/(ep*etp)=2",
+        "use dp_replicate in {1, 2}, or a smaller ep",
+    ),
     "batch": (
         spec(micro_batch_size=3),
         "micro_batch_size*dp=3*16=48 does not divide global_batch_size=64",
@@ -103,6 +108,8 @@ def test_a_valid_configuration_breaks_no_rule(name):
         spec(),
         spec(tp=2, pp=2, vpp=2, micro_batch_size=4),
         spec(MOE, tp=2, ep=4, sharding="zero1"),
+        spec(sharding="zero3", dp_replicate=4),
+        spec(MOE, ep=8, sharding="zero3", dp_replicate=2),
         spec(LEARNED),
         spec(pp=2, layout=(39, 41), rank_order=tuple(reversed(range(16)))),
         spec(device="cpu", world=1, dtype="fp32"),
@@ -168,3 +175,21 @@ def test_other_ways_to_break_a_rule(broken, words):
 def test_long_lists_of_remedies_are_cut():
     reason = next(violations(spec(batch=720_720, micro_batch_size=17))).reason
     assert reason.endswith("...}") and len(reason) < 250
+
+
+def test_copies_divide_the_data_parallel_ranks():
+    (violation,) = violations(spec(tp=2, sharding="zero1", dp_replicate=3))
+    assert violation.reason == "dp_replicate=3 does not divide dp=8; use dp_replicate in {1, 2, 4, 8}"
+
+
+@pytest.mark.parametrize(("engine", "runs"), [("torch", True), ("megatron", False), ("deepspeed", False)])
+def test_offloaded_activations_by_engine(engine, runs):
+    found = [violation.reason for violation in violations(spec(engine=engine, offload="activations"))]
+    assert len(found) == (0 if runs else 1)
+    assert all("offload=activations" in reason and "use offload in {none}" in reason for reason in found)
+
+
+@pytest.mark.parametrize(("engine", "sharding", "runs"), [("megatron", "zero1", True), ("deepspeed", "zero3", False)])
+def test_hybrid_sharding_by_engine(engine, sharding, runs):
+    found = violations(spec(engine=engine, sharding=sharding, dp_replicate=2))
+    assert [violation.rule for violation in found] == ([] if runs else ["engine_combination"])

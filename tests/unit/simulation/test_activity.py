@@ -56,6 +56,9 @@ def test_intensity_follows_the_plan():
     assert intensity(make_spec(recompute="selective")) > intensity(dense)
     experts = MODELS["mixtral_8x7b"]
     assert intensity(make_spec(model=experts, ep=4), "forward") < intensity(make_spec(model=experts), "forward")
+    sharded, hybrid = (make_spec(sharding="zero3", dp_replicate=copies) for copies in (1, 2))
+    assert intensity(hybrid) > intensity(sharded)  # less traffic
+    assert stage_work(hybrid, 0).optimizer.memory == 2 * stage_work(sharded, 0).optimizer.memory
     assert intensity(dense, "optimizer") == H200.power.intensity[KINDS.index("memory")]
 
 

@@ -64,12 +64,18 @@ class Shapes:
     dp: Floats
     expert_dp: Floats
     """Replicas of an expert."""
+    shard_dp: Floats
+    """Ranks that share one copy of what ZeRO shares: all replicas, or a group of them under hybrid sharding."""
+    expert_shard_dp: Floats
+    """The same of an expert."""
     ep: Floats
     etp: Floats
     num_micro_batches: Floats
     sharding: Ints
     """0 for none, then the stage of ZeRO; 0 where nothing is shared."""
     recompute: Ints
+    offloads: Floats
+    """1 where what layers keep waits in host memory, else 0."""
     overlap: Ints
     imbalance: Floats
     """Rows that the fullest expert parallel rank receives, over an even share."""
@@ -96,8 +102,8 @@ class Shapes:
     def sharded(self, counts: Counts) -> Floats:
         """Sums a stage's weights over the shards of ZeRO: what one rank keeps of them."""
         dense, experts = self.of_stage(counts)
-        return dense / np.where(self.sharding > 0, self.dp, 1) + experts / np.where(
-            self.sharding > 0, self.expert_dp, 1
+        return dense / np.where(self.sharding > 0, self.shard_dp, 1) + experts / np.where(
+            self.sharding > 0, self.expert_shard_dp, 1
         )
 
     def is_one_of(self, axis: str, column: Ints, *names: str) -> np.ndarray:
@@ -152,11 +158,14 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         vpp=_column(batch.vpp),
         dp=dp * _column(batch.cp),
         expert_dp=expert_dp,
+        shard_dp=dp * _column(batch.cp) / _column(batch.dp_replicate),
+        expert_shard_dp=expert_dp / _column(batch.dp_replicate),
         ep=_column(batch.ep),
         etp=_column(batch.etp),
         num_micro_batches=_column(batch.num_micro_batches),
         sharding=np.where(replicas > 1, batch.sharding[:, None], 0),
         recompute=batch.recompute[:, None],
+        offloads=_column(batch.offload),
         overlap=batch.overlap[:, None],
         imbalance=_imbalance(batch),
         is_compiled=batch.cluster.device != "cpu",

@@ -10,10 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Bools, Floats
+from wattune.cost.batch import Batch, Bools, Floats, Ints
 from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, compiled_layer, eager_layer, mixture_layer
 from wattune.cost.memory.moments import Moment, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
+from wattune.cost.memory.shapes import shapes as shapes_of
 
 SPLIT_LOGIT_BYTES: Final = 10
 """Bytes of a logit where tensor parallel cuts the vocabulary: logits in bf16, and their gradients by the sum and by the
@@ -23,10 +24,7 @@ on two H200 (`benchmarks/data/dense_llama_h200x2.parquet`, `moe_ep_h200x2.parque
 
 def moments(shapes: Shapes) -> list[Moment]:
     """Lists bytes by part at each moment, [candidates, stages]."""
-    if shapes.model.is_moe:
-        layer = mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
-    else:
-        layer = compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
+    layer = _layer(shapes)
     rank = _Rank(shapes, layer)
     if not shapes.trains:
         gathered = np.where(
@@ -34,6 +32,18 @@ def moments(shapes: Shapes) -> list[Moment]:
         )
         return [moment(rank.constant, activations=layer.forward, gathered=gathered * (shapes.sharding > 0))]
     return [*rank.head(), *rank.layers(), rank.embedding(), *rank.after_all(), rank.update()]
+
+
+def offloaded_bytes(batch: Batch, vocabulary: Ints) -> Floats:
+    """Counts bytes that each layer of a micro-batch copies to host memory, and back, [candidates]."""
+    sizes = shapes_of(batch, vocabulary, splits_ends=True, rounds_of_pp=False)
+    return np.broadcast_to(sizes.offloads * _layer(sizes).saved, (len(batch), 1))[:, 0]
+
+
+def _layer(shapes: Shapes) -> LayerBytes:
+    if shapes.model.is_moe:
+        return mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
+    return compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
 
 
 class _Rank:
@@ -48,8 +58,8 @@ class _Rank:
         self.on_the_way: Bools = self.each_time | s.is_one_of("overlap", s.overlap, "grad", "grad_param")
         """Reduces gradients within the backward pass, not after it."""
         self.several: Bools = s.num_micro_batches > 1
-        self.replicas = np.where(s.sharding > 0, s.dp, 1.0)
-        self.expert_replicas = np.where(s.sharding > 0, s.expert_dp, 1.0)
+        self.replicas = np.where(s.sharding > 0, s.shard_dp, 1.0)
+        self.expert_replicas = np.where(s.sharding > 0, s.expert_shard_dp, 1.0)
         held, trained = np.add(*s.of_stage(s.held)), np.add(*s.of_stage(s.trained))
         apart = (s.sharding == 0) & (s.mode != "pretrain")
         # Frozen weights lie in their own type, and outside FSDP2 where nothing shares them.
@@ -60,7 +70,7 @@ class _Rank:
         self.shards = MASTER_BYTES * s.sharded(s.trained)
         # What the last unit of a forward pass was gathered into is freed by the next forward pass only.
         last_unit = np.where(s.last > 0, s.held.head, s.held.layer)
-        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.dp > 1))
+        self.leftover = s.item_bytes * last_unit * (self.zero3 & (s.shard_dp > 1))
         row = layer.input
         received, sent = (s.vpp - s.first) * (s.pp > 1), (s.vpp - s.last) * (s.pp > 1)
         self.constant = {
@@ -69,18 +79,24 @@ class _Rank:
             # Buffers to receive into are made for all micro-batches before the first one.
             "buffers": (received + sent) * row * s.num_micro_batches * s.trains,
         }
-        self.one = s.num_layers * layer.saved + (sent - received) * row
+        self.kept_layers = np.where(s.offloads > 0, np.minimum(s.num_layers, 2.0), s.num_layers)
+        """Layers of a micro-batch whose activations lie on the device: offloaded are all but two, the one that is
+        computed and the one that is copied (`wattune/engines/model/offload.py`)."""
+        self.of_layers = self.kept_layers * layer.saved
+        self.boundaries = (sent - received) * row
+        self.one = self.of_layers + self.boundaries
         """Activations of one micro-batch; those received lie in the buffers."""
         self._begin()
 
     def _begin(self) -> None:
         """Finds what the fullest backward pass starts from: activations in flight, and gradients that are there."""
         s = self.shapes
-        kept = s.in_flight * self.one
+        in_flight = np.where(s.offloads > 0, np.minimum(s.in_flight, 1.0), s.in_flight)
+        kept = in_flight * self.of_layers + s.in_flight * self.boundaries
         before = np.where(self.each_time, self.shards, self.whole) * self.several
         # With all micro-batches in flight the first backward pass finds no gradient. Those behind it find one less.
         full = s.in_flight >= s.num_micro_batches
-        one_less = kept - self.layer.saved * s.num_layers / s.vpp
+        one_less = kept - self.layer.saved * np.where(s.offloads > 0, 0.0, s.num_layers / s.vpp)
         begins = full & (kept > one_less + before)
         self.kept = np.where(full & ~begins, one_less, kept)
         self.before = np.where(begins, 0.0, before)

@@ -22,6 +22,28 @@ BUS_FRAC: Final = {
 H100 and H200, AIConfigurator 095f58a. Their message sizes count elements. With 8 devices the table's all-reduce runs
 in the switch (NVLink SHARP, 480 GB/s); the value here is that of a ring."""
 
+_PCIE_5: Final = 63e9
+_PCIE_4: Final = 31.5e9
+_HOST_BYTES_PER_S: Final = {
+    **dict.fromkeys(("a100_sxm_80gb", "a100_sxm_40gb", "a100_pcie_80gb"), _PCIE_4),
+    "mi250_gcd": _PCIE_4 / 2,
+    "gb200": 225e9,
+}
+HOST_FRAC: Final = 0.8
+"""Achieved by large copies to and from pinned memory over the bandwidth of the link: an assumption, of no measurement
+here; `benchmarks/activation_offload.py` prints what a device achieves."""
+
+
+def host_bytes_per_s(device: str) -> float:
+    """Returns the rate at which a device of the catalog copies to or from its host, in one direction.
+
+    16 lanes of PCIe 5.0, 32 GT/s each and 128 bits of 130 are data: 63 GB/s, and half of that with PCIe 4.0, which two
+    GCDs share (datasheets of the catalog). A Grace CPU and its two GPUs share 450 GB/s a direction (GB200 NVL72
+    datasheet). A device of a space's own counts as one with PCIe 5.0.
+    """
+    return HOST_FRAC * _HOST_BYTES_PER_S.get(device, _PCIE_5)
+
+
 _RAMP_S: Final = 35e-6
 _RAMP_BYTES: Final = 16e6
 """Messages of some MB do not reach the bandwidth of large ones: fitted to the same table."""

@@ -8,8 +8,9 @@ import numpy as np
 from wattune.cost.batch import Batch, Floats, Ints
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
+from wattune.cost.memory.torch_engine import offloaded_bytes
 from wattune.cost.step_time.facts import FACTS, EngineFacts
-from wattune.cost.step_time.links import Links
+from wattune.cost.step_time.links import Links, host_bytes_per_s
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
 from wattune.cost.step_time.replica import Weights, hidden
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
@@ -107,6 +108,8 @@ class _Model:
         self.updates = 1.0 if batch.workload.mode == "pretrain" else 0.0
         """Share of the weights that has gradients; adapters are too few to count."""
         self.vocabulary = vocabulary
+        self.offloaded_bytes = offloaded_bytes(batch, vocabulary) if batch.offload.any() else np.zeros(len(batch))
+        """Of each layer and micro-batch, copied to host memory and back."""
         self.unique = self._unique()
 
     def _unique(self) -> _Unique:
@@ -226,12 +229,17 @@ class _Pipeline:
             ends = ends / 2
         dense = dense + vocabulary * h / split_ends * ends
         experts = ffn * model.num_experts / (ep * etp) * self.layers
+        copies = self._column(batch.dp_replicate)
+        dense_ranks = dp * cp / copies
+        expert_ranks = dp * cp * tp / (ep * etp) / copies
         return Weights(
             dense=dense,
             experts=experts,
             units=self.layers + ends,
-            dense_group=links.group(dp * cp, tp),
-            expert_group=links.group(dp * cp * tp / (ep * etp), ep * etp),
+            dense_group=links.group(dense_ranks, tp),
+            expert_group=links.group(expert_ranks, ep * etp),
+            dense_copies=links.group(copies, tp * dense_ranks),
+            expert_copies=links.group(copies, ep * etp * expert_ranks),
         )
 
     def _replicas(self) -> None:
@@ -241,6 +249,7 @@ class _Pipeline:
         trains, updates = float(self.model.trains), self.model.updates
         gather_s = weights.gather_s(links, width)
         reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0)
+        copies_s = updates * weights.sum_copies_s(links)
         units = np.maximum(weights.units, 1)
         hides_reduce = ((self.overlap == 1) | (self.overlap == 2)).astype(float)
         hides_gather = (self.overlap == 2).astype(float)
@@ -260,9 +269,9 @@ class _Pipeline:
         self.over_forward_s, self.over_backward_s = over_forward_s, over_gather_s + over_reduce_s
 
         # Once a step: [candidates, stages].
-        once = 1.0 - every
+        once_s = (1.0 - every) * reduce_s + copies_s
         late_s = every * hides_reduce * reduce_s / units
-        reduce_once_s, over_once_s = _beside(once * reduce_s, backward_s, hides_reduce, once * reduce_s / units)
+        reduce_once_s, over_once_s = _beside(once_s, backward_s, hides_reduce, once_s / units)
         gathers_once = ((self.sharding == 1) | (self.sharding == 2)) * trains
         hides_once = hides_gather * (not facts.gathers_in_update)
         gather_once_s, over_first_s = _beside(
@@ -333,6 +342,8 @@ class _Pipeline:
         """Predicts every pass at that clock, and the pipeline of them."""
         slowdown = self.model.coefficients.link.slowdown_frac
         clock = self.clock[:, None, :]
+        copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
+        copy_s = copied_bytes / host_bytes_per_s(self.model.batch.device.name)
         self.compute_s, self.excess_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
         durations: list[Floats] = []
         self.comm: dict[str, Floats] = {}
@@ -343,7 +354,8 @@ class _Pipeline:
             traffic = self._traffic_of(direction)
             compute_s = work.matrix_s / clock + work.memory_s + slowdown * over_s
             device_s = compute_s + sum(traffic.values())
-            excess_s = np.maximum(work.host_s - device_s, work.stall_s)
+            # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
+            excess_s = np.maximum(np.maximum(work.host_s, copy_s) - device_s, work.stall_s)
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
             for kind, seconds in traffic.items():
                 self.comm[kind] = self.comm[kind] + seconds if kind in self.comm else seconds

@@ -7,6 +7,9 @@
 | zero2 | once | reduce-scatter each micro-batch | grad: each backward pass; grad_param as above |
 | zero3 | in each forward and backward pass | reduce-scatter each micro-batch | grad_param: gathers; grad: reduces |
 
+Hybrid sharding does so inside groups of dp/dp_replicate ranks, and sums the shards of the groups once a step: an
+all-reduce of 1/(dp/dp_replicate) of the gradients between them (FSDP2's HSDP; hidden like the last reduction).
+
 Below zero3 DeepSpeed gathers in the update and reduces after the backward pass, beside nothing, whatever is asked for
 (measured on H200: `benchmarks/data/dense_gpt_h200x4.parquet`). Gradients travel in fp32, weights in the batch's type.
 """
@@ -30,6 +33,9 @@ class Weights:
     """Parts that are gathered and reduced together: layers, and both ends."""
     dense_group: Group
     expert_group: Group
+    dense_copies: Group
+    """Ranks that hold the same shard; one where no shard has a copy."""
+    expert_copies: Group
 
     def gather_s(self, links: Links, item_bytes: int) -> Floats:
         """Predicts gathering all of them once."""
@@ -40,6 +46,18 @@ class Weights:
         return np.where(
             scatter, self._collective_s(links, "reduce_scatter", 4), self._collective_s(links, "all_reduce", 4)
         )
+
+    def sum_copies_s(self, links: Links) -> Floats:
+        """Predicts summing the fp32 gradients of shards over their copies, once."""
+        total: Floats = np.zeros_like(self.dense)
+        units = np.maximum(self.units, 1)
+        for group, copies, count in (
+            (self.dense_group, self.dense_copies, self.dense),
+            (self.expert_group, self.expert_copies, self.experts),
+        ):
+            one_s = links.collective_s("all_reduce", copies, 4 * count / group.size / units)
+            total = total + np.where(count > 0, one_s * units, 0.0)
+        return total
 
     def _collective_s(self, links: Links, kind: str, item_bytes: int) -> Floats:
         total: Floats = np.zeros_like(self.dense)

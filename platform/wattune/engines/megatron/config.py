@@ -116,6 +116,7 @@ def data_parallel(spec: TrialSpec) -> dict[str, Any]:
         "overlap_grad_reduce": plan.overlap in ("grad", "grad_param"),
         "overlap_param_gather": plan.overlap == "grad_param" and plan.sharding == "zero1",
         "use_distributed_optimizer": plan.sharding == "zero1",
+        "num_distributed_optimizer_instances": plan.dp_replicate,
         "check_for_nan_in_grad": False,
     }
 
@@ -140,7 +141,8 @@ def optimizer(spec: TrialSpec) -> dict[str, Any]:
 
 def model_parallel(spec: TrialSpec) -> dict[str, Any]:
     """Arguments of `parallel_state.initialize_model_parallel`; its default order of ranks is `plan.parallel`'s."""
-    return {**_degrees(spec.plan), "create_gloo_process_groups": False}
+    copies = {"num_distributed_optimizer_instances": spec.plan.dp_replicate}
+    return {**_degrees(spec.plan), **copies, "create_gloo_process_groups": False}
 
 
 def _degrees(plan: Plan) -> dict[str, int | None]:

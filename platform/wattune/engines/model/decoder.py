@@ -5,6 +5,7 @@ only the shapes they see differ. Activations between layers are [batch, sequence
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
+from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import LayerRouting, Routes
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -229,6 +231,8 @@ class Decoder(nn.Module):
             {str(index): Layer(model, rotation, recompute, experts, routing.get(index)) for index in layers}
         )
         self.head = Head(model) if layers.stop == model.num_layers else None
+        self.offload: Offload | None = None
+        """Moves activations of layers to host memory; None keeps them on the device."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens or activations in, activations or logits out, by what this part of the model holds.
@@ -239,8 +243,11 @@ class Decoder(nn.Module):
         """
         if self.embedding is not None:
             x = self.embedding(x)
+        if self.offload is not None:
+            self.offload.begin()
         for layer in self.layers.values():
-            x = layer(x)
+            with nullcontext() if self.offload is None else self.offload.layer(layer):
+                x = layer(x)
         return x if self.head is None else self.head(x, targets)
 
     def compile_with(self, compiler: Compiler) -> None:

@@ -60,3 +60,11 @@ class SerialReduceScatter(_Serial):
         work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self._hold_compute()
         return work
+
+
+class HoldCompute(_Serial):
+    """Ends a reduction over copies of the shards before any further backward pass is computed."""
+
+    def __call__(self, reduced: Tensor) -> None:  # noqa: ARG002  (FSDP2 passes it)
+        """See `FSDPModule.set_all_reduce_hook`."""
+        self._hold_compute()

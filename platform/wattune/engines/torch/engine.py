@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
+from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
 from wattune.engines.torch.mesh import Meshes
@@ -71,6 +72,8 @@ class TorchEngine(Answering):
             meshes.close()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+            # The pages that offloaded activations were pinned in; not every version of torch can give them back.
+            getattr(torch.accelerator, "empty_host_cache", lambda: None)()
 
 
 class _Running:
@@ -174,6 +177,8 @@ def _decoders(
         if decoder.head is not None:
             decoder.head.last_only = spec.workload.mode == "prefill"
         materialise(decoder, spec, meshes, device, seed)
+        if plan.offload == "activations":
+            decoder.offload = Offload(device, () if rotation is None else (rotation.cos, rotation.sin))
         decoders.append(decoder)
     return decoders
 

@@ -34,13 +34,15 @@ class Meshes:
             return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
         def split(size: int) -> dict[str, int]:
-            return {"replicate": size, "shard": 1} if plan.sharding == "none" else {"replicate": 1, "shard": size}
+            copies = size if plan.sharding == "none" else plan.dp_replicate
+            return {"replicate": copies, "shard": size // copies}
 
         dp = plan.dp(world_size)
         dense = mesh(pp=plan.pp, **split(dp), tp=plan.tp)
         here = coordinates(rank, plan, world_size)
         place = dense.get_coordinate()
-        assert place is not None and (place[0], place[1] + place[2], place[3]) == (here.pp, here.dp, here.tp)
+        assert place is not None
+        assert (place[0], place[1] * split(dp)["shard"] + place[2], place[3]) == (here.pp, here.dp, here.tp)
         experts = mesh(pp=plan.pp, **split(dp // plan.ep), ep=plan.ep, tp=plan.tp) if has_experts else None
         groups = [group for each in (dense, experts) if each is not None for group in each.get_all_groups()]
         identity = _identities.setdefault((rank, tuple(group.group_name for group in groups)), len(_identities))

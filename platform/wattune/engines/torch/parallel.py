@@ -34,7 +34,7 @@ from wattune.engines.model.decoder import Decoder, Embedding, FeedForward, Head,
 from wattune.engines.model.experts import Experts, MixtureOfExperts
 from wattune.engines.model.lora import columns, freeze, lower_frozen, rows
 from wattune.engines.model.weights import initialise, round_values
-from wattune.engines.torch.blocking_comm import SerialAllGather, SerialReduceScatter
+from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
 from wattune.engines.torch.mesh import Meshes
 from wattune.plan.axes import Plan
 from wattune.plan.vocabulary import padded_vocab_size
@@ -147,7 +147,8 @@ def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
     policy = MixedPrecisionPolicy()
     if plan.dtype == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    dims = ("replicate", "shard") if plan.sharding == "none" else ("shard",)
+    has_copies = plan.sharding == "none" or plan.dp_replicate > 1
+    dims = ("replicate", "shard") if has_copies else ("shard",)
     units = [] if isinstance(module, Decoder) else [unit for unit in module.modules() if isinstance(unit, Experts)]
     for unit in [*units, module]:
         mesh = meshes.experts(*dims) if isinstance(unit, Experts) else meshes.dense(*dims)
@@ -165,3 +166,5 @@ def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
             sharded.set_custom_all_gather(cast(Any, SerialAllGather(mesh.device_type)))
         if plan.sharding in ("zero2", "zero3") and plan.overlap == "none":
             sharded.set_custom_reduce_scatter(cast(Any, SerialReduceScatter(mesh.device_type)))
+            if has_copies:  # the hook is called behind the sum over copies, on its stream
+                sharded.set_all_reduce_hook(HoldCompute(mesh.device_type))

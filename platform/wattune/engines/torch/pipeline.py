@@ -84,6 +84,7 @@ class Stage(PipelineStage):
         self._losses: list[Tensor] = []
         self._chunk = virtual_stage // plan.pp if plan.vpp > 1 else None
         self._keeps_weights = plan.sharding != "zero3"
+        self._has_copies = plan.dp_replicate > 1
         self._reduces_every_time = plan.sharding in ("zero2", "zero3")
         self._reduces_in_backward = self._reduces_every_time or plan.overlap != "none"
         self._recorder = recorder
@@ -112,6 +113,7 @@ class Stage(PipelineStage):
         self._model.set_requires_gradient_sync(
             self._reduces_in_backward and (self._reduces_every_time or last_backward)
         )
+        self._model.set_requires_all_reduce(last_backward or not self._has_copies)  # copies are summed once a step
         with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk), _as_raised():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 

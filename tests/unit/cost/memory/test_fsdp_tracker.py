@@ -65,6 +65,7 @@ def _step(decoder: Decoder, optimizer: ShardedAdamW, tokens: torch.Tensor, plan:
     for index in range(micro_batches):
         last = index == micro_batches - 1
         root.set_requires_gradient_sync(plan.sharding in ("zero2", "zero3") or last)
+        root.set_requires_all_reduce(last)
         root.set_is_last_backward(last)
         root.set_reshard_after_backward(plan.sharding == "zero3" or last)
         decoder(tokens, tokens).backward()
@@ -79,14 +80,16 @@ def _step(decoder: Decoder, optimizer: ShardedAdamW, tokens: torch.Tensor, plan:
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [SMALL, REAL], ids=["small", "real"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
-def test_predicted_bytes_are_those_that_torch_counts(of, sharding: str, recompute: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("sharding", "copies"), [("none", 1), ("zero1", 1), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero3", 2)]
+)
+def test_predicted_bytes_are_those_that_torch_counts(of, sharding: str, copies: int, recompute: str) -> None:  # type: ignore[no-untyped-def]
     spec = TrialSpec(
         model=of,
         cluster=ClusterSpec(device="cpu", devices_per_node=RANKS),
         engine="torch",
         workload=Workload(seq_len=of.hidden_size, global_batch_size=8),
-        plan=Plan(sharding=sharding, recompute=recompute, overlap="grad"),
+        plan=Plan(sharding=sharding, dp_replicate=copies, recompute=recompute, overlap="grad"),
     )
     counted = tracked(spec)
     ((_, batch),) = batches([spec])

@@ -147,6 +147,32 @@ def test_more_sharding_never_keeps_more_state(engine: str, of: ModelSpec, dp: in
     assert states == sorted(states, reverse=True)
 
 
+def test_offloaded_layers_take_the_memory_of_two() -> None:
+    """However many layers there are, and also where micro-batches are in flight."""
+    of = [replace(MODELS[0], num_layers=layers) for layers in (2, 8)]
+    kept = [predicted(spec_of(Plan(), engine="torch", of=model)).parts_bytes["activations"][0] for model in of]
+    plan = Plan(offload="activations")
+    moved = [predicted(spec_of(plan, engine="torch", of=model)).parts_bytes["activations"][0] for model in of]
+    assert kept[0] == moved[0] == moved[1] < kept[1] / 2
+    staged = [Plan(pp=2, micro_batch_size=4, offload=offload) for offload in ("none", "activations")]
+    first, second = (predicted(spec_of(plan, engine="torch", of=of[1], seq_len=4096)).parts_bytes for plan in staged)
+    assert second["activations"][0] < first["activations"][0]
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_copies_hold_the_shards_of_as_many_ranks_as_share_one(sharding: str) -> None:
+    """Two copies over eight ranks keep what four ranks keep of one."""
+    of = MODELS[0]
+    state = {}
+    for dp, copies in ((8, 1), (8, 2), (4, 1)):
+        parts = predicted(
+            spec_of(Plan(sharding=sharding, dp_replicate=copies), engine="torch", of=of, dp=dp)
+        ).parts_bytes
+        state[dp, copies] = (parts["weights"][0], parts["optimizer"][0])
+    assert state[8, 2] == state[4, 1]
+    assert state[8, 1] < state[8, 2]
+
+
 @given(order=st.permutations(range(6)))
 @settings(deadline=None, max_examples=20)
 def test_the_order_of_candidates_changes_no_peak(order: list[int]) -> None:

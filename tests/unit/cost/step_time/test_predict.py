@@ -142,6 +142,19 @@ def test_recomputing_costs_time():
     assert full < 1.45 * none
 
 
+def test_offloading_costs_time_where_copies_take_longer_than_passes():
+    """Everything a layer keeps is more than PCIe carries beside it; a layer's input alone is not."""
+    plain, moved, full, full_moved = of(
+        [
+            Plan(micro_batch_size=2, sharding="zero3", overlap="grad_param", recompute=recompute, offload=offload)
+            for recompute in ("none", "full")
+            for offload in ("none", "activations")
+        ]
+    ).step_time_s
+    assert 1.2 * plain < moved
+    assert full_moved == full
+
+
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
 def test_overlap_exposes_less(sharding):
     times = of(

@@ -22,15 +22,18 @@ def test_exposed_and_overlapped_are_all_of_it(communication_s, window_s, first_s
     assert exposed_s[0] >= communication_s - window_s - 1e-12
 
 
-def weights(size, dense, experts=0.0):
-    links = Links.of(parse_cluster_label("1x8 h200_sxm"), PUBLISHED_STEP_TIME.link)
+def weights(size, dense, experts=0.0, copies=1, cluster="1x8 h200_sxm"):
+    links = Links.of(parse_cluster_label(cluster), PUBLISHED_STEP_TIME.link)
     group = links.group(np.array([float(size)]), np.array([1.0]))
+    between = links.group(np.array([float(copies)]), np.array([float(size)]))
     held = Weights(
         dense=np.array([dense]),
         experts=np.array([experts]),
         units=np.array([4.0]),
         dense_group=group,
         expert_group=group,
+        dense_copies=between,
+        expert_copies=between,
     )
     return links, held
 
@@ -53,3 +56,24 @@ def test_experts_add_to_the_rest():
     links, dense = weights(8, 1e9)
     _, both = weights(8, 1e9, 1e9)
     assert both.gather_s(links, 2)[0] == pytest.approx(2 * dense.gather_s(links, 2)[0])
+
+
+def test_copies_are_summed_by_shards_and_only_where_there_are_some():
+    links, alone = weights(8, 1e9, 1e9)
+    assert alone.sum_copies_s(links)[0] == 0
+    links, between_nodes = weights(8, 1e9, copies=2, cluster="2x8 h200_sxm")
+    _, in_a_node = weights(4, 1e9, copies=2, cluster="2x8 h200_sxm")
+    assert in_a_node.sum_copies_s(links)[0] < between_nodes.sum_copies_s(links)[0]  # although shards are twice as large
+    _, twice = weights(8, 2e9, copies=2, cluster="2x8 h200_sxm")
+    assert 1.8 < twice.sum_copies_s(links)[0] / between_nodes.sum_copies_s(links)[0] < 2.0
+
+
+def test_hybrid_sharding_keeps_most_traffic_inside_a_node():
+    """Four micro-batches over a network of few adapters, gathered over all ranks or in each node."""
+    links, over_all = weights(16, 1e9, cluster="8x2 h200_sxm")
+    _, in_each = weights(2, 1e9, copies=8, cluster="8x2 h200_sxm")
+    step_s = [
+        4 * (2 * one.gather_s(links, 2) + one.reduce_s(links, scatter=np.array([True]))) + one.sum_copies_s(links)
+        for one in (over_all, in_each)
+    ]
+    assert step_s[1][0] < 0.8 * step_s[0][0]

@@ -43,7 +43,7 @@ def test_degrees_and_the_axes_that_follow_from_them():
     assert options["sequence_parallel"] and options["deallocate_pipeline_outputs"]
     assert (options["overlap_p2p_comm"], options["batch_p2p_comm"]) == (True, False)
     made = megatron_config.model_parallel(spec(MIXTRAL, tp=2, pp=2, vpp=2, ep=2, etp=1))
-    assert made == degrees | {"create_gloo_process_groups": False}
+    assert made == degrees | {"create_gloo_process_groups": False, "num_distributed_optimizer_instances": 1}
 
 
 def test_without_splits_nothing_is_asked_of_ranks():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wattune.engines.torch import blocking_comm
-from wattune.engines.torch.blocking_comm import SerialAllGather, SerialReduceScatter
+from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
 
 
 class Stream:
@@ -41,6 +41,11 @@ def test_gradients_are_reduced_before_anything_more_is_computed(log: list[str]) 
     reduce: Any = SerialReduceScatter("cuda")
     reduce(torch.empty(1), torch.empty(2), group=None, op=None)
     assert log == ["communicates", "compute waits for side"]
+
+
+def test_copies_are_summed_before_anything_more_is_computed(log: list[str]) -> None:
+    HoldCompute("cuda")(torch.empty(1))
+    assert log == ["compute waits for side"]
 
 
 def test_on_processors_there_are_no_streams_to_wait_for(log: list[str]) -> None:

@@ -1,0 +1,164 @@
+"""Measures what offloading activations costs and saves on one GPU, beside torch's own `save_on_cpu`.
+
+Every case trains the same Llama-3 8B slice from the same weights in a process of its own: layers as they are, offloaded
+(`wattune/engines/model/offload.py`), offloaded by `torch.autograd.graph.save_on_cpu(pin_memory=True)`, recomputed, and
+both. Printed are the median step, its ratio to the plain case, the peak of memory, the predicted peak and step ratio,
+and the rates of large copies to and from pinned memory. The exit code is 1 if a loss differs from the plain one.
+
+    python benchmarks/activation_offload.py            # one GPU, about three minutes
+    python benchmarks/activation_offload.py --quick    # a dry run of this script on a CPU
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.cost.batch import batches
+from wattune.cost.memory.defaults import H200
+from wattune.cost.memory.predict import predict as predict_memory
+from wattune.engines.torch import engine as torch_engine
+from wattune.engines.torch.engine import TorchEngine
+from wattune.plan.axes import Plan
+from wattune.trial import TrialSpec, Workload
+from wattune.workers.engine import Ranks
+
+SEED: Final = 7
+NUM_WARMUP, NUM_STEPS = 4, 12
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "offload": {"offload": "activations"},
+    "save_on_cpu": {"offload": "activations"},
+    "recompute": {"recompute": "full"},
+    "recompute_offload": {"recompute": "full", "offload": "activations"},
+}
+SAME_LOSS: Final = 1e-6
+"""Largest relative deviation of a loss: a copy changes no bit, recomputation compiles other graphs."""
+SAME_LOSS_RECOMPUTED: Final = 1e-4
+
+
+class SaveOnCpu:
+    """torch's own hooks in place of ours. They move weights too, and the host waits for each copy."""
+
+    def __init__(self, *_: Any) -> None:
+        """Holds nothing."""
+
+    def begin(self) -> None:
+        """Nothing to begin."""
+
+    def layer(self, _: nn.Module) -> AbstractContextManager[Any]:
+        """See `torch.autograd.graph.save_on_cpu`."""
+        return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
+
+
+def specification(axes: dict[str, Any], *, quick: bool) -> TrialSpec:
+    """Eight layers of Llama-3 8B's widths with two micro-batches, or tiny ones."""
+    widths = (
+        {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 256}
+        if quick
+        else {"hidden_size": 4096, "ffn_hidden_size": 14336, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
+    )
+    return TrialSpec(
+        model=ModelSpec(name="llama_slice", num_layers=8, rope_base=5e5, **widths),
+        cluster=ClusterSpec(device="cpu" if quick else "h200_sxm", devices_per_node=1),
+        engine="torch",
+        workload=Workload(seq_len=32 if quick else 4096, global_batch_size=8),
+        plan=Plan(micro_batch_size=4, dtype="fp32" if quick else "bf16", **axes),
+    )
+
+
+def run(name: str, *, quick: bool) -> dict[str, Any]:
+    """Trains one case in this process."""
+    spec = specification(CASES[name], quick=quick)
+    if name == "save_on_cpu":
+        torch_engine.Offload = SaveOnCpu  # type: ignore[assignment, misc]
+    if quick:
+        torch.set_num_threads(1)
+    dist.init_process_group("gloo" if quick else "nccl", store=dist.HashStore(), rank=0, world_size=1)
+    engine = TorchEngine()
+    engine.build(spec, Ranks(rank=0, world_size=1, local_rank=0, device="cpu" if quick else "cuda:0"), seed=SEED)
+    losses, steps_s = [], []
+    for _ in range(3 if quick else NUM_WARMUP + NUM_STEPS):
+        start_s = time.perf_counter()
+        losses.append(engine.step().loss)  # waits for the device
+        steps_s.append(time.perf_counter() - start_s)
+    peak_bytes = engine.memory_peak_bytes()
+    engine.close()
+    dist.destroy_process_group()
+    ((_, batch),) = batches([spec])
+    predicted = None if quick else sum(part[0] for part in predict_memory(batch, H200).parts_bytes.values())
+    return {
+        "losses": losses,
+        "step_s": statistics.median(steps_s[-2 if quick else -NUM_STEPS :]),
+        "peak_bytes": peak_bytes,
+        "predicted_peak_bytes": predicted,
+    }
+
+
+def copy_rates() -> tuple[float, float]:
+    """Bytes a second of copies of 1 GiB to and from pinned memory, median of ten."""
+    device = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    host = torch.empty_like(device, device="cpu", pin_memory=True)
+    rates = []
+    for to, source in ((host, device), (device, host)):
+        seconds = []
+        for _ in range(10):
+            torch.cuda.synchronize()
+            start_s = time.perf_counter()
+            to.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start_s)
+        rates.append(2**30 / statistics.median(seconds))
+    return rates[0], rates[1]
+
+
+def main() -> int:
+    """Runs every case; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--case", choices=CASES, help="one case alone, as JSON")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(run(arguments.case, quick=arguments.quick)))
+        return 0
+    where = "cpu" if arguments.quick else torch.cuda.get_device_name(0)
+    print(f"{where}, torch {torch.__version__}, Python {sys.version.split()[0]}", flush=True)
+    plain: dict[str, Any] = {}
+    num_bad = 0
+    print("case,step_ms,step_ratio,peak_gb,predicted_peak_gb,largest_loss_deviation_ratio", flush=True)
+    for name in CASES:
+        command = [sys.executable, __file__, "--case", name, *(["--quick"] if arguments.quick else [])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        if done.returncode:
+            print(f"{name},failed\n{done.stderr[-2000:]}", flush=True)
+            num_bad += 1
+            continue
+        row = json.loads(done.stdout.splitlines()[-1])
+        plain = plain or row
+        away = max(abs(a / b - 1) for a, b in zip(row["losses"], plain["losses"], strict=True))
+        num_bad += away > (SAME_LOSS_RECOMPUTED if "recompute" in CASES[name] else SAME_LOSS)
+        guess = row["predicted_peak_bytes"]
+        print(
+            f"{name},{1e3 * row['step_s']:.1f},{row['step_s'] / plain['step_s']:.3f},{row['peak_bytes'] / 1e9:.2f},"
+            f"{'' if guess is None else f'{guess / 1e9:.2f}'},{away:.1e}",
+            flush=True,
+        )
+    if not arguments.quick:
+        down, up = copy_rates()
+        print(f"pinned copies of 1 GiB: {down / 1e9:.1f} GB/s from the device, {up / 1e9:.1f} GB/s to it")
+    print(f"{num_bad} bad")
+    return 1 if num_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
