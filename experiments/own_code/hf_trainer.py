@@ -112,18 +112,19 @@ def main() -> None:
         micro_batches = accumulation(given.global_batch_size, given.micro_batch_size, settings.world_size)
         settings.gradient_accumulation_steps = micro_batches
         torch.manual_seed(0)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                num_hidden_layers=given.layers,
-                hidden_size=given.hidden,
-                intermediate_size=given.ffn or given.hidden * 7 // 2,
-                num_attention_heads=given.heads,
-                num_key_value_heads=given.kv_heads,
-                vocab_size=given.vocab,
-                max_position_embeddings=given.seq_len,
-                use_cache=False,
+        with settings.device:  # random weights of billions of parameters take minutes on processors
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    num_hidden_layers=given.layers,
+                    hidden_size=given.hidden,
+                    intermediate_size=given.ffn or given.hidden * 7 // 2,
+                    num_attention_heads=given.heads,
+                    num_key_value_heads=given.kv_heads,
+                    vocab_size=given.vocab,
+                    max_position_embeddings=given.seq_len,
+                    use_cache=False,
+                )
             )
-        )
         if settings.process_index == 0:
             print(f"{sum(each.numel() for each in model.parameters()):,} parameters", flush=True)
         samples = given.steps * given.micro_batch_size * settings.world_size * micro_batches

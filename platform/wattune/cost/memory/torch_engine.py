@@ -18,8 +18,8 @@ from wattune.cost.memory.shapes import shapes as shapes_of
 
 SPLIT_LOGIT_BYTES: Final = 10
 """Bytes of a logit where tensor parallel cuts the vocabulary: logits in bf16, and their gradients by the sum and by the
-targets in fp32. Collectives inside the graph keep the compiler from joining them. Within 0.1 % of the peaks of nine plans
-on two H200 (`benchmarks/data/dense_llama_h200x2.parquet`, `moe_ep_h200x2.parquet`)."""
+targets in fp32. Collectives inside the graph keep the compiler from joining them. Peaks of nine plans on two H200 agree
+within 0.1 % (`benchmarks/data/dense_llama_h200x2.parquet`, `moe_ep_h200x2.parquet`)."""
 
 
 def moments(shapes: Shapes) -> list[Moment]:
