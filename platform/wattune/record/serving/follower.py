@@ -29,6 +29,8 @@ LOOK_BACK_S: Final = 60.0
 LEAST_PIECE_S: Final = 1.0
 """Shortest time whose lost clock is added up, and time before it that is assessed with it: whether a device was at its
 power cap takes 0.2 s of power before a reading."""
+ASSESS_EVERY_S: Final = 5.0
+"""Shortest time between two assessments, which take most of the CPU time of a look. Last readings are always new."""
 FOLLOWED_TIERS: Final = ("fast", "counter", "slow", HOST)
 """Tiers with a latest reading. The ring is a history: its samples count in the peaks."""
 
@@ -177,20 +179,20 @@ class Follower:
         return self._snapshot(now_ns, manifest, alive=True, measured=measured)
 
     def _assess(self, measured: Measured, since_ns: int) -> None:
-        """Takes peaks of all that was read, and the lost clock of what is new."""
+        """Takes peaks of all that was read, and the lost clock of what is new, where enough is."""
         assert measured.window is not None
         shift_ns = measured.window[0] - since_ns  # from the monotonic clock to the window's
         begin_ns, end_ns = max(self._assessed_until_ns, since_ns), measured.window[1] - shift_ns
-        is_piece = end_ns - begin_ns >= s_to_ns(LEAST_PIECE_S)
+        first = self._assessed_until_ns == self._start_ns
+        if end_ns - begin_ns < s_to_ns(LEAST_PIECE_S if first else ASSESS_EVERY_S):
+            return
         for device in measured.devices:
             own = measured.only(device)
             peaks = self._device_peaks.setdefault(device[1], Peaks())
             peaks.observe(device_metrics(own, device), _DEVICE_PEAKS)
-            if is_piece:
-                self._account(own, device, (since_ns + shift_ns, begin_ns + shift_ns, end_ns + shift_ns))
+            self._account(own, device, (since_ns + shift_ns, begin_ns + shift_ns, end_ns + shift_ns))
         self._node_peaks.observe(measured.summary().metrics, _NODE_PEAKS)
-        if is_piece:
-            self._assessed_until_ns = end_ns
+        self._assessed_until_ns = end_ns
 
     def _account(self, own: Measured, device: Device, times_ns: tuple[int, int, int]) -> None:
         """Adds the clock that a device lost.
