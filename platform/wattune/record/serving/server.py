@@ -206,7 +206,7 @@ class MetricsServer:
         self.loopback = ipaddress.ip_address(host).is_loopback
         """Tells whether only this machine can reach it."""
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-        """Where it can be read."""
+        """Address of the metrics."""
         self._looker = _Looker()
         self._connections: dict[asyncio.Task[Any], None] = {}
         self._loop = asyncio.new_event_loop()
