@@ -4,6 +4,7 @@
     python benchmarks/prediction.py               # measured trials and speed; writes nothing
     python benchmarks/prediction.py --csv FILE    # every trial, predicted and measured; --svg FILE draws them
     python benchmarks/prediction.py --parts       # then the parts: memory, step time (published steps too), power
+    python benchmarks/prediction.py --links FILE  # then step times with a measured table of links, and without
 
 The whole chain is judged: coefficients are fitted as `wattune fit` does to all other configurations, and nothing that
 was measured of a trial goes into its estimate. Repeats of a configuration are left out together. First all trials, in
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow.parquet as pq
 from measured_tables import ALL, rows
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
@@ -31,7 +33,8 @@ from wattune.catalog.hardware import DEVICES, DeviceSpec
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, estimate
-from wattune.fitting.device import Measured, fit_device
+from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.power import H200_PRIOR
 from wattune.objective import parse_objective
 from wattune.schema import METRICS
@@ -56,6 +59,12 @@ OTHERS: Final = "*_h200x2*.parquet"
 """Tables of trials on two devices."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
+LINKS: Final = {
+    "no table": "as above",
+    "added": "added to the fit (`wattune fit --links FILE`)",
+    "first": "the fit begins with it (`wattune fit STUDY --links FILE`)",
+}
+"""Ways to use a table of links."""
 PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 
@@ -76,7 +85,7 @@ def trials(pattern: str = ALL) -> list[Measured]:
     return found
 
 
-def held_out(measured: Sequence[Measured]) -> list[Predicted]:
+def held_out(measured: Sequence[Measured], sweep: SweepFit | None = None, way: str = "no table") -> list[Predicted]:
     """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
     names = sorted({spec.trial_id for spec, _ in measured})
     fold_of = {name: place % FOLDS for place, name in enumerate(names)}
@@ -84,16 +93,32 @@ def held_out(measured: Sequence[Measured]) -> list[Predicted]:
     for fold in range(FOLDS):
         rest = [one for one in measured if fold_of[one[0].trial_id] != fold]
         places = [place for place, (spec, _) in enumerate(measured) if fold_of[spec.trial_id] == fold]
-        for place, found in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
-            predicted[place] = found
+        found = predictions(rest, [measured[place][0] for place in places], sweep, way)
+        for place, one in zip(places, found, strict=True):
+            predicted[place] = one
     return predicted
 
 
-def predictions(rest: Sequence[Measured], specs: Sequence[TrialSpec]) -> list[Predicted]:
-    """Predicts specifications with coefficients fitted to `rest`, which has none of them."""
-    # The shipped coefficients were fitted to these trials: a fit must not begin with what it leaves out.
-    default = replace(default_coefficients(DEVICES["h200_sxm"]), step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
-    fit = fit_device("h200_sxm", rest, default, studies=["benchmarks/data"])
+def unfitted() -> Coefficients:
+    """Returns the coefficients that a fit begins with: the shipped ones were fitted to the trials it leaves out."""
+    return replace(default_coefficients(DEVICES["h200_sxm"]), step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
+
+
+def predictions(
+    rest: Sequence[Measured], specs: Sequence[TrialSpec], sweep: SweepFit | None = None, way: str = "no table"
+) -> list[Predicted]:
+    """Predicts specifications with coefficients fitted to `rest`, which has none of them.
+
+    Args:
+        rest: Trials to fit to.
+        specs: What is predicted.
+        sweep: A table of links.
+        way: How it is used, a key of `LINKS`.
+    """
+    default = unfitted()
+    fit = fit_device("h200_sxm", rest, default, studies=["benchmarks/data"], sweep=sweep if way == "first" else None)
+    if sweep is not None and way == "added":
+        fit = add_sweep(fit, sweep, default)
     fitted = Coefficients(
         memory=fit.memory or default.memory,
         step_time=fit.step_time or default.step_time,
@@ -117,13 +142,33 @@ def predictions(rest: Sequence[Measured], specs: Sequence[TrialSpec]) -> list[Pr
     ]
 
 
-def transferred(measured: Sequence[Measured]) -> None:
-    """Predicts the trials on two devices by coefficients that were fitted to the trials on four alone."""
+def apart(measured: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Returns the trials on four devices, and those on two: another day, other devices."""
     others = trials(OTHERS)
     ids = {spec.trial_id for spec, _ in others}
-    rest = [one for one in measured if one[0].trial_id not in ids]
-    print("\ntrials on two devices, fitted to those on four alone:", end=" ")
-    print_accuracy(others, predictions(rest, [spec for spec, _ in others]))
+    return [one for one in measured if one[0].trial_id not in ids], others
+
+
+def links(path: Path, measured: Sequence[Measured]) -> None:
+    """Prints errors of step times with a measured table of links, everything else unchanged."""
+    first, fresh = apart(measured)
+    sweep = fit_sweep(pq.read_table(path), DEVICES["h200_sxm"], unfitted().step_time)
+    print(f"\nstep time with the links of {path.name}:\n")
+    print("| trials | table | median | p90 | worst | signed median | within the interval | pairs in order |")
+    print("|---|---|---|---|---|---|---|---|")
+    for way, text in LINKS.items():
+        for name, group, found in (
+            ("held out", measured, held_out(measured, sweep, way)),
+            ("four to two", fresh, predictions(first, [spec for spec, _ in fresh], sweep, way)),
+        ):
+            actual = np.array([result.metrics["step_time_s"] for _, result in group])
+            guess, low, high = (np.array([one[f"step_time_s{end}"] for one in found]) for end in ("", " low", " high"))
+            error = guess / actual - 1
+            figures = [np.median(abs(error)), np.quantile(abs(error), 0.9), abs(error).max(), np.median(error)]
+            inside = np.mean((low <= actual) & (actual <= high))
+            right, total = ordered(group, guess.tolist())
+            row = [f"{len(group)} {name}", text, *(f"{one:.2%}" for one in figures), f"{inside:.0%}"]
+            print("| " + " | ".join([*row, f"{right} of {total}"]) + " |", flush=True)
 
 
 def print_accuracy(measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
@@ -213,14 +258,15 @@ def default_of(device: DeviceSpec) -> Coefficients:
     return default_coefficients(device)
 
 
-def write(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
-    """Writes every trial: figures measured and predicted."""
+def write(path: Path, groups: dict[str, tuple[Sequence[Measured], Sequence[Predicted]]]) -> None:
+    """Writes every trial of the groups: figures measured and predicted."""
     columns: dict[str, str] = {"step_time_s": "step_time_s", "memory_peak_bytes": "memory_peak_gb"}
     columns |= {name: name for name in BARS if name not in columns}
     with path.open("w", newline="") as file:
         writer: Any = csv.writer(file, lineterminator="\n")
         writer.writerow(
             [
+                "trials",
                 "trial",
                 "model",
                 "engine",
@@ -228,12 +274,13 @@ def write(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicte
                 *(f"{kind}_{name}" for name in columns.values() for kind in ("measured", "predicted")),
             ]
         )
-        for (spec, result), guess in zip(measured, predicted, strict=True):
-            row: list[str] = [spec.trial_id, spec.model.name, spec.engine, spec.label]
-            for name in columns:
-                scale = 1e-9 if name == "memory_peak_bytes" else 1.0
-                row += [f"{scale * value:.6g}" for value in (result.metrics.get(name, float("nan")), guess[name])]
-            writer.writerow(row)
+        for group, (measured, predicted) in groups.items():
+            for (spec, result), guess in zip(measured, predicted, strict=True):
+                row: list[str] = [group, spec.trial_id, spec.model.name, spec.engine, spec.label]
+                for name in columns:
+                    scale = 1e-9 if name == "memory_peak_bytes" else 1.0
+                    row += [f"{scale * value:.6g}" for value in (result.metrics.get(name, float("nan")), guess[name])]
+                writer.writerow(row)
 
 
 SHOWN: Final = {
@@ -292,6 +339,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--svg", type=Path, help="draw predicted against measured")
+    parser.add_argument("--links", type=Path, help="a table of `wattune calibrate --links`")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--num-nodes", type=int, default=16)
     arguments = parser.parse_args()
@@ -299,11 +347,16 @@ def main() -> None:
     measured = trials()
     predicted = held_out(measured)
     print_accuracy(measured, predicted)
-    transferred(measured)
+    first, fresh = apart(measured)
+    print("\ntrials on two devices, fitted to those on four alone:", end=" ")
+    foreseen = predictions(first, [spec for spec, _ in fresh])
+    print_accuracy(fresh, foreseen)
     if arguments.csv is not None:
-        write(arguments.csv, measured, predicted)
+        write(arguments.csv, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
     if arguments.svg is not None:
         draw(arguments.svg, measured, predicted)
+    if arguments.links is not None:
+        links(arguments.links, measured)
     for script in PARTS if arguments.parts else ():
         print(f"\n{script}\n", flush=True)
         subprocess.run([sys.executable, HERE / script], check=True)

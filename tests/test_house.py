@@ -39,6 +39,7 @@ ROOMS = {
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",
     "record": "command recorder recording sensors steps window",
+    "record/serving": "families follower server",
     "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
     "traces trade_off write",
     "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry plausible problems prune "
@@ -105,7 +106,7 @@ PURE = (
     "units errors clock kinds schema metric_meanings intervals objective trial fidelity storage steps steps.process "
     "spans catalog plan cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
-    "telemetry.amd_smi simulation record workers.command terminal.recording"
+    "telemetry.amd_smi simulation record record.serving workers.command terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
 

@@ -199,6 +199,29 @@ def test_a_trial_is_analysed_by_its_study_and_id(wattune: Run, storage: Path) ->
     assert code == 2 and "has no repeat 7; it has 0" in err
 
 
+def test_an_estimate_stands_beside_what_is_recomputed(
+    wattune: Run, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = json.loads(wattune("rank", "dense_h200x4", "--json")[1])["feasible"][0]["trial_id"]
+    code, out, _ = wattune("analyze", f"dense_h200x4:{best}", "--estimate", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["beside"]["trial"] == f"dense_h200x4:{best}-0"
+    step = next(one for one in found["beside"]["metrics"] if one["name"] == "step_time_s")
+    assert step["measured"] == found["metrics"]["step_time_s"]
+    assert step["low"] < step["measured"] < step["high"]
+    parts = {one["name"]: one["estimated"] for one in found["beside"]["parts"] if one["estimated"]}
+    assert sum(parts.values()) == pytest.approx(step["estimated"], rel=1e-6)
+    assert parts["compute"] > 0.5 * step["estimated"]
+    code, out, _ = wattune("analyze", f"dense_h200x4:{best}", "--estimate")
+    assert code == 0 and out.index("quality:") < out.index("estimated and measured") < out.index("Parts of a step")
+    monkeypatch.chdir(storage / "dense_h200x4" / "trials")
+    again = wattune("analyze", f"{best}-0", "--estimate", "--json")
+    assert json.loads(again[1])["beside"]["parts"] == found["beside"]["parts"]
+    assert "beside" not in json.loads(wattune("analyze", f"{best}-0", "--json")[1])
+    code, _, err = wattune("analyze", "s3://bucket/trial", "--estimate")
+    assert code == 2 and "name STUDY:TRIAL_ID" in " ".join(err.split())
+
+
 @pytest.fixture(scope="module")
 def recordings(storage: Path) -> Path:
     """The golden recordings without spans, as recordings of two commands."""

@@ -192,12 +192,13 @@ def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
     return found
 
 
-def beside_result(trial: str, *, storage: str | None = None) -> Beside:
+def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[str, float] | None = None) -> Beside:
     """Lays the estimate of a measured trial beside its result: figures, and parts of the step by the same names.
 
     Args:
         trial: The trial, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
         storage: The place of studies and fits.
+        metrics: The trial's metrics as they were computed again; None takes those of its result.
 
     Raises:
         PlanError: There is no such trial, it is a recording, its sensors were simulated, or its device has no
@@ -205,7 +206,9 @@ def beside_result(trial: str, *, storage: str | None = None) -> Beside:
     """
     if find_recording(trial, storage=storage):
         raise PlanError(f"{trial} is a recording, whose configuration is not known; name a trial, as STUDY:TRIAL_ID")
-    place, (name, wanted) = storage_path(storage), split_reference(trial)
+    folder = named_path(trial)
+    reference = str(folder.resolve()) if folder.is_dir() else trial  # its study is named by the path
+    place, (name, wanted) = storage_path(storage), split_reference(reference)
     study = find_study(name, storage=storage, whole=True)
     side = Compared(study).side(wanted)
     spec = side.spec
@@ -222,7 +225,7 @@ def beside_result(trial: str, *, storage: str | None = None) -> Beside:
     return beside(
         side.name,
         spec,
-        side.result,
+        side.result if metrics is None else replace(side.result, metrics=metrics),
         coefficients,
         source=Source(device=device, coefficients=coefficients).text,
         was_fitted=fit is not None and study.name in fit.studies,

@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -19,13 +20,17 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.doctor import examine
-from wattune.errors import TrackingError
-from wattune.record.recorder import Output
+from wattune.errors import PlanError, TrackingError
+from wattune.record.recorder import Output, Watcher
+from wattune.record.serving.server import MetricsServer
 from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.terminal.tables import print_calibration, print_findings
 
 _PANEL: Final = "Look at this machine"
+
+LONGEST_S: Final = 1e9
+"""Longest recording: thirty years, which nanoseconds in 64 bits still count."""
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -54,7 +59,7 @@ def record(
         float | None,
         typer.Option(
             min=0.1,
-            max=1e9,  # thirty years, which nanoseconds in 64 bits still count
+            max=LONGEST_S,
             help="Longest to record; the command is sent SIGTERM then. Without a command: the machine.",
             show_default=False,
         ),
@@ -82,6 +87,17 @@ def record(
         typer.Option(help="Tokens of a step over all ranks, where the command does not tell.", show_default=False),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve readings to Prometheus meanwhile, such as at 127.0.0.1:9400. Without a command: until Ctrl-C.",
+            show_default=False,
+        ),
+    ] = None,
+    serve_remote: Annotated[
+        bool, typer.Option("--serve-remote", help="Let --serve take an address that other machines can reach.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code.
@@ -98,7 +114,10 @@ def record(
     console = err if command else out
     view = LiveView(err) if live else None
     output: Output = "log" if live and err.is_terminal else "stderr" if as_json else "own"
-    with view or nullcontext():
+    server = _metrics_server(serve, remote=serve_remote)
+    if server is not None and not command and seconds is None:
+        seconds = LONGEST_S
+    with server or nullcontext(), view or nullcontext():
         recording = api.record(
             command or (),
             storage=storage,
@@ -106,7 +125,7 @@ def record(
             name=name,
             backends=backend or (),
             output=output,
-            watcher=view,
+            watcher=_together(*(one for one in (server, view) if one is not None)),
             steps=steps,
             window=window,
             tokens_per_step=tokens_per_step,
@@ -120,6 +139,35 @@ def record(
     except TrackingError as error:  # the exit code is the command's
         print_error(str(error))
     raise typer.Exit(recording.exit_code or 0)
+
+
+def _metrics_server(address: str | None, *, remote: bool) -> MetricsServer | None:
+    """Opens the port that metrics are served at, and says where; None without an address.
+
+    Raises:
+        PlanError: The address cannot be used, or only a permission was given and no address.
+    """
+    if address is None:
+        if remote:
+            raise PlanError("--serve-remote allows an address that --serve names; give --serve HOST:PORT too")
+        return None
+    server = MetricsServer(address, remote=remote)
+    err.print(f"metrics at {server.url}", highlight=False, soft_wrap=True)
+    if not server.loopback:
+        err.print(
+            "warning: other machines can reach this address; there is no password and no encryption", style="yellow"
+        )
+    return server
+
+
+def _together(*watchers: Watcher) -> Watcher | None:
+    """Makes one watcher of several; None of none."""
+
+    def watch(sampler_folder: Path, start_mono_ns: int) -> None:
+        for watcher in watchers:
+            watcher(sampler_folder, start_mono_ns)
+
+    return watch if watchers else None
 
 
 @app.command(rich_help_panel=_PANEL)

@@ -281,6 +281,9 @@ def analyze(
     accept: Annotated[
         bool, typer.Option("--accept", help="Take files edited on purpose as they are; the quality says so.")
     ] = False,
+    estimated: Annotated[
+        bool, typer.Option("--estimate", help="Lay the trial's estimate beside the figures and the parts of a step.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recomputes metrics and quality of a trial or recording from its folder alone.
@@ -291,17 +294,24 @@ def analyze(
 
       wattune analyze moe_h200:0517fb8c0ffe-1
 
+      wattune analyze moe_h200:0517fb8c0ffe --estimate
+
       wattune analyze baseline
     """
+    if estimated and "://" in folder:
+        raise typer.BadParameter(f"{folder} is at a URL; --estimate needs the trial's study, so name STUDY:TRIAL_ID")
     analysis = api.analyze(folder, storage=storage, accept=accept)
     summary = analysis.summary
+    found = api.beside_result(folder, storage=storage, metrics=summary.metrics) if estimated else None
     if as_json:
-        print_json(analysis.to_json())
+        print_json(analysis.to_json() | ({} if found is None else {"beside": found.to_json()}))
     else:
         verdict = f"quality: {summary.quality}" + (
             f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""
         )
         print_metrics(out, folder, summary.metrics, "\n".join([verdict, *analysis.notes]))
+        if found is not None:
+            print_beside(out, found)
 
 
 @app.command(rich_help_panel=_PANEL)

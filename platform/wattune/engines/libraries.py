@@ -1,7 +1,9 @@
 """The libraries an engine needs, looked for without loading them."""
 
 import importlib.util
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,7 @@ def check_libraries(spec: TrialSpec) -> None:
     """
     if spec.program is not None and is_command(spec):
         program = filled(spec.program.command[0], values_of(spec, spec.program.flags) | dict.fromkeys(RUN_TIME, ""))
-        if shutil.which(program) is None:
+        if shutil.which(program, path=search_path(os.environ.get("PATH"))) is None:
             raise NodeError(
                 f'the command\'s program "{program}" is not here: neither on PATH nor at that path from {Path.cwd()}; '
                 "install it on every node, or give its path"
@@ -37,6 +39,11 @@ def check_libraries(spec: TrialSpec) -> None:
             f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
             "install it on every node, or set transformer_engine: false"
         )
+
+
+def search_path(path: str | None) -> str:
+    """Returns where programs are looked for: `PATH`, then beside this Python, whose environment may not be activated."""
+    return os.pathsep.join(filter(None, (path or os.defpath, str(Path(sys.executable).parent))))
 
 
 def not_installed(engine: str, library: str | None) -> str:

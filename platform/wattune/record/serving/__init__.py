@@ -1,0 +1,1 @@
+"""Readings of a running recording over HTTP, as metrics that Prometheus scrapes."""
