@@ -80,12 +80,12 @@ def test_a_neutral_axis_of_tomorrow_changes_no_id(storage: Path) -> None:
 def test_a_later_field_with_a_default_factory_changes_no_id(storage: Path) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Tomorrow(Plan):
-        offload: list[str] = field(default_factory=list)
+        hooks: list[str] = field(default_factory=list)
 
     spec = StudyFolder.open("before_versions", storage).trials()[0].spec()
     written = {name: getattr(spec.plan, name) for name in Plan.__dataclass_fields__}
     assert replace(spec, plan=Tomorrow(**written)).trial_id == spec.trial_id
-    assert replace(spec, plan=Tomorrow(**written, offload=["optimizer"])).trial_id != spec.trial_id
+    assert replace(spec, plan=Tomorrow(**written, hooks=["optimizer"])).trial_id != spec.trial_id
 
 
 def test_an_old_study_ranks(storage: Path) -> None:
