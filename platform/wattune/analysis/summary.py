@@ -48,7 +48,7 @@ IMPOSSIBLE: Final = "impossible_value"
 """A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
 
 
-TOLD_TOKENS: Final = "told_by_trial_per_step"
+TOLD_TOKENS: Final = "told_tokens_per_step"
 """Tag with the tokens of a step that a trial's own program told."""
 
 WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")

@@ -1,0 +1,113 @@
+"""The worker of a command: devices of its ranks, what it tells, and its place in a lane."""
+
+from dataclasses import replace
+
+import pytest
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import OWN_MODEL
+from wattune.errors import NodeError
+from wattune.orchestrate.lanes import command_worker
+from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, _told_devices
+from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, WorkerPlace
+from wattune.orchestrate.lanes.worker_group import Group, LaneError
+from wattune.plan.axes import Plan
+from wattune.plan.program import Program
+from wattune.trial import UNKNOWN_WORKLOAD, Measure, TrialSpec, TrialStatus
+from wattune.workers.command.launcher import CommandOutcome
+
+SPEC = TrialSpec(
+    model=OWN_MODEL,
+    cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2),
+    engine="command",
+    workload=UNKNOWN_WORKLOAD,
+    plan=Plan(),
+    program=Program(command=("run", "{lr}"), environment=(("NCCL_ALGO", "{algo}"),), flags=(("algo", "Ring"),)),
+)
+NAMES = {f"GPU-{index}": f"gpu{index}" for index in range(4)}
+KEY = GroupKey.of(SPEC, {"CPU": 0.5, "GPU": 1.0})
+ASSIGNMENT = Assignment(
+    name="a-0",
+    spec=SPEC,
+    measure=Measure(),
+    seed=0,
+    key=KEY,
+    node_names={"id0": "n0", "id1": "n1"},
+    device_names={},
+    sampler_cpus={},
+    fresh=False,
+)
+
+
+def worker(number, node_id):
+    return WorkerPlace(number=number, node_id=node_id, device_index=0, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
+
+
+def test_a_command_has_one_worker_a_node_with_all_its_devices():
+    assert (KEY.world_size, dict(KEY.resources)) == (2, {"CPU": 1.0, "GPU": 2.0})
+    assert KEY.environment == ()  # its variables are the command's, so that no worker starts anew for them
+    other = replace(SPEC, program=replace(SPEC.program, flags=(("algo", "Tree"),)))
+    assert GroupKey.of(other, {"CPU": 0.5, "GPU": 1.0}) == KEY
+
+
+def test_variables_that_are_flags_make_other_workers_for_a_built_in_engine():
+    def key(algo):
+        program = Program(environment=(("NCCL_ALGO", "{algo}"),), flags=(("algo", algo),))
+        return GroupKey.of(replace(SPEC, engine="megatron", program=program), {"GPU": 1.0})
+
+    assert dict(key("Ring").environment) == {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring"}
+    assert key("Ring") != key("Tree") and key("Ring").world_size == 4
+
+
+def test_nodes_are_ranks_in_the_plans_order_and_meet_at_the_first():
+    group = Group(number=1, key=KEY, workers={0: worker(0, "id1"), 1: worker(1, "id0")})
+    group.reports = {0: Report(problem=None, rendezvous="b:2"), 1: Report(problem=None, rendezvous="a:1")}
+    ranks = group.begin(ASSIGNMENT).ranks
+    assert {number: (one.rank, one.world_size, one.rendezvous) for number, one in ranks.items()} == {
+        1: (0, 2, "a:1"),
+        0: (1, 2, "a:1"),
+    }
+    with pytest.raises(LaneError, match=r"wants 1 worker\(s\) on each of 2 node"):
+        Group(number=2, key=KEY, workers={0: worker(0, "id0"), 1: worker(1, "id0")}).begin(ASSIGNMENT)
+
+
+@pytest.mark.parametrize(
+    ("visible", "node", "expected"),
+    [
+        ("2,3", 0, {0: "gpu2", 1: "gpu3"}),
+        ("GPU-1,GPU-0", 1, {2: "gpu1", 3: "gpu0"}),
+        ("", 0, {0: "gpu0", 1: "gpu1"}),
+    ],
+)
+def test_ranks_have_the_devices_that_ray_gave_the_command(monkeypatch, visible, node, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _devices(SPEC, node, NAMES) == expected
+
+
+@pytest.mark.parametrize("visible", ["0", "0,9", "0,MIG-1"])
+def test_a_device_that_telemetry_does_not_see_is_refused(monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(NodeError, match="telemetry does not see device"):
+        _devices(SPEC, 0, NAMES)
+
+
+def test_devices_that_every_rank_told_are_believed():
+    devices = {0: "gpu0", 1: "gpu1"}
+    told = {0: {"device_uuid": "1"}, 1: {"device_uuid": "GPU-0"}}
+    outcome = CommandOutcome(status=TrialStatus.COMPLETED, headers=told)
+    assert _told_devices(outcome, NAMES, devices) == {0: "gpu1", 1: "gpu0"}
+    for some in ({0: {"device_uuid": "1"}}, {0: {"device_uuid": "0"}, 1: {"device_uuid": "0"}}):
+        assert _told_devices(replace(outcome, headers=some), NAMES, devices) == {}
+
+
+def test_what_is_kept_of_a_command_has_no_secret(monkeypatch):
+    monkeypatch.setattr(command_worker, "driver_version", lambda: "")
+    kept = _provenance({"NCCL_ALGO": "Ring", "HF_TOKEN": "x"}, ["train", "--hf-token", "hf_secret", "--lr", "1"])
+    assert kept["command"] == "train --hf-token *** --lr 1"
+    assert kept["env.NCCL_ALGO"] == "Ring" and "env.HF_TOKEN" not in kept
+
+
+def test_a_program_that_is_not_there_is_the_machines_failure():
+    assert _failed(1, NodeError('program "x" does not run')).status is TrialStatus.INFRA_FAILED
+    crashed = _failed(0, ValueError("of ours"))
+    assert (crashed.status, crashed.reason) == (TrialStatus.CRASHED, "node 0: ValueError: of ours")

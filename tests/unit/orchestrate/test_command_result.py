@@ -1,0 +1,113 @@
+"""What the nodes of a command told, as the spans, window and telemetry of a trial."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import OWN_MODEL
+from wattune.clock import ClockAnchor
+from wattune.orchestrate.command_result import (
+    command_spans,
+    command_tags,
+    num_answers,
+    of_devices,
+    run_spans,
+)
+from wattune.orchestrate.lanes.messages import Place
+from wattune.orchestrate.telemetry_actor import NodeTelemetry
+from wattune.plan.axes import Plan
+from wattune.plan.program import Program
+from wattune.steps.reader import Step
+from wattune.steps.table import spans_of
+from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, TrialStatus
+from wattune.workers.loop import CommandFacts, RankOutcome
+
+SPEC = TrialSpec(
+    model=OWN_MODEL,
+    cluster=ClusterSpec(device="cpu", num_nodes=2, devices_per_node=2),
+    engine="command",
+    workload=UNKNOWN_WORKLOAD,
+    plan=Plan(),
+    program=Program(command=("run",)),
+)
+PLACES = [
+    Place(rank=rank, node=f"n{rank // 2}", slot=rank % 2, device=f"cpu{rank % 2}", device_uuid=None, pid=100 + rank)
+    for rank in range(4)
+]
+WALL_MINUS_MONO_NS = (5_000_000_000, 9_000_000_000)
+
+
+def steps(count, start_ns=1_000_000_000):
+    return [Step(n, start_ns + n * 10**7, start_ns + (n + 1) * 10**7, 8) for n in range(count)]
+
+
+def outcome(node, told, *, count=20, first=5, end=15):
+    ranks = (2 * node, 2 * node + 1)
+    offset = WALL_MINUS_MONO_NS[node]
+    anchor = ClockAnchor(mono_ns=0, wall_ns=offset)
+    devices = {rank: PLACES[rank].device for rank in ranks}
+    facts = CommandFacts(
+        first_index=first,
+        end_index=end,
+        start_mono_ns=10**9,
+        end_mono_ns=3 * 10**9,
+        wall_minus_mono_ns=offset,
+        tokens_per_step=8.0 * len(told),
+        told_steps=bool(told),
+        output="",
+    )
+    spans = spans_of({rank: steps(count) for rank in told}, node=f"n{node}", devices=devices, anchor=anchor)
+    return RankOutcome(rank=node, status=TrialStatus.COMPLETED, spans=spans, command=facts)
+
+
+def test_a_commands_answers_are_those_of_its_nodes():
+    assert num_answers(SPEC) == 2
+    assert num_answers(replace(SPEC, engine="torch")) == 4
+
+
+def test_warm_up_is_negative_and_steps_after_the_end_do_not_count():
+    spans = command_spans([outcome(0, (0, 1)), outcome(1, (2, 3), first=0, end=0)], PLACES)
+    assert set(spans["rank"].to_pylist()) == {0, 1, 2, 3}
+    for rank in range(4):
+        numbers = [row["step"] for row in spans.to_pylist() if row["rank"] == rank]
+        assert numbers == list(range(-5, 10))
+
+
+def test_a_node_that_told_nothing_has_the_first_ranks_steps_on_its_own_clock():
+    spans = command_spans([outcome(0, (0,)), outcome(1, ())], PLACES)
+    rows = {(row["rank"], row["step"]): row for row in spans.to_pylist()}
+    assert {rank for rank, _ in rows} == {0, 1, 2, 3}
+    mine, theirs = rows[0, 0], rows[3, 0]
+    assert theirs["start_wall_ns"] == mine["start_wall_ns"]
+    assert theirs["start_mono_ns"] == mine["start_wall_ns"] - WALL_MINUS_MONO_NS[1]
+    assert (theirs["node"], theirs["device"]) == ("n1", "cpu1")
+
+
+def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
+    outcomes = [outcome(0, (), first=0, end=0), outcome(1, (), first=0, end=0)]
+    assert command_spans(outcomes, PLACES) is None
+    assert command_tags(outcomes, PLACES, has_steps=False) == {
+        "window_node": "n0",
+        "window_start_mono_ns": "1000000000",
+        "window_end_mono_ns": "3000000000",
+    }
+    run = run_spans(outcomes, PLACES)
+    assert [row["rank"] for row in run.to_pylist()] == [0, 1, 2, 3]
+    assert {row["end_mono_ns"] - row["start_mono_ns"] for row in run.to_pylist()} == {2 * 10**9}
+    assert command_spans([], PLACES) is None and run_spans([], PLACES) is None
+
+
+def test_tokens_of_all_nodes_are_added_up():
+    outcomes = [outcome(0, (0, 1)), outcome(1, (2, 3))]
+    assert command_tags(outcomes, PLACES, has_steps=True) == {"told_tokens_per_step": "32"}
+
+
+def test_devices_that_a_trial_did_not_use_are_left_out_of_its_telemetry():
+    table = pa.table({"device": pa.array(["cpu0", "cpu7", "host"]).dictionary_encode(), "power_w": [1.0, 2.0, 3.0]})
+    part = NodeTelemetry(
+        node="n0", tables={"fast": table}, manifest={"devices": {"cpu0": {}, "cpu7": {}, "host": {}}}, losses=()
+    )
+    kept = of_devices(part, PLACES)
+    assert kept.tables["fast"]["power_w"].to_pylist() == [1.0, 3.0]
+    assert set(kept.manifest["devices"]) == {"cpu0", "host"}
