@@ -3,11 +3,11 @@
     python benchmarks/step_hooks.py [--device cuda] [--rounds 3000] [--hidden 512] [--csv FILE] [--json]
 
 One loop in one process trains a small model. Each round runs one step of every kind in shuffled order: without a hook,
-with `spans.step`, with the hook on torch's optimizers, and with the callback of Hugging Face's Trainer (as its Trainer
-calls it; no Trainer is needed). The hooks write real files. The ratio of step time is the interquartile mean over rounds
-of the logarithm of a kind's step over the round's step without a hook: other programs that run meanwhile slow single
-steps by more than any hook. Its interval is a seeded bootstrap over rounds. On a GPU a step ends with a synchronisation.
-On a processor the time is the CPU time of the process, since what other programs take is not the hooks' cost.
+with `spans.step`, with the hook on torch's optimizers, and with the callback of Hugging Face's Trainer. The callback is
+called as its Trainer calls it, and no Trainer is needed. The hooks write real files. The ratio of step time is the
+interquartile mean over rounds of the logarithm of a kind's step over the round's step without a hook: other programs
+slow single steps by more than any hook. Its interval is a seeded bootstrap over rounds. On a GPU a step ends with a
+synchronisation. On a processor the time is the process's CPU time: what other programs take is not the hooks' cost.
 
 Ends with 1 where an interval leaves the bar, or a step of the API costs more than its bar.
 """
@@ -204,9 +204,8 @@ def main() -> int:
     if given.json:
         print(json.dumps(facts))
         return 0 if met else 1
-    print(
-        f"{facts['date']}, {where}, Python {facts['python']}, torch {facts['torch']}, steps of {rows[0]['step_time_s']} s"
-    )
+    print(f"{facts['date']}, {where}, Python {facts['python']}, torch {facts['torch']}")
+    print(f"steps of {rows[0]['step_time_s']} s, {given.rounds} rounds")
     for row in rows:
         interval = f"{row['low_ratio']:.5f} to {row['high_ratio']:.5f}"
         print(f"{row['hook']:14} {row['step_time_ratio']:.5f}   95 % interval {interval}   bar 1.000 +- {RATIO_WITHIN}")

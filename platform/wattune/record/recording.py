@@ -195,7 +195,7 @@ class Recording:
     energy_j: float | None
     """Of all devices together, over the window."""
     steps: Mapping[str, Any]
-    """What the manifest says of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
+    """The manifest's facts of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
     window_why: str
     """The choice of the window in words; empty where there was none."""
     command_s: float | None

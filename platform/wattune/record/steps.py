@@ -31,7 +31,7 @@ MOST_PROBLEMS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsAsked:
-    """What is asked for of a command's steps and of the window."""
+    """A choice of a command's steps and of the window."""
 
     source: StepSource = AUTO
     window: WindowChoice = field(default_factory=WindowChoice)

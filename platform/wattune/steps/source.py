@@ -121,7 +121,7 @@ def parse_source(value: Any) -> StepSource:
     try:
         groups = re.compile(pattern).groupindex.keys()
     except re.error as error:
-        raise SpaceError(f"steps.pattern: {pattern!r} is not a regular expression: {error}; mend it") from error
+        raise SpaceError(f"steps.pattern: {pattern!r} is not a regular expression: {error}; correct it") from error
     if unknown := sorted(groups - {"step", "time", "tokens"}):
         raise SpaceError(f"steps.pattern: group {unknown[0]!r} means nothing; use the groups step, time and tokens")
     return StepSource(kind="pattern", pattern=pattern, unit=unit)

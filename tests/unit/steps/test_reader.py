@@ -1,4 +1,4 @@
-"""Which source counts, and what else a command's processes tell."""
+"""The source that counts, and what else a command's processes tell."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a process tells beside its steps: hooks that failed, and the exception that ended it."""
+"""Tells what is no step: hooks that failed, and the exception that ended the program."""
 
 from __future__ import annotations
 

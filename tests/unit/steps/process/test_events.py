@@ -1,4 +1,4 @@
-"""What ends a program is told, and hooks that fail are told and never raise."""
+"""The exception that ends a program is told, and hooks that fail are told and never raise."""
 
 import subprocess
 import sys
