@@ -10,7 +10,7 @@ import yaml
 from small_study import make_study
 
 from wattune.cli import app
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Field, parse_constraint, parse_objective
 from wattune.ranking.conditions import parse_where
 from wattune.schema import METRICS
 from wattune.search.space import parse_space
@@ -34,6 +34,10 @@ def commands(path: Path) -> list[tuple[str, bool]]:
     return found + [(" ".join(inline.split()), False) for inline in re.findall(r"`wattune\s+([a-z][^`]*)`", prose)]
 
 
+FLAGS = {"lr": Field(kind=float), "nccl_algo": Field(kind=str)}
+"""Flags of the study that pages ask about: `docs/own_code.md`."""
+
+
 def problem(command: str) -> str:
     """Returns the reason the command line would refuse this command; empty where it would not."""
     verb, *arguments = shlex.split(command)
@@ -44,7 +48,7 @@ def problem(command: str) -> str:
         for text in context.params.get("constraint") or ():
             parse_constraint(text)
         for text in context.params.get("where") or ():
-            parse_where(text)
+            parse_where(text, FLAGS)
         if context.params.get("objective"):
             parse_objective(context.params["objective"])
         unknown = {name for name in (context.params.get("pareto") or "").split(",") if name} - METRICS.keys()

@@ -37,6 +37,9 @@ STALL_STEPS: Final = 10
 
 _RECENT_STEPS: Final = 20
 
+ABORT_GRACE_S: Final = 1.5
+"""Grace time of a trial that is stopped: whoever stops a study may kill what takes longer than three seconds."""
+
 PEER_S: Final = 3.0
 """Time that word of the trial's end may take to a node whose command failed because the others had gone."""
 
@@ -244,6 +247,7 @@ class _Run:
     def _ordered(self, order: Order) -> tuple[TrialStatus, str]:
         if order.kind == "finish":
             return TrialStatus.COMPLETED, ""
+        self._process.stop(min(self._launch.grace_s, ABORT_GRACE_S))
         return TrialStatus.ABORTED, f"it was stopped: {order.reason}"
 
     def _hung(self, run_s: float) -> str:

@@ -102,12 +102,16 @@ class CommandProcess:
         """Returns the processes that came of the command and run now."""
         return supervisor.descendants(self._process.pid)
 
-    def stop(self) -> None:
-        """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time."""
+    def stop(self, grace_s: float | None = None) -> None:
+        """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time.
+
+        Args:
+            grace_s: Another grace time than the usual one.
+        """
         self._stopped = True
         with suppress(OSError):
             assert self._process.stdin is not None
-            self._process.stdin.write(b"stop\n")
+            self._process.stdin.write(f"stop {self._grace_s if grace_s is None else grace_s}\n".encode())
             self._process.stdin.flush()
 
     def close(self) -> int:

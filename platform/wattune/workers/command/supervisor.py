@@ -1,9 +1,10 @@
 """The process between wattune and a user's command: it starts the command, and ends everything that came of it.
 
 It runs as a program of its own (`python -I supervisor.py STATUS_FD GRACE_S PROGRAM ARGUMENTS`) and needs the standard
-library alone. Its standard input is a pipe that wattune holds: a line `stop` ends the command, and so does the end of
-the pipe, which comes when wattune's process dies, however it dies. Every process that the command leaves behind becomes
-a child of this one (`PR_SET_CHILD_SUBREAPER`), also one that became a daemon, and is ended with it.
+library alone. Its standard input is a pipe that wattune holds: a line `stop` (or `stop SECONDS_OF_GRACE`) ends the
+command, and so does the end of the pipe, which comes when wattune's process dies, however it dies. Every process that
+the command leaves behind becomes a child of this one (`PR_SET_CHILD_SUBREAPER`), also one that became a daemon, and is
+ended with it.
 
 Status lines on STATUS_FD are JSON: `{"pid": N}`, `{"failed": ERRNO}` where the program cannot be started,
 `{"exit": CODE, "mono_ns": N}` with a negative signal where one ended it, and `{"over": NUMBER_LEFT}` at the very end.
@@ -107,7 +108,7 @@ class _Watch:
                 line = os.read(0, 4096)
                 if not line:
                     watched.remove(0)
-                self._stop(self._grace_s if line else min(self._grace_s, ORPHAN_GRACE_S))
+                self._stop(_grace_s(line, self._grace_s))
             if self._ends.asked:
                 self._stop(min(self._grace_s, ORPHAN_GRACE_S))
             self._reap()
@@ -139,6 +140,17 @@ class _Watch:
                 _tell(self._status_fd, exit=os.waitstatus_to_exitcode(code), mono_ns=time.monotonic_ns())
                 if self._kill_at_s is None:  # what it left behind is not asked for
                     self._kill_at_s = time.monotonic() + min(self._grace_s, ORPHAN_GRACE_S)
+
+
+def _grace_s(line: bytes, usual_s: float) -> float:
+    """Returns the seconds of grace that a line asks for; at the end of the input they are few."""
+    words = line.split()
+    if not words:
+        return min(usual_s, ORPHAN_GRACE_S)
+    try:
+        return float(words[1]) if len(words) > 1 else usual_s
+    except ValueError:
+        return usual_s
 
 
 def _signal_group(pid: int, number: int) -> None:
