@@ -39,6 +39,8 @@ JOB_SETTINGS: Final = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     # The listeners of the study show its progress.
     "RAY_AIR_NEW_OUTPUT": "0",
+    # A user's command runs where the job does, and not in the folder that Ray makes for a trial.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # wattune handles Ctrl-C: it brings the study folder in order before Ray ends.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Ray Train gives all workers of a node CUDA_VISIBLE_DEVICES of all its devices, and Ray each worker one device in

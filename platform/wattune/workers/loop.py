@@ -20,15 +20,13 @@ import torch
 import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
+from wattune.steps.steady import is_stable
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import DeviceMemory, device_memory
 from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
-
-STABLE_FRAC: Final = 0.05
-"""Warm-up ends when the medians of the last round's halves differ by less than this share."""
 
 MOST_WARMUP_ROUNDS: Final = 4
 """Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
@@ -346,18 +344,6 @@ def _warm_up(
         if _all_ranks(is_stable(times_s)):
             return (warmup_round + 1) * round_steps, True
     return MOST_WARMUP_ROUNDS * round_steps, False
-
-
-def is_stable(times_s: Sequence[float]) -> bool:
-    """Returns True where the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
-
-    Fewer than four steps are too few to decide; they count as not stable.
-    """
-    if len(times_s) < 4:
-        return False
-    half = len(times_s) // 2
-    first, second = statistics.median(times_s[:half]), statistics.median(times_s[half:])
-    return abs(second - first) <= STABLE_FRAC * second
 
 
 def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Measure) -> int:

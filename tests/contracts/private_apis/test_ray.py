@@ -114,6 +114,7 @@ def test_ray_train_worker_group_start_timeout_s() -> None:
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "ray.tune.utils.callback",
         "TUNE_GLOBAL_CHECKPOINT_S": "ray.tune.execution.tune_controller",
         "RAY_AIR_NEW_OUTPUT": "ray.tune.experimental.output",
+        "RAY_CHDIR_TO_TRIAL_DIR": "ray.train.constants",
         "TUNE_DISABLE_SIGINT_HANDLER": "ray.tune.tune",
         "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "ray._private.accelerators.amd_gpu",
         "RAY_USAGE_STATS_ENABLED": "ray._common.usage.usage_constants",

@@ -116,7 +116,7 @@ def test_the_steps_of_a_recorder_that_was_killed_are_read_from_its_processes_fil
     (tmp_path / FOLDER).mkdir()
     writer = StepWriter("spans", str(tmp_path / FOLDER))
     for at in range(20):
-        writer.step(at * 10**8, (at + 1) * 10**8, 5)
+        writer.step(at * 10**8, (at + 1) * 10**8, 5)  # each later than the last write
     asked = {"source": "auto", "window": "steady", "tokens_per_step": None}
     facts = {"node": "n", "window": {"start_mono_ns": 0}, "steps_asked": asked}
     spans, found = steps_of_open(tmp_path, facts, {"devices": {"gpu0": {}}}, 3 * 10**9)

@@ -11,7 +11,7 @@ import pytest
 
 from wattune.steps.files import StepFile
 from wattune.steps.process import writer
-from wattune.steps.process.writer import StepWriter, header_of
+from wattune.steps.process.writer import FLUSH_EVERY_NS, StepWriter, header_of
 
 PROCESS = Path(writer.__file__).parent
 OLDEST_PYTHON = (3, 9)
@@ -36,6 +36,18 @@ def test_steps_read_back(tmp_path: Path) -> None:
     assert file.path.stat().st_mode & 0o777 == 0o600
 
 
+def test_short_steps_are_written_together_within_50_ms_and_at_the_exit(tmp_path: Path) -> None:
+    one, file = StepWriter("spans", str(tmp_path)), None
+    seen = []
+    for at in range(200):
+        one.step(at * 10**6, (at + 1) * 10**6)
+        file = only_file(tmp_path)
+        seen.append(len(file.steps))
+    assert len(set(seen)) <= 6 and all(0 <= at + 1 - count <= 51 for at, count in enumerate(seen))
+    one.flush()
+    assert [step.index for step in only_file(tmp_path).steps] == list(range(200))
+
+
 def test_the_peak_is_told_once_a_second_at_most(tmp_path: Path) -> None:
     one = StepWriter("spans", str(tmp_path))
     for at in range(30):
@@ -50,6 +62,7 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
+    one.flush()
     file = only_file(tmp_path)
     assert [step.index for step in file.steps] == list(range(800)) and not file.problems
 
@@ -61,6 +74,7 @@ sys.path.insert(0, {str(PROCESS.parents[2])!r})
 from wattune.steps.process.writer import StepWriter
 one = StepWriter("spans", {str(tmp_path)!r})
 one.step(1, 2)
+one.step(1, 2)  # not written yet, and the parent's alone
 if os.fork() == 0:
     one.step(3, 4)
     os._exit(0)
@@ -72,9 +86,9 @@ StepWriter("spans", {str(tmp_path)!r}).step(5, 6)
     for file in files:
         file.read_on()
     assert sorted((len(file.steps), file.steps[0].index, file.steps[0].start_mono_ns) for file in files) == [
-        (1, 0, 1),
         (1, 0, 3),
         (1, 0, 5),
+        (2, 0, 1),
     ]
 
 
@@ -83,6 +97,7 @@ def test_where_nothing_can_be_written_nothing_is_raised(tmp_path: Path) -> None:
     one.step(1, 2)
     (tmp_path / "gone").mkdir()
     one.step(2, 3)  # not in the middle of a run either
+    one.flush()
     assert not list((tmp_path / "gone").iterdir())
 
 
@@ -96,7 +111,8 @@ def test_a_disk_that_is_full_ends_the_writing(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
         one.step(2, 3)
-    one.step(3, 4)
+        one.flush()
+    one.step(3 + FLUSH_EVERY_NS, 4 + FLUSH_EVERY_NS)
     assert [step.index for step in only_file(tmp_path).steps] == [0]
 
 
