@@ -3,13 +3,13 @@
 import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Final
 
 from wattune.errors import NodeError
 from wattune.plan.program import RUN_TIME, filled, is_command, values_of
 from wattune.trial import TrialSpec
+from wattune.workers.command.environment import search_path
 
 OPTIONAL: Final = ("deepspeed", "megatron")
 """Engines whose library is an extra of the same name."""
@@ -39,11 +39,6 @@ def check_libraries(spec: TrialSpec) -> None:
             f"{spec.cluster.label} says transformer_engine: true and transformer_engine is not installed here; "
             "install it on every node, or set transformer_engine: false"
         )
-
-
-def search_path(path: str | None) -> str:
-    """Returns where programs are looked for: `PATH`, then beside this Python, whose environment may not be activated."""
-    return os.pathsep.join(filter(None, (path or os.defpath, str(Path(sys.executable).parent))))
 
 
 def not_installed(engine: str, library: str | None) -> str:

@@ -1,6 +1,7 @@
 """The environment of a command: that of the job, without what Ray and wattune put there for themselves."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,13 @@ def command_environment(
         for name, value in own.items()
         if not name.startswith(_OF_RAY) and name not in _OF_RANKS and not (name in _BY_RAY and name not in node)
     }
-    return {**kept, **given}
+    found = {**kept, **given}
+    return {**found, "PATH": search_path(found.get("PATH"))}
+
+
+def search_path(path: str | None) -> str:
+    """Returns where programs are looked for: `PATH`, then beside this Python, which may be of a venv not activated."""
+    return os.pathsep.join(filter(None, (path or os.defpath, str(Path(sys.executable).parent))))
 
 
 def node_environment(pid: int | None = None) -> dict[str, str]:
