@@ -78,14 +78,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """What became of a node's part of a trial."""
+    """Outcome of a node's part of a trial."""
 
     status: TrialStatus
     reason: str = ""
     steps: Steps = field(default_factory=dict)
     """Steps of the node's ranks, numbered from the program's first; of warm-up too."""
     look: Look = Look(part="build", done=0, total=1)  # noqa: RUF009 - it is frozen
-    """How far the measurement was."""
+    """State of the measurement at the end."""
     start_mono_ns: int = 0
     end_mono_ns: int = 0
     """Time at which the command ended, or was told to."""
@@ -99,7 +99,7 @@ class CommandOutcome:
     peaks: Mapping[int, int] = field(default_factory=dict)
     """Peak memory in bytes by rank, where told."""
     headers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What each rank's process told of itself."""
+    """Facts that each rank's process told of itself."""
     pids: tuple[int, ...] = ()
     """Its processes, as far as they were seen."""
     tokens_per_step: float = 0.0
