@@ -1,4 +1,4 @@
-"""What the nodes of a command trial told, made into what every trial has: spans of all ranks, window, telemetry."""
+"""Outcomes of a command's nodes, made into what every trial has: spans of all ranks, window, telemetry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -40,7 +40,7 @@ _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
 _PART: Final = re.compile(r"\{\{|\}\}|\{(?P<name>\w+)(?:=(?P<value>[^{}?]*))?(?P<if>\?(?P<text>[^{}]*))?\}|[{}]")
 
 FLAG_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
-"""What the name of a flag looks like."""
+"""Pattern of a flag's name."""
 
 
 def text_of(value: Any) -> str:
@@ -130,7 +130,7 @@ def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What a trial runs beside its plan: a command of the user's, variables of its environment, and flags."""
+    """Program of a trial, beside its plan: a command of the user's, variables of its environment, and flags."""
 
     command: tuple[str, ...] = ()
     """Templates of the arguments; empty where a built-in engine trains."""
@@ -139,7 +139,7 @@ class Program:
     flags: tuple[tuple[str, FlagValue], ...] = ()
     """Flags and their values in this trial, in the order of the space."""
     steps: str = "auto"
-    """Where steps come from: a word or a preset of `wattune.steps.source`. Ignored where there is a pattern."""
+    """Source of its steps: a word or a preset of `wattune.steps.source`. Ignored where there is a pattern."""
     steps_pattern: str = ""
     """Regular expression over the program's output; its group is the time of a step."""
     steps_unit: str = "s"

@@ -79,7 +79,7 @@ _UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFacts:
-    """What a command's node knows beside its outcome (`wattune.workers.command`)."""
+    """Facts of a command's node beside its outcome (`wattune.workers.command`)."""
 
     first_index: int
     """Index of the first measured step: its spans count every step from 0."""
@@ -96,7 +96,7 @@ class CommandFacts:
     told_steps: bool
     """True where a rank of the node told steps."""
     output: str
-    """What it wrote, bounded."""
+    """Its output, bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class RankOutcome:
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
     command: CommandFacts | None = None
-    """Where a command ran: the outcome is that of a node, and `rank` is the node's number."""
+    """Facts of a node that ran a command: the outcome is then that of a node, and `rank` its number."""
 
 
 class _NonFiniteLossError(ArithmeticError):

@@ -1,4 +1,4 @@
-"""What the nodes of a command told, as the spans, window and telemetry of a trial."""
+"""Outcomes of a command's nodes, as the spans, window and telemetry of a trial."""
 
 from dataclasses import replace
 

@@ -158,7 +158,7 @@ class _CommandWorker:
 
 
 class _Calls:
-    """What a running command's watch asks and tells the lane."""
+    """Calls of a running command's watch to the lane."""
 
     def __init__(
         self, keeper: ActorHandle, key: tuple[str, int, int], assigned: RankAssignment, assignment: Assignment

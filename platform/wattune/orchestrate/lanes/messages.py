@@ -124,7 +124,7 @@ class Place:
 
 
 Places = Place | Sequence[Place] | None
-"""Where an outcome comes from: a rank's place, or those of all ranks of a command's node."""
+"""Origin of an outcome: a rank's place, or those of all ranks of a command's node."""
 
 FINISH: Final = "finish"
 """Part of a trial that begins once a command's leading node has measured enough."""
@@ -145,7 +145,7 @@ class RankAssignment:
     assignment: Assignment | None
     """None if nothing is to be trained."""
     rendezvous: str = ""
-    """Where a command's processes meet: `host:port` of node 0."""
+    """Meeting point of a command's processes: `host:port` of node 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Why a command failed: what its processes told, what its output says, and how it ended."""
+"""Reasons of a command's failure: from what its processes told, from its output, and from its end."""
 
 import re
 import signal
@@ -51,7 +51,7 @@ _LONGEST: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the processes of a command told of their failure (`wattune.steps.reader.StepReader`)."""
+    """Words of a command's processes about their failure (`wattune.steps.reader.StepReader`)."""
 
     errors: Mapping[int, str] = field(default_factory=dict)
     """Exceptions by rank."""

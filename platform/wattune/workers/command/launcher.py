@@ -78,14 +78,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """What became of a node's part of a trial."""
+    """Outcome of a node's part of a trial."""
 
     status: TrialStatus
     reason: str = ""
     steps: Steps = field(default_factory=dict)
     """Steps of the node's ranks, numbered from the program's first; of warm-up too."""
     look: Look = Look(part="build", done=0, total=1)  # noqa: RUF009 - it is frozen
-    """How far the measurement was."""
+    """State of the measurement at the end."""
     start_mono_ns: int = 0
     end_mono_ns: int = 0
     """Time at which the command ended, or was told to."""
@@ -99,7 +99,7 @@ class CommandOutcome:
     peaks: Mapping[int, int] = field(default_factory=dict)
     """Peak memory in bytes by rank, where told."""
     headers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What each rank's process told of itself."""
+    """Facts that each rank's process told of itself."""
     pids: tuple[int, ...] = ()
     """Its processes, as far as they were seen."""
     tokens_per_step: float = 0.0
@@ -237,7 +237,10 @@ class _Run:
                 self._show(self._steps)
                 next_s = now_s + 1.0
             if reason := self._hung(ns_to_s(time.monotonic_ns() - start_ns)):
-                return TrialStatus.TIMED_OUT, reason
+                # A rank that failed and whose launcher has not ended yet is no hang.
+                return (
+                    self._failure(None) if self._reader.first_failed() is not None else (TrialStatus.TIMED_OUT, reason)
+                )
         return None
 
     def _leading(self) -> Sequence[Step]:
@@ -295,16 +298,19 @@ class _Run:
             order = self._orders(PEER_S)
             if order is not None:
                 return self._ordered(order)
+        status, reason = self._failure(code)
+        if code is not None and code < 0 and status is TrialStatus.CRASHED and -code in (9, 15):
+            return TrialStatus.INFRA_FAILED, f"killed from outside: {ending(code)}"
+        return status, reason
+
+    def _failure(self, code: int | None) -> tuple[TrialStatus, str]:
         kills = num_oom_kills() - self._oom_kills
         told = Told(
             errors=self._reader.errors(),
             out_of_memory=self._reader.out_of_memory(),
             first_failed=self._reader.first_failed(),
         )
-        status, reason = failure(code, self._output.lines, told, num_oom_kills=max(kills, 0))
-        if code is not None and code < 0 and status is TrialStatus.CRASHED and -code in (9, 15):
-            return TrialStatus.INFRA_FAILED, f"killed from outside: {ending(code)}"
-        return status, reason
+        return failure(code, self._output.lines, told, num_oom_kills=max(kills, 0))
 
     def _outcome(self, end: tuple[TrialStatus, str], end_ns: int, left: int) -> CommandOutcome:
         status, reason = end

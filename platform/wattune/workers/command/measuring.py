@@ -1,4 +1,4 @@
-"""How far the measurement of a running command is, from its steps alone: warming up, measuring, or done.
+"""Progress of the measurement of a running command, from its steps alone: warming up, measuring, or done.
 
 The rules are those of the built-in engines' loop (`wattune.workers.loop`): whole rounds of warm-up until step time is
 stable, then at least `measure.min_steps` and `measure.min_seconds`. Only the end differs. The loop stops stepping; a

@@ -78,7 +78,7 @@ def _tell(status_fd: int, **facts: Any) -> None:
 
 
 class _Ends:
-    """Whether a signal asked this process to end."""
+    """Note of a signal that asked this process to end."""
 
     def __init__(self) -> None:
         self.asked = False

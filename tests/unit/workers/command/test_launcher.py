@@ -91,6 +91,14 @@ def test_a_hang_is_told_by_steps_and_a_silent_program_by_the_time_out(run):
     assert found.status is TrialStatus.TIMED_OUT and found.reason.startswith("longer than measure.timeout_s = 0.7")
 
 
+def test_a_launcher_that_lingers_after_a_ranks_error_is_no_hang(run):
+    rank = LOOP.format(12) + "raise ValueError('of a rank')"
+    lingers = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {rank!r}])\ntime.sleep(100)"
+    long = Measure(warmup_steps=4, min_steps=10**6, timeout_s=60.0, stall_s=0.5)
+    found = run(lingers, measure=long)
+    assert found.status is TrialStatus.CRASHED and "rank 0: ValueError: of a rank" in found.reason
+
+
 def test_failures_have_their_status(run):
     raised = run("raise ValueError('of mine')")
     assert raised.status is TrialStatus.CRASHED and "ValueError: of mine" in raised.reason

@@ -1,4 +1,4 @@
-"""How far a measurement is: whole rounds of warm-up, then enough steps and seconds."""
+"""Progress of a measurement: whole rounds of warm-up, then enough steps and seconds."""
 
 import pytest
 
