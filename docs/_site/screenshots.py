@@ -83,7 +83,7 @@ def take_mlflow(browser: Headless) -> None:
         with mlflow_server(f"sqlite:///{folder}/server.db", Path(folder) / "artifacts", free_port()) as url:
             api.sync(study, tracking_uri=url)
             page = Tracker(url, study.name).page()
-            browser.resize(1400, 900)
+            browser.resize(1800, 1000)
             browser.open(f"{url}/{page}")
             browser.shows("Objective and constraints", "Parallel Coordinates", within_s=60)
             browser.wait_for("document.querySelectorAll('svg.main-svg').length > 2")

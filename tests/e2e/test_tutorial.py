@@ -36,8 +36,14 @@ def test_every_command_of_the_page_runs_from_the_first_to_the_last(tmp_path: Pat
     environment = kept | {"MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONUNBUFFERED": "1"}
 
     def types(command: Command) -> tuple[int, str]:
+        program, *arguments = command.words
         done = subprocess.run(
-            command.words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200
+            [command.folder + program, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -20,7 +20,7 @@ _NEEDS_MORE = ("plan", "rank", "compare", "run", "rank --json")
 STAND_INS = {
     "scale_up": "cpu_smoke",
     "scale_out": "again",
-    "http://mlflow.example:5000": "sqlite:///other.db",
+    "http://mlflow.example:5000": "sqlite:///wattune-studies/mlflow.db",
     "...": "sqlite:///other.db",
 }
 """Arguments that stand for something of the reader's, and what a test has in their place."""
@@ -34,6 +34,8 @@ class Command:
     text: str
     remark: str
     """The remark behind it."""
+    folder: str
+    """Path before the program's name, as typed; empty where a shell finds it."""
 
     @property
     def words(self) -> list[str]:
@@ -50,9 +52,9 @@ def commands() -> list[Command]:
             lines = match[1].splitlines() if match[1] else [" ".join(match[2].split())]
             for line in filter(None, lines):
                 text, _, remark = line.partition("  #")
-                named = text.strip().removeprefix(".venv/bin/")
+                folder, named = re.fullmatch(r"((?:\.venv/bin/)?)(.*)", text.strip()).groups()
                 if named.removeprefix("wattune ") not in _NEEDS_MORE:
-                    found.append(Command(section, named, remark.strip()))
+                    found.append(Command(section, named, remark.strip(), folder))
     return found
 
 
