@@ -59,13 +59,13 @@ def words(text: str) -> list[str]:
 
 
 def alike(a: str, b: str) -> bool:
-    """Whether two words are the same but for their endings: five letters, or all of a shorter word."""
+    """Tells whether two words are the same but for their endings: five letters, or all of a shorter word."""
     least = min(len(a), len(b), 5)
     return a == b or (least >= 4 and a[:least] == b[:least])
 
 
 def score(need: str, path: Path) -> float:
-    """How well a path answers a need: words of its name count twice, and words that miss count against it."""
+    """Scores a path as an answer: words of its name count twice, and words that miss count against it."""
     *folders, name = path.relative_to(SOURCE).with_suffix("").parts
     asked = words(need)
 

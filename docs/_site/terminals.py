@@ -1,4 +1,4 @@
-"""What a command shows on a terminal of a given width, as text with its colours, and as a picture."""
+"""Terminals of a given width: a command runs on one; what it shows becomes text with colours, and a picture."""
 
 import codecs
 import fcntl

@@ -229,7 +229,7 @@ SENTENCES: dict[str, Callable[[Reader], None]] = {
     "The parts add up exactly": _compare,
     "Without `--dry-run` the study goes on": _dry_run,
 }
-"""What the page says, and what holds it."""
+"""Sentences of the page, and the check of each."""
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)

@@ -138,7 +138,7 @@ for (const block of document.querySelectorAll(".scroll")) {
   }));
   block.before(field);
 }
-const folded = text => text.length > 40 ? text.replace(/(.{18,34}) /g, "$1<br>") : text;
+const broken = text => text.length > 40 ? text.replace(/(.{18,34}) /g, "$1<br>") : text;
 // Narrow pages have no room for texts inside charts; pointing tells them.
 const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach(chart => {
   if ((chart.dataset.narrow ?? "false") === String(narrow)) return;
@@ -152,7 +152,7 @@ const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach
   names.forEach((name, number) => {
     if (name.length <= 40) return;
     const meta = { ...chart.data[number].meta, name };
-    Plotly.restyle(chart, { name: narrow ? folded(name) : name, meta: [meta] }, [number]);
+    Plotly.restyle(chart, { name: narrow ? broken(name) : name, meta: [meta] }, [number]);
   });
   const fonts = {};
   const own = chart.layout.meta;
@@ -160,7 +160,7 @@ const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach
   own.texts.forEach((text, number) => {
     const size = own.annotation_sizes[number];
     fonts[`annotations[${number}].font.size`] = narrow ? size * (size > 40 ? 0.5 : 0.75) : size;
-    fonts[`annotations[${number}].text`] = narrow ? folded(text) : text;
+    fonts[`annotations[${number}].text`] = narrow ? broken(text) : text;
   });
   for (const axis of Object.keys(chart.layout).filter(name => /^[xy]axis/.test(name)))
     if (chart.layout[axis].title?.text) fonts[axis + ".title.font.size"] = narrow ? 12 : own.title_size;
