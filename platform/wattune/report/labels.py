@@ -60,7 +60,7 @@ def placed(
     sides = []
     for number, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
         others = [*filled, *boxes[:number], *boxes[number + 1 :]]
-        free = []
+        free: list[tuple[int, int, str, Box]] = []
         for side, across, down in _SIDES if text else ():
             box = _box(x, y, wide[number] * len(text), reaches[number], across, down)
             inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
