@@ -108,12 +108,17 @@ def take_live(browser: Headless) -> None:
     with TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "search_spaces").symlink_to(ROOT / "search_spaces")
-        for width, more in zip(WIDTHS_COLUMNS, ("--max-trials 6", ""), strict=True):
+        for width, more in zip(WIDTHS_COLUMNS, ("--max-trials 4", ""), strict=True):
             typed = f"{LIVE} {more}".strip()
-            _, moment, _ = shown(
-                typed, width, cwd=home, at=lambda text: "running  " in text and "best  " in text and " left" in text
-            )
+            _, moment, _ = shown(typed, width, cwd=home, at=_shows_all)
+            if not moment:
+                sys.exit(f"{typed}: the live view never showed a leader and the time left; take it again")
             _take_terminal(browser, f"live_{width}.png", typed, moment, width)
+
+
+def _shows_all(text: str) -> bool:
+    """Tells whether a live view has each of its parts: what runs, who leads, and the time left."""
+    return "running  " in text and ("best  " in text or "undecided " in text) and " left" in text
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from rich.text import Text
 ROWS: Final = 60
 _WIDEST_PX: Final = 1800
 _TOKEN: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\n|\r|\x1b.|[^\x1b\r\n]+")
+_STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
 _UNFINISHED: Final = re.compile(r"\x1b(\[[\d;?]*)?$")
 _THEME: Final = TerminalTheme(
     (255, 255, 255),
@@ -83,7 +84,7 @@ def shown(
         typed: The command as typed.
         width: Columns of the terminal.
         cwd: Folder it is typed in.
-        at: Whether to keep what is shown at this moment; the last such moment counts.
+        at: Whether to keep what is shown at this moment, by its text without colours; the last such moment counts.
         within_s: Longest it may run.
 
     Returns:
@@ -115,7 +116,7 @@ def shown(
             if not read:
                 break
             screen.write(decoder.decode(read))
-            if at is not None and at(screen.text):
+            if at is not None and at(_STYLE.sub("", screen.text)):
                 moment = screen.text
         code = running.wait(max(1.0, end_s - time.monotonic()))
     finally:
