@@ -17,8 +17,6 @@ def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
         space={"micro_batch_size": [1, 2], "recompute": ["none", "full"]},
         objective="maximize device_power_limit_w",
         search={"finalists": {"until": 0.95, "max_share": 0.75}},
-        # The least that is a measurement: what is raced is the same in every run, however long it is.
-        measure={"warmup_steps": 1, "min_steps": 4, "min_seconds": 0.5, "profile_steps": 0},
     )
 
     def steps(said: str) -> list[tuple[int, int, str]]:
