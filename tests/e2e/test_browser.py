@@ -52,6 +52,7 @@ def test_the_report_draws_every_chart_offline_and_answers(browser: Headless, stu
         "chart-throughput-against-power",
         "chart-what-makes-the-difference",
         "chart-where-a-step-goes",
+        "chart-throughput-by-step",
         "chart-power-against-the-step-timeline",
         "chart-temperature-by-slot",
     ]
@@ -97,6 +98,12 @@ def test_the_report_prints_on_paper_in_its_width(browser: Headless, study: Study
 WIDER_THAN_THEIR_PLACE = """[...document.querySelectorAll('main, section, .scroll, table, .plotly-graph-div')]
   .filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
   .map(one => one.tagName + '.' + one.className + ' ' + one.scrollWidth + ' > ' + one.clientWidth)"""
+CUT_OFF = """[...document.querySelectorAll('.main-svg text')]
+  .filter(one => one.textContent && !one.closest('.hoverlayer'))
+  .filter(one => {
+    const box = one.getBoundingClientRect(), place = one.closest('.plotly-graph-div').getBoundingClientRect();
+    return box.width && (box.left < place.left - 1 || box.right > place.right + 1);
+  }).map(one => one.textContent)"""
 BEYOND_THE_WINDOW = """[...document.querySelectorAll('main *')]
   .filter(one => !one.closest('.main-svg, thead') && one.getBoundingClientRect().right > innerWidth + 1)
   .map(one => one.tagName + '.' + one.className)"""
@@ -121,6 +128,7 @@ def test_nothing_needs_sideways_scrolling(browser: Headless, tmp_path: Path, wid
     browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
     assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == []
     assert browser.evaluate(BEYOND_THE_WINDOW) == []
+    browser.wait_for(f"{CUT_OFF}.length === 0", within_s=10)
     if width == 1400:
         assert browser.evaluate("document.querySelectorAll('.textpoint text').length") >= 1
         assert browser.evaluate(NAMES_THAT_MEET) == []
@@ -139,6 +147,7 @@ def test_the_small_study_fits_both_widths(browser: Headless, study: StudyFolder)
         browser.shows("Throughput against power")
         browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
         assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == []
+        browser.wait_for(f"{CUT_OFF}.length === 0", within_s=10)
 
 
 def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:
@@ -153,7 +162,7 @@ def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path
 def test_every_figure_is_written_as_an_image(study: StudyFolder, tmp_path: Path) -> None:
     paths = write_figures(study, ranking_of(study), tmp_path)
     begins = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
-    assert sorted(path.suffix for path in paths) == sorted(5 * list(begins))
+    assert sorted(path.suffix for path in paths) == sorted(6 * list(begins))
     for path in paths:
         content = path.read_bytes()
         assert content.startswith(begins[path.suffix])

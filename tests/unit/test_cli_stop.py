@@ -30,8 +30,8 @@ import sys, time
 from wattune import api
 
 def run_study(*_, **__):
-    print("RUNS", flush=True)
     try:
+        print("RUNS", flush=True)  # inside: the key may come before the next line runs
         time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Devices and clusters. A device is what one rank drives. Peaks are dense, never the sparse marketing figure.
+"""Hardware: devices and clusters. A device is what one rank drives. Peaks are dense, never the sparse marketing figure.
 
 A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their simulation look it up here.
 """

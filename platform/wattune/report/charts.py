@@ -145,7 +145,7 @@ def waterfall(comparison: Comparison) -> Chart | None:
     if not drawn:
         return None
     titles = [f"{name} of a {fall.per} [{_unit(fall)}]" for fall, name in drawn]
-    figure = make_subplots(rows=1, cols=len(drawn), subplot_titles=titles, horizontal_spacing=0.09)
+    figure = make_subplots(rows=1, cols=len(drawn), subplot_titles=titles, horizontal_spacing=0.15)
     for column, (fall, _) in enumerate(drawn, start=1):
         _draw_waterfall(figure, fall, column)
     figure.update_layout(margin_t=36)
@@ -191,11 +191,17 @@ def _shares(falls: Sequence[tuple[Waterfall, str]]) -> str:
         shares = {part.name.replace("_", " "): fall.share_frac(part) for part in fall.parts if part.change}
         known = {part: share for part, share in shares.items() if share is not None}
         if known:
-            listed = ", ".join(f"{part} {100 * share:+.0f} %".replace("-", "−") for part, share in known.items())
+            listed = ", ".join(f"{part} {_percent(share)}" for part, share in known.items())
             said.append(f"Of the change in {name}: {listed}.")
         elif shares:
             said.append(f"In {name} the parts' changes cancel out, so shares of the rest are not meaningful.")
     return " ".join(said)
+
+
+def _percent(share: float) -> str:
+    """Returns a share with its sign, and a share that rounds to nothing without one."""
+    text = f"{100 * share:+.0f} %".replace("-", "−")
+    return "0 %" if text[1:] == "0 %" else text
 
 
 def _pattern(shape: str) -> dict[str, Any]:

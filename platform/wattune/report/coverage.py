@@ -62,6 +62,10 @@ def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Co
     )
 
 
+def _are(count: int) -> str:
+    return " is" if count == 1 else "s are"
+
+
 def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
     """Shows what was measured and what was not, of how many. Empty without candidates."""
     if not candidates:
@@ -76,10 +80,17 @@ def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) 
     ]
     said = [f"{count:,} {word}" for count, word in missing if count]
     lines = [f"Not measured: {', '.join(said) or 'none'}."]
-    before = [f"{found.rejected:,} combinations are rejected by rules"] if found.rejected else []
-    before += [f"{found.equivalent:,} do the same work as one of these trials"] if found.equivalent else []
-    lines += [f"{' and '.join(before)}: they do not run."] if before else []
-    lines += [f"{found.elsewhere:,} more were measured outside this space."] if found.elsewhere else []
+    rejected, equivalent, elsewhere = found.rejected, found.equivalent, found.elsewhere
+    before = [f"{rejected:,} combination{_are(rejected)} rejected by rules"] if rejected else []
+    before += [f"{equivalent:,} {'does' if equivalent == 1 else 'do'} the same work as one of these trials"] * (
+        equivalent > 0
+    )
+    lines += [f"{' and '.join(before)}: {'it does' if rejected + equivalent == 1 else 'they do'} not run."] * bool(
+        before
+    )
+    lines += [f"{elsewhere:,} more {'was' if elsewhere == 1 else 'were'} measured outside this space."] * bool(
+        elsewhere
+    )
     widths = [
         (100 * count / max(found.kept, 1), name) for count, name in ((found.measured, "done"), (found.failed, "lost"))
     ]

@@ -19,6 +19,9 @@ IMAGE_SIZE: Final = (1120, 520)
 PNG_SCALE: Final = 2
 FORMATS: Final = ("png", "svg", "pdf")
 
+TITLE_PX: Final = 15
+"""Height of the name of an axis."""
+
 DASHED: Final = {"dash": "dash", "color": INK, "width": 1.5}
 
 _AXIS: Final = {"gridcolor": LINE, "zeroline": False, "linecolor": "#8a94a3", "ticks": "outside"}
@@ -125,8 +128,8 @@ def _styled(chart: Chart) -> go.Figure:
         paper_bgcolor="#ffffff",
         plot_bgcolor="#ffffff",
     )
-    figure.update_xaxes(**_AXIS, title_standoff=12)
-    figure.update_yaxes(**_AXIS, title_standoff=12)
+    figure.update_xaxes(**_AXIS, title_standoff=12, title_font_size=TITLE_PX)
+    figure.update_yaxes(**_AXIS, title_standoff=12, title_font_size=TITLE_PX, automargin=True)
     if chart.simulated:
         stamp: dict[str, Any] = {"size": 64, "color": "rgba(179,71,0,0.16)"}
         figure.add_annotation(
@@ -144,4 +147,4 @@ def _note_narrow(figure: go.Figure) -> None:
         elif trace.type in ("bar", "waterfall") and isinstance(trace.textposition, str):
             trace.meta = {"textposition": trace.textposition}
     sizes = [note.font.size or figure.layout.font.size for note in figure.layout.annotations]
-    figure.layout.meta = {"annotation_sizes": sizes, "left": figure.layout.margin.l}
+    figure.layout.meta = {"annotation_sizes": sizes, "left": figure.layout.margin.l, "title_size": TITLE_PX}

@@ -5,6 +5,8 @@ from typing import Final
 
 CHAR_WIDTH_PX: Final = 7.2
 """Width of a character at `FONT_PX`: 0.6 em, as in DejaVu Sans, the widest font of the page's list."""
+BOLD_CHAR_WIDTH_PX: Final = 8.3
+"""The same in bold: 0.69 em."""
 FONT_PX: Final = 12
 _LINE_PX: Final = 15
 _POINT_PX: Final = 9
@@ -27,7 +29,14 @@ Box = tuple[float, float, float, float]
 
 
 def placed(
-    points: Sequence[tuple[float, float]], texts: Sequence[str], size: tuple[float, float], taken: Sequence[Box] = ()
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    size: tuple[float, float],
+    taken: Sequence[Box] = (),
+    *,
+    avoided: Sequence[Box] = (),
+    bold: Sequence[bool] = (),
+    reaches: Sequence[float] = (),
 ) -> list[str]:
     """Finds a place for the name of each point.
 
@@ -36,30 +45,37 @@ def placed(
         texts: The name of each point, empty where it has none. Earlier ones are placed first.
         size: Width and height of the figure in pixels; a name stays inside.
         taken: Places that hold something else.
+        avoided: Places that a name covers only where it has no other, such as lines.
+        bold: Whether a name is bold, none by default.
+        reaches: Pixels between a point's middle and its name, those of the greatest marker by default.
 
     Returns:
         For each point the side of it as plotly names it; empty where its name has no room.
     """
-    boxes = [(x - _POINT_PX, y - _POINT_PX, x + _POINT_PX, y + _POINT_PX) for x, y in points]
+    wide = [BOLD_CHAR_WIDTH_PX if one else CHAR_WIDTH_PX for one in bold or [False] * len(points)]
+    reaches = reaches or [float(_POINT_PX)] * len(points)
+    halves = [min(_POINT_PX, reach - 1) for reach in reaches]
+    boxes = [(x - half, y - half, x + half, y + half) for (x, y), half in zip(points, halves, strict=True)]
     filled = list(taken)
     sides = []
     for number, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
         others = [*filled, *boxes[:number], *boxes[number + 1 :]]
-        found = ""
+        free: list[tuple[int, int, str, Box]] = []
         for side, across, down in _SIDES if text else ():
-            box = _box(x, y, CHAR_WIDTH_PX * len(text), across, down)
+            box = _box(x, y, wide[number] * len(text), reaches[number], across, down)
             inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
             if inside and not any(_overlap(box, other) for other in others):
-                found = side
-                filled.append(box)
-                break
-        sides.append(found)
+                free.append((sum(_overlap(box, line) for line in avoided), len(free), side, box))
+        if free:
+            _, _, side, box = min(free)
+            filled.append(box)
+        sides.append(side if free else "")
     return sides
 
 
-def _box(x: float, y: float, width: float, across: int, down: int) -> Box:
-    left = x - width / 2 if not across else x + _POINT_PX if across > 0 else x - _POINT_PX - width
-    top = y - _LINE_PX / 2 if not down else y + _POINT_PX if down > 0 else y - _POINT_PX - _LINE_PX
+def _box(x: float, y: float, width: float, reach: float, across: int, down: int) -> Box:
+    left = x - width / 2 if not across else x + reach if across > 0 else x - reach - width
+    top = y - _LINE_PX / 2 if not down else y + reach if down > 0 else y - reach - _LINE_PX
     return left, top, left + width, top + _LINE_PX
 
 

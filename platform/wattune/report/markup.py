@@ -40,7 +40,8 @@ small, .eyebrow, .pill {{ font-size: 12.5px; }}
 .label {{ font-size: 25px; font-weight: 650; line-height: 1.3; margin: 2px 0 6px; }}
 .figure {{ font-size: 34px; font-weight: 650; line-height: 1.2; white-space: nowrap; }}
 .note {{ margin-top: 10px; max-width: 70ch; }}
-.meters {{ grid-column: 1 / -1; display: grid; gap: 8px; border-top: 1px solid var(--line); padding-top: 18px; }}
+.kept {{ padding: 16px 28px; }}
+.meters {{ display: grid; gap: 8px; margin-top: 8px; }}
 .meters li {{ display: grid; grid-template-columns: 4fr 3fr 4fr; gap: 18px; align-items: center; }}
 .meters li > * {{ min-width: 0; overflow-wrap: anywhere; }}
 .meter {{ display: block; height: 10px; border-radius: 5px; background: #e6e9ee; overflow: hidden; }}
@@ -84,7 +85,7 @@ pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monos
   .headline, .meters li, dl {{ grid-template-columns: 1fr; }}
   .figure {{ white-space: normal; }}
   main {{ padding: 20px 12px 40px; gap: 14px; }}
-  section, .warnings, .banner {{ padding: 16px; }}
+  section, .kept, .warnings, .banner {{ padding: 16px; }}
   .counts li, .coverage {{ padding: 10px 12px; }}
   .counts {{ grid-template-columns: repeat(auto-fit, minmax(96px, 1fr)); gap: 8px; }}
   h1 {{ font-size: 26px; }}
@@ -137,6 +138,7 @@ for (const block of document.querySelectorAll(".scroll")) {
   }));
   block.before(field);
 }
+const broken = text => text.length > 40 ? text.replace(/(.{18,34}) /g, "$1<br>") : text;
 // Narrow pages have no room for texts inside charts; pointing tells them.
 const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach(chart => {
   if ((chart.dataset.narrow ?? "false") === String(narrow)) return;
@@ -146,12 +148,23 @@ const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach
     if (own.mode) Plotly.restyle(chart, { mode: narrow ? "markers" : own.mode }, [number]);
     if (own.textposition) Plotly.restyle(chart, { textposition: narrow ? "none" : own.textposition }, [number]);
   });
-  const fonts = {};
-  (chart.layout.annotations ?? []).forEach((note, number) => {
-    const size = chart.layout.meta.annotation_sizes[number];
-    fonts[`annotations[${number}].font.size`] = narrow ? size * 0.75 : size;
+  const names = chart.data.map(trace => trace.meta?.name ?? trace.name ?? "");
+  names.forEach((name, number) => {
+    if (name.length <= 40) return;
+    const meta = { ...chart.data[number].meta, name };
+    Plotly.restyle(chart, { name: narrow ? broken(name) : name, meta: [meta] }, [number]);
   });
-  Plotly.relayout(chart, { ...fonts, "margin.l": narrow ? 52 : chart.layout.meta.left });
+  const fonts = {};
+  const own = chart.layout.meta;
+  own.texts ??= (chart.layout.annotations ?? []).map(note => note.text);
+  own.texts.forEach((text, number) => {
+    const size = own.annotation_sizes[number];
+    fonts[`annotations[${number}].font.size`] = narrow ? size * (size > 40 ? 0.5 : 0.75) : size;
+    fonts[`annotations[${number}].text`] = narrow ? broken(text) : text;
+  });
+  for (const axis of Object.keys(chart.layout).filter(name => /^[xy]axis/.test(name)))
+    if (chart.layout[axis].title?.text) fonts[axis + ".title.font.size"] = narrow ? 12 : own.title_size;
+  Plotly.relayout(chart, { ...fonts, "margin.l": narrow ? 40 : own.left });
 });
 const fit = () => shorten(innerWidth < 1000);
 addEventListener("load", fit);

@@ -114,6 +114,7 @@ def render_report(
         _heading(study_name, ranking),
         _headline(ranking),
         coverage_section(ranking, candidates),
+        _kept_bounds(ranking),
         _counts(ranking),
         _warnings((*ranking.warnings, *problems)),
         *(chart.html() for chart in charts[:1]),
@@ -225,16 +226,6 @@ def _headline(ranking: Ranking) -> Html:
             '<p class="label">None: no trial is known to keep every bound.</p><p class="note">{}</p></section>\n',
             _price(ranking),
         )
-    meters = [
-        fill(
-            "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
-            margin.constraint,
-            _meter(margin),
-            format_quantity(margin.metric, margin.got),
-            slack_text(margin),
-        )
-        for margin in best.margins
-    ]
     ties = sum(row.rank == 1 for row in ranking.feasible) - 1
     shared = f"Best with probability {probability_text(best.best_probability or 0.0)}. " if ranking.feasible[1:] else ""
     shared += f"Not told apart from {ties} more. " if ties else ""
@@ -243,7 +234,7 @@ def _headline(ranking: Ranking) -> Html:
     return fill(
         '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
         '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'
-        '<div><p class="eyebrow">{}</p><p class="figure">{}</p><p>{} {}</p></div>{}</section>\n',
+        '<div><p class="eyebrow">{}</p><p class="figure">{}</p><p>{} {}</p></div></section>\n',
         best.label,
         best.spec.model.name,
         best.spec.cluster.label,
@@ -254,7 +245,27 @@ def _headline(ranking: Ranking) -> Html:
         range_text(ranking.objective.metric, best.objective),
         repeats_text(best),
         quality_pill(best),
-        fill('<ul class="meters">{}</ul>', join(meters)) if meters else Html(),
+    )
+
+
+def _kept_bounds(ranking: Ranking) -> Html:
+    """Draws how much of each bound the best trial uses. Empty without a best trial or a bound."""
+    if ranking.best is None or not ranking.best.margins:
+        return Html()
+    meters = [
+        fill(
+            "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
+            margin.constraint,
+            _meter(margin),
+            format_quantity(margin.metric, margin.got),
+            slack_text(margin),
+        )
+        for margin in ranking.best.margins
+    ]
+    return fill(
+        '<section class="kept"><p class="eyebrow">Bounds of {}</p><ul class="meters">{}</ul></section>\n',
+        ranking.best.label,
+        join(meters),
     )
 
 

@@ -31,6 +31,14 @@ _BASES: Final = {
 }
 """Basis of an interval by its method."""
 
+_SHORT_BASES: Final = {"repeats": "", "pooled": ", pooled", "prior": ", by the prior"}
+"""The same in a table, whose caption says what the words mean."""
+
+_BASIS_NOTES: Final = {
+    "pooled": " Pooled: the interval is from the repeats of other trials.",
+    "prior": " By the prior: the interval is assumed, since nothing was repeated.",
+}
+
 _VERSION_TAG: Final = "version."
 """Prefix of tags that name software and its version."""
 
@@ -57,10 +65,13 @@ def probability_text(probability: float) -> str:
 
 def repeats_text(row: RankedTrial) -> str:
     """Returns the number of repeats of a trial, and the basis of its interval."""
+    return _count_text(row) + (f", interval by {_BASES[row.objective.method]}" if row.objective else "")
+
+
+def _count_text(row: RankedTrial) -> str:
     left_out = len(row.repeats) - len(row.counted)
     count = "1 repeat" if len(row.counted) == 1 else f"{len(row.counted)} repeats"
-    basis = f", interval by {_BASES[row.objective.method]}" if row.objective else ""
-    return (f"{count}, {left_out} left out" if left_out else count) + basis
+    return f"{count}, {left_out} left out" if left_out else count
 
 
 def quality_pill(row: RankedTrial) -> Html:
@@ -91,7 +102,10 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
         caption = f"{_STAMP if ranking.simulated else ''}{reading}{more}"
         shown = rows[:MAX_ROWS]
         ids = [f"trial-{row.trial_id}" for row in shown]
-        caption += legend if bounds and bounds[0] in columns else ""
+        if "quality" in columns:  # rows of measured trials
+            caption += legend
+            methods = {row.objective.method for row in shown if row.objective}
+            caption += "".join(note for method, note in _BASIS_NOTES.items() if method in methods)
         body = table(caption, columns, map(cells, shown), numeric, ids=ids, short=short)
         return section(str(rows[0].verdict).capitalize(), body)
 
@@ -144,10 +158,14 @@ def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row
     return [
         fill("<strong>{}</strong><small>{}</small>", row.label, row.trial_id),
         *(row.setting[name] for name in varying),
-        fill("<span>{}</span><small>{}</small>", range_text(metric, row.objective), repeats_text(row)),
+        fill("<span>{}</span><small>{}</small>", range_text(metric, row.objective), _brief_repeats(row)),
         *(margins.get(bound, "–") for bound in bounds),
         quality_pill(row),
     ]
+
+
+def _brief_repeats(row: RankedTrial) -> str:
+    return _count_text(row) + (_SHORT_BASES[row.objective.method] if row.objective else "")
 
 
 def _margin(margin: Margin, *, brief: bool) -> Html:

@@ -52,12 +52,13 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
         first, last = map(int, steps.split("-"))
         figure.add_vrect(x0=first - 0.5, x1=last + 0.5, fillcolor="#8a94a3", opacity=0.15, line_width=0)
     figure.update_layout(margin_t=44)
-    figure.update_xaxes(title="step, by the order of the data (warm-up has the first ones)")
+    figure.update_xaxes(title="step, in the order of the data")
     figure.update_yaxes(title=axis_title("tokens_per_s"), automargin=True)
     shaded = " Speed and energy are compared over the shaded steps." if compared else ""
     caption = (
-        "Every measured step of the trials most likely to be the best. One index is the same batch of data for all. A "
-        f"line that rises or falls is a trend: its mean depends on the window.{shaded}"
+        "Every measured step of the trials most likely to be the best. One index is the same batch of data for all; "
+        "warm-up has the first ones. "
+        f"A line that rises or falls is a trend: its mean depends on the window.{shaded}"
     )
     return Chart(title="Throughput by step", caption=caption, figure=figure, simulated=ranking.simulated)
 

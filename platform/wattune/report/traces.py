@@ -66,7 +66,7 @@ def power(
         figure.update_yaxes(
             tickvals=[0, 1], ticktext=["excursions", "steps"], range=[-0.6, 1.6], showgrid=False, row=strip, col=1
         )
-    figure.update_annotations(selector={"yanchor": "bottom", "xanchor": "center"}, x=0, xanchor="left")
+    figure.update_annotations(selector={"yanchor": "bottom", "xanchor": "center"}, x=0, xanchor="left", align="left")
     figure.update_layout(margin_t=32, bargap=0.2, barmode="overlay")
     figure.update_xaxes(title="time from the first measured step [s]", row=2 * len(shown), col=1)
     caption = (

@@ -1,6 +1,7 @@
 """The chart of the objective over power: feasible and infeasible trials, the bounds, and the Pareto front."""
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,15 +12,18 @@ from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
 from wattune.report.figure import DASHED, Chart, axis_title, plain
-from wattune.report.labels import CHAR_WIDTH_PX, placed
+from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.schema import METRICS
 
 LABELLED: Final = 10
-"""Most trials that a scatter labels; of more trials only the best and the front have labels."""
+"""Most trials that a scatter labels: of more, the best by verdict, and the front at even distances."""
 
 PLOT_PX: Final = (840.0, 400.0)
 """Pixels between the axes on a window of 1,000 pixels, below which the page shows no names; a wider one has more."""
+
+_MOST_BAR: Final = 0.5
+"""Most room that intervals take beyond the points, of the width between the outermost ones."""
 
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
 
@@ -55,6 +59,7 @@ def trade_off(ranking: Ranking) -> Chart | None:
     figure.update_xaxes(title=axis_title(across), automargin=True)
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
+    _place_bounds(figure)
     _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across])
     caption = (
         "Every trial that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
@@ -87,10 +92,17 @@ def _front(ranking: Ranking, metric: str, across: str) -> list[RankedTrial]:
 
 
 def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:
-    """Returns ids of the trials that get a label: all if they are few, else the front and the best by verdict."""
+    """Returns ids of the trials that get a label: all if they are few, else the best by verdict and the front."""
     shown = (*ranking.feasible, *ranking.undecided, *ranking.infeasible)
     if len(shown) > LABELLED:
-        shown = (*front, *ranking.feasible[:1], *ranking.undecided[:1], *ranking.infeasible[:1])
+        best = {
+            row.trial_id: row for rows in (ranking.feasible, ranking.undecided, ranking.infeasible) for row in rows[:1]
+        }
+        others = [row for row in front if row.trial_id not in best]
+        most = LABELLED - len(best)
+        if len(others) > most:
+            others = [others[round(number * (len(others) - 1) / (most - 1))] for number in range(most)]
+        shown = (*best.values(), *others)
     return {row.trial_id for row in shown}
 
 
@@ -164,15 +176,37 @@ def _draw_bound(figure: go.Figure, ranking: Ranking, bound: Constraint, metric: 
 
 
 def _leave_room(figure: go.Figure) -> None:
-    """Widens the axes, so that labels of points are not cut off."""
-    for axis, values in (
-        ("xaxis", [x for trace in figure.data for x in trace.x]),
-        ("yaxis", [y for trace in figure.data for y in trace.y]),
-    ):
-        lines = [line[f"{axis[0]}0"] for line in figure.layout.shapes if line[f"{axis[0]}0"] == line[f"{axis[0]}1"]]
-        low, high = min([*values, *lines]), max([*values, *lines])
-        room = 0.14 * ((high - low) or abs(high) or 1.0)
-        figure.layout[axis].range = [low - room, high + room]
+    """Widens the axes, so that names of points are not cut off, and intervals only where they are very wide."""
+    for axis in ("x", "y"):
+        values = [value for trace in figure.data for value in trace[axis]]
+        values += [line[f"{axis}0"] for line in figure.layout.shapes if line[f"{axis}0"] == line[f"{axis}1"]]
+        ends = [end for trace in figure.data for bar in _ends(trace, axis) for end in bar] or values
+        low, high = min(values), max(values)
+        width = high - low
+        room = 0.14 * (width or abs(high) or 1.0)
+        widest = _MOST_BAR * width or math.inf
+        low, high = max(min(ends) - room / 4, low - widest), min(max(ends) + room / 4, high + widest)
+        figure.layout[f"{axis}axis"].range = [min(low, min(values) - room), max(high, max(values) + room)]
+
+
+def _ends(trace: go.Scatter, axis: str) -> list[tuple[float, float]]:
+    """Returns the ends of each point's interval along an axis."""
+    bars = trace[f"error_{axis}"]
+    if bars.array is None:
+        return []
+    return [
+        (value - below, value + above)
+        for value, below, above in zip(trace[axis], bars.arrayminus, bars.array, strict=True)
+    ]
+
+
+def _place_bounds(figure: go.Figure) -> None:
+    """Puts the text of each bound beside its line, on the side that has more room."""
+    low, high = figure.layout.xaxis.range
+    for note in figure.layout.annotations:
+        if note.yref == "paper":
+            right = note.x - low > high - note.x
+            note.update(xanchor="right" if right else "left", xshift=-4 if right else 4)
 
 
 def _place_names(figure: go.Figure, bounds: Sequence[str]) -> None:
@@ -195,10 +229,31 @@ def _place_names(figure: go.Figure, bounds: Sequence[str]) -> None:
     ]
     lines = [width * (line.x0 - low_x) / (high_x - low_x) for line in figure.layout.shapes if line.x0 == line.x1]
     # The text of a bound stands at the foot of its line.
-    half = CHAR_WIDTH_PX * max(map(len, bounds), default=0) / 2
-    taken = [(x - half, 0.9 * height, x + half, height) for x in lines]
+    long = CHAR_WIDTH_PX * max(map(len, bounds), default=0) + 8
+    taken = [
+        (x - long, 0.9 * height, x, height) if x > width / 2 else (x, 0.9 * height, x + long, height) for x in lines
+    ]
+    avoided: list[Box] = [(x - 1, 0, x + 1, height) for x in lines]
+    for trace in figure.data:
+        for (left, right), y in zip(_ends(trace, "x"), trace.y, strict=False):
+            at = height * (high_y - y) / (high_y - low_y)
+            scale = width / (high_x - low_x)
+            avoided.append((scale * (left - low_x), at - 1, scale * (right - low_x), at + 1))
+        for (foot, top), x in zip(_ends(trace, "y"), trace.x, strict=False):
+            at = width * (x - low_x) / (high_x - low_x)
+            scale = height / (high_y - low_y)
+            avoided.append((at - 1, scale * (high_y - top), at + 1, scale * (high_y - foot)))
     plain_texts = [html.unescape(text.removeprefix("<b>").removesuffix("</b>")) for *_, text in named]
-    sides = placed(spots, plain_texts, PLOT_PX, taken)
+    sides = placed(
+        spots,
+        plain_texts,
+        PLOT_PX,
+        taken,
+        avoided=avoided,
+        bold=[text.startswith("<b>") for *_, text in named],
+        # As plotly places a name: beyond the marker's edge and its line.
+        reaches=[figure.data[number].marker.size[index] / 1.6 + 1 for _, number, index, _ in named],
+    )
     shown = {(number, index): side for (_, number, index, _), side in zip(named, sides, strict=True)}
     for number, trace in enumerate(figure.data):
         if trace.text:

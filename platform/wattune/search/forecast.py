@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.batch import Floats, Ints
-from wattune.cost.coefficients import ORIGINS
+from wattune.cost.coefficients import ORIGINS, Origin
 from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
 from wattune.objective import Constraint, Objective
 from wattune.search.prune import Candidate, Candidates, Rejected
@@ -30,6 +30,13 @@ MiB on an H200 of 141 GB. Nothing is rejected that could fit."""
 FALLBACK: Final = Objective(metric="tokens_per_s", maximize=True)
 """Order where the objective has no estimate."""
 
+_ORIGINS: Final[Mapping[Origin, str]] = {
+    "measured here": "measurements of such devices",
+    "published kernels": "published kernels",
+    "datasheet": "its datasheet",
+}
+"""Origins of coefficients in words for people."""
+
 _LIKELY: Final = 0.5
 """Probability above which a bound is expected to break."""
 
@@ -44,7 +51,10 @@ class Source:
     @property
     def text(self) -> str:
         """A line for people: device, and the origin of each kind of figure."""
-        origins = ", ".join(f"{kind} {origin}" for kind, origin in self.coefficients.origins.items())
+        kinds: dict[Origin, list[str]] = {}
+        for kind, origin in self.coefficients.origins.items():
+            kinds.setdefault(origin, []).append(kind)
+        origins = "; ".join(f"{', '.join(of_origin)} from {_ORIGINS[origin]}" for origin, of_origin in kinds.items())
         fit = f" (fit {self.coefficients.fit})" if self.coefficients.fit else ""
         excess = "".join(
             f"; {name} {size_bytes / 1e9:+.2f} GB, as measured trials held"

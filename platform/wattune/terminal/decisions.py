@@ -28,7 +28,7 @@ def print_frontier(console: Console, found: Frontier) -> None:
     names = {one.spec.model.name for point in found.points for one in _rows(point)}
     columns = ["bound", "plan", metric, bounded, "P(holds)", "P(best)", "gain"]
     numbers = [metric, bounded, "P(holds)", "P(best)", "gain"]
-    table = make_table(f"measured: {found.objective} by {_bound_name(found)}", *columns, right=numbers)
+    table = make_table(f"measured: {found.objective} where {_bound_name(found)}", *columns, right=numbers)
     for point in found.points:
         for row in _rows(point) or (None,):
             table.add_row(*_measured_cells(point, row, metric, bounded, several=len(names) > 1))
@@ -97,7 +97,7 @@ def _measured_cells(
 
 def _bound_name(found: Frontier) -> str:
     times = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
-    return f"{found.varied.metric} {found.varied.operator}{times}"
+    return f"{found.varied.metric} {found.varied.operator} bound{times}"
 
 
 def _value(point: FrontierPoint) -> str:

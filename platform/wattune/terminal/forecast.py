@@ -33,7 +33,7 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=not console.is_terminal)
 
-    line(f"{len(forecast.kept)} may fit, by estimated {forecast.objective}\n")
+    line(f"{len(forecast.kept)} may fit; best first by estimate: {forecast.objective}\n")
     several = len({(one.spec.model, one.spec.cluster, one.spec.engine) for one in forecast.kept}) > 1
     table = _table(forecast, top, several=several)
     listed = forecast.kept[:top]
@@ -51,7 +51,7 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         line(f"... and {len(forecast.kept) - top} more; --top N lists more, --out FILE writes all")
     line(f"\n{READING}")
     for source in forecast.sources:
-        line(f"estimated from {source.text}")
+        line(f"estimated for {source.text}")
     if forecast.unestimated:
         line(f"without an estimate: {', '.join(forecast.unestimated)}")
     print_notes(console, forecast.kept)
@@ -67,11 +67,13 @@ def _name(candidate: Candidate, *, several: bool) -> str:
 
 def _table(forecast: Forecast, top: int, *, several: bool) -> Table:
     """Returns the candidates as one line each, for terminals that have the room."""
-    table = make_table("", "trial", "plan", *SHOWN, "limited by", _BREAKS)
-    for position, one in enumerate(forecast.kept[:top]):
+    listed = forecast.kept[:top]
+    broken = [_broken(forecast, position) for position, _ in enumerate(listed)]
+    table = make_table("", "trial", "plan", *SHOWN, "limited by", *([_BREAKS] if any(broken) else []))
+    for position, one in enumerate(listed):
         limit = LIMITS[forecast.estimates.limited_by[position]]
-        cells = _cells(forecast.estimates, position)
-        table.add_row(one.trial_id, _name(one, several=several), *cells, limit, _broken(forecast, position))
+        cells = [*_cells(forecast.estimates, position), limit, *([broken[position]] if any(broken) else [])]
+        table.add_row(one.trial_id, _name(one, several=several), *cells)
     return table
 
 

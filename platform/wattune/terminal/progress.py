@@ -389,20 +389,31 @@ class StudyProgress:
             return line.append(f"{result.status}: {result.reason}{again}", style="red")
         metric = self._tally.objective.metric
         value = result.metrics.get(metric)
-        figures = Text(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")
+        figures = [Text(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")]
         if event.predicted is not None:
-            figures.append(f"  {_predicted(event)}", style="magenta")
+            figures.append(Text(_predicted(event), style="magenta"))
         power_w = result.metrics.get("node_device_power_peak_1s_w")
         if power_w is not None:
-            figures.append(f"  1 s node peak {shown('peak_w', power_w)}", style="dim")
+            figures.append(Text(f"1 s node peak {shown('peak_w', power_w)}", style="dim"))
         took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
-        figures.append(f"  took {format_quantity('time_s', took_s)}", style="dim")
+        took = f"took {format_quantity('time_s', took_s)}"
         if len(event.nodes) and self._tally.lanes > 1:
-            figures.append(f" on {', '.join(event.nodes)}", style="dim")
-        if self._console.is_terminal and line.cell_len + figures.cell_len > self._console.width:
-            line.rstrip()
-            line.append(f"\n{_INDENT}")  # figures have a line of their own, and none is broken
-        return line.append_text(figures)
+            took += f" on {', '.join(event.nodes)}"
+        return self._with_figures(line, [*figures, Text(took, style="dim")])
+
+    def _with_figures(self, line: Text, figures: Sequence[Text]) -> Text:
+        """Appends figures to a line; where they do not fit they begin on the next one, and none is broken."""
+        gap = "  "
+        whole = line.copy().append_text(Text(gap).join(figures))
+        if not self._console.is_terminal or whole.cell_len <= self._console.width:
+            return whole
+        line.rstrip()
+        used = self._console.width  # the first figure begins a line
+        for figure in figures:
+            breaks = used + len(gap) + figure.cell_len > self._console.width
+            line.append(f"\n{_INDENT}" if breaks else gap).append_text(figure)
+            used = figure.cell_len + (len(_INDENT) if breaks else used + len(gap))
+        return line
 
     def _ask(self) -> None:
         """Asks workers for their progress. They may answer slowly, so this runs in a thread of its own."""

@@ -44,15 +44,15 @@ def probability_text(probability: float) -> str:
 
 
 def expected_text(ranking: Ranking) -> str:
-    """Describes what the leader is expected to measure when it runs again; empty without one."""
+    """Describes what the leader is expected to measure again; empty where that is nothing else."""
     best = ranking.best
     if best is None or best.objective is None or ranking.expected is None or len(ranking.feasible) == 1:
         return ""
     metric = ranking.objective.metric
-    return (
-        f"the first of many is likely lucky: {best.trial_id} measured {shown(metric, best.objective.value)}, "
-        f"expected when run again {shown(metric, ranking.expected)}"
-    )
+    measured, expected = shown(metric, best.objective.value), shown(metric, ranking.expected)
+    if measured == expected:
+        return ""
+    return f"the first of many is likely lucky: {best.trial_id} measured {measured}, expected when run again {expected}"
 
 
 def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None) -> None:

@@ -91,7 +91,8 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
         "runsVisibilityMap": {},
         "compareRunCharts": charts,
         "compareRunSections": [
-            {"uuid": "wattune", "name": "Objective and constraints", "display": True, "isReordered": True}
+            # In two columns: in MLflow's three the axes of parallel coordinates lie on each other.
+            {"uuid": "wattune", "name": "Objective and constraints", "display": True, "isReordered": True, "columns": 2}
         ],
         "viewMaximized": False,
         "runListHidden": False,
@@ -102,9 +103,10 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
         "hideEmptyCharts": True,
         "globalLineChartConfig": {"xAxisKey": "time", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }
-    held = "".join(f"- `{bound}`\n" for bound in constraints) or "- no constraints\n"
+    # On one line: it is all that MLflow shows of a note before it is opened.
+    held = ", ".join(f"`{bound}`" for bound in constraints) or "no constraints"
     note = (
-        f"**{objective}** under\n\n{held}\n"
+        f"**{objective}** under {held}\n\n"
         "One run is the study, every other run is a repeat of a trial. Filter with tags, such as "
         '`tags.status = "completed" and tags.quality = "publishable"`, `tags.simulated = "false"` or '
         f'`tags.engine = "torch"`. For charts that compare trials add `?compareRunsMode=CHART&viewStateShareKey='

@@ -61,6 +61,8 @@ def test_it_is_said_before_any_figure():
     [
         (candidates(1, 2, 4), "Not measured: none."),
         (candidates(rejected=3), "Measured 0 of 0 trials of the space\n"),
+        (candidates(1, 2, 4, rejected=1), "1 combination is rejected by rules: it does not run."),
+        (candidates(1, 2, 64), "1 more was measured outside this space."),
         (candidates(1, 64), "2 more were measured outside this space."),
     ],
 )

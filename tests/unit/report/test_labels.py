@@ -65,3 +65,15 @@ def test_names_in_the_trade_off_do_not_meet():
     assert len(boxes) >= 3
     assert not any(meet(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
     assert any("<b>" in text for trace in data for text in trace.get("text", ())), "the best one has its name"
+
+
+def test_a_name_keeps_off_lines_where_it_has_another_place_and_bold_ones_are_wider():
+    bar = (300.0, 0.0, 500.0, 205.0)
+    assert placed([(400.0, 200.0)], ["name"], SIZE, avoided=[bar]) == ["bottom center"]
+    assert placed([(400.0, 200.0)], ["name"], SIZE, avoided=[(0, 0, 800, 400)]) == ["top center"], (
+        "else none had a name"
+    )
+    edge = (392.0 + CHAR_WIDTH_PX * 5, 200.0)  # fits to the left of something, but not in bold
+    taken = [(0, 0, 380, 400), (edge[0] - 8, 0, 800, 400)]
+    assert placed([edge], ["12345"], SIZE, taken, reaches=[9.0]) == ["middle left"]
+    assert placed([edge], ["12345"], SIZE, taken, reaches=[9.0], bold=[True]) == [""]

@@ -5,7 +5,7 @@ from made_report import POWER, figure_of, ranked, trial, whole
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.order import rank
-from wattune.report.trade_off import trade_off
+from wattune.report.trade_off import LABELLED, trade_off
 
 
 def test_the_trade_off_shows_verdicts_by_symbol_intervals_by_bars_and_the_bound():
@@ -68,3 +68,24 @@ def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, met
 def test_without_a_trial_that_measured_both_there_is_no_chart():
     assert trade_off(ranked([])) is None
     assert trade_off(ranked([trial(1, 1.0, None)], "")) is None
+
+
+def test_a_long_front_has_names_at_even_distances_and_intervals_stay_in_view():
+    pairs = [trial(n, 40_000.0 + 500 * n, 2000.0 + 50 * n) for n in range(1, 31)]
+    ranking = ranked(pairs)
+    data, layout = figure_of(trade_off(ranking))
+    named = [text for trace in data for text in trace.get("text", ()) if text]
+    assert 3 <= len(named) <= LABELLED and any(text.startswith("<b>") for text in named)
+    for axis in "xy":
+        low, high = layout[f"{axis}axis"]["range"]
+        for trace in data[1:]:
+            bars = trace[f"error_{axis}"]
+            ends = zip(trace[axis], bars["arrayminus"], bars["array"], strict=True)
+            assert all(low <= value - below and value + above <= high for value, below, above in ends)
+
+
+def test_the_text_of_a_bound_stands_beside_its_line_where_there_is_more_room():
+    for bound_w, anchor in ((2050, "left"), (2250, "right")):
+        pairs = [trial(n, 1000.0 * n, 2000.0 + 100 * n) for n in range(4)]
+        _, layout = figure_of(trade_off(ranked(pairs, f"{POWER} <= {bound_w}")))
+        assert [note["xanchor"] for note in layout["annotations"]] == [anchor]

@@ -35,7 +35,7 @@ def test_every_figure_has_its_interval_and_rows_fit_eighty_columns() -> None:
     assert len(figures) <= 80 and figures.count("±") == 4 and "GiB" in figures and "°C" in figures
     assert "limited by" in lines[place + 2] and "node_device_power_peak_1s_w <= 1000 (" in lines[place + 2]
     text = "\n".join(lines)
-    assert "estimated from h200_sxm: memory" in text
+    assert "estimated for h200_sxm: memory" in text
     assert "pads the vocabulary of gpt3_175b from 50,257" in text
     assert found.rejected and "memory" in text and "weights" in text
 

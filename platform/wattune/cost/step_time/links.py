@@ -1,4 +1,4 @@
-"""Collectives by algorithm, size and fabric: t = latency + bytes c(n) / bandwidth, in the node and between nodes."""
+"""Transfers over links: collectives by algorithm, size and fabric, t = latency + bytes c(n) / bandwidth."""
 
 from dataclasses import dataclass
 from typing import Final
