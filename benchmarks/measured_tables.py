@@ -16,14 +16,15 @@ with tp > 1 ran other kernels, and held 6 bytes more of each logit."""
 
 
 def rows(pattern: str = ALL) -> list[dict[str, Any]]:
-    """Reads every completed trial of the tables of that name, of the engines as they are.
+    """Reads every completed trial of the tables of that name, of the engines as they are; no users' commands.
 
     Each row has the name of its `table` too.
     """
     found = []
     for path in sorted(DATA.glob(pattern)):
         found += [{**row, "table": path.stem} for row in pq.read_table(path).to_pylist()]
-    return [row for row in found if row["status"] == "completed" and row["step_time_s"] and not is_outdated(row)]
+    done = [row for row in found if row["status"] == "completed" and row["step_time_s"] and row["engine"] != "command"]
+    return [row for row in done if not is_outdated(row)]
 
 
 def is_outdated(row: dict[str, Any]) -> bool:

@@ -134,6 +134,10 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"requires": ["2 <= 3"]}, 'requires[0]: "2 <= 3" names no field'),
         ({"steps": {"pattern": "("}}, "steps: pattern: '(' is not a regular expression"),
         ({"steps": "none"}, "objective: step_time_s needs steps"),
+        (
+            {"steps": "optimizer", "objective": "maximize tokens_per_s"},
+            "objective: tokens_per_s needs tokens, and steps by optimizer have none; add workload",
+        ),
         ({"engine": "torch"}, "command: does nothing with engine: torch"),
         ({"engine": "torch"}, "model: missing; add it"),
         ({"measure": {"profile_steps": 2}}, "measure.profile_steps: does nothing with engine: command"),
