@@ -13,6 +13,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
+from wattune.search.prune import prune
 from wattune.search.space import MAX_COMBINATIONS, Finalists, Search, load_space, parse_space
 from wattune.storage.study import StudyFolder
 from wattune.trial import Lora, Measure, Routing, TokenFile, Workload
@@ -50,6 +51,15 @@ def problems(document):
     head, *lines = str(caught.value).split("\n")
     assert head.startswith(f"x.yaml: {len(lines)} problem")
     return [line.strip() for line in lines]
+
+
+OWN_CODE = sorted((SPACES.parent / "experiments" / "own_code").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", OWN_CODE, ids=lambda path: path.stem)
+def test_spaces_of_own_code_keep_plans(path: Path) -> None:
+    candidates = prune(load_space(path))
+    assert candidates.kept and all(one.spec.program is not None for one in candidates.kept)
 
 
 @pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)
