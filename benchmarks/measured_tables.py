@@ -20,11 +20,14 @@ def rows(pattern: str = ALL) -> list[dict[str, Any]]:
 
     Each row has the name of its `table` too.
     """
-    found = []
-    for path in sorted(DATA.glob(pattern)):
-        found += [{**row, "table": path.stem} for row in pq.read_table(path).to_pylist()]
-    done = [row for row in found if row["status"] == "completed" and row["step_time_s"] and row["engine"] != "command"]
-    return [row for row in done if not is_outdated(row)]
+    found = [row for path in sorted(DATA.glob(pattern)) for row in completed(path)]
+    return [row for row in found if row["engine"] != "command" and not is_outdated(row)]
+
+
+def completed(path: Path) -> list[dict[str, Any]]:
+    """Reads the completed trials of one table, with the table's name."""
+    found = [{**row, "table": path.stem} for row in pq.read_table(path).to_pylist()]
+    return [row for row in found if row["status"] == "completed" and row["step_time_s"]]
 
 
 def is_outdated(row: dict[str, Any]) -> bool:

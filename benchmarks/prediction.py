@@ -19,14 +19,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
-from measured_tables import ALL, rows
+from measured_tables import ALL, completed, rows
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
@@ -70,19 +70,25 @@ PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 def trials(pattern: str = ALL) -> list[Measured]:
     """Reads every completed trial with measured sensors from the tables of that name."""
-    found = []
-    for row in rows(pattern):
-        metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
-        result = TrialResult(
-            trial_id=row["trial_id"],
-            repeat=row["repeat"],
-            status=TrialStatus.COMPLETED,
-            metrics=metrics,
-            start_wall_ns=row["start_wall_ns"],
-            end_wall_ns=row["end_wall_ns"],
-        )
-        found.append((TrialSpec.from_json(json.loads(row["spec"])), result))
-    return found
+    return [trial_of(row) for row in rows(pattern)]
+
+
+def trials_of(path: Path) -> list[Measured]:
+    """Reads the completed trials of one table, outdated ones included."""
+    return [trial_of(row) for row in completed(path)]
+
+
+def trial_of(row: Mapping[str, Any]) -> Measured:
+    """Reads one row of a table."""
+    result = TrialResult(
+        trial_id=row["trial_id"],
+        repeat=row["repeat"],
+        status=TrialStatus.COMPLETED,
+        metrics={name: row[name] for name in METRICS if row.get(name) is not None},
+        start_wall_ns=row["start_wall_ns"],
+        end_wall_ns=row["end_wall_ns"],
+    )
+    return TrialSpec.from_json(json.loads(row["spec"])), result
 
 
 def held_out(measured: Sequence[Measured], sweep: SweepFit | None = None, way: str = "no table") -> list[Predicted]:

@@ -175,7 +175,8 @@ def test_after_kill_9_of_the_recorder_everything_is_readable(
     arguments = [sys.executable, "-m", "wattune", "record", "--name", "mine", "--backend", "simulated", "sleep", "30"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, start_new_session=True)
     folder = storage / "recordings" / "mine"
-    wait_for(lambda: (folder / "manifest.json").exists() and "window" in (folder / "manifest.json").read_text())
+    manifest = folder / "manifest.json"
+    wait_for(lambda: manifest.exists() and "start_mono_ns" in manifest.read_text())
     wait_for(lambda: rows_of(folder, "host") >= 3)  # read once a second
     os.killpg(process.pid, signal.SIGKILL)  # the command too; the sampler has a session of its own
     process.wait()

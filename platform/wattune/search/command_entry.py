@@ -368,8 +368,8 @@ def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
         elif metric in _NEEDS_STEPS and space.steps == "none":
             yield path, f"{metric} needs steps, and steps: none finds none; choose another source of steps"
         elif metric in _NEEDS_TOKENS and space.workload is None and source in _WITHOUT_TOKENS:
-            yield (
-                path,
+            text = (
                 f"{metric} needs tokens, and steps by {source} have none; add workload: {{seq_len: ..., "
-                "global_batch_size: ...}, or choose another source of steps",
+                "global_batch_size: ...}, or choose another source of steps"
             )
+            yield path, text

@@ -82,7 +82,7 @@ def test_startup_is_left_out_and_tokens_have_a_rate_and_an_energy(tmp_path: Path
 
 
 def test_a_command_without_steps_is_recorded_as_it_was_with_the_exception_that_ended_it(tmp_path: Path) -> None:
-    path = run(tmp_path, "import time; time.sleep(0.7); raise MemoryError('3 GiB')")
+    path = run(tmp_path, "import time; time.sleep(1.7); raise MemoryError('3 GiB')")
     facts, metrics = manifest(path), Recording.read(path).summary.metrics
     assert facts["window"] == facts["command_window"] and facts["window_why"] == "the whole command"
     assert "total_energy_j" in metrics and "step_time_s" not in metrics and not (path / "spans.parquet").exists()
