@@ -122,12 +122,16 @@ class _Rank:
         whole = item if s.is_compiled else EAGER_LOGIT_BYTES
         logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens * s.vocab / s.tp * s.last
         inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
+        # Where passes follow one another, what an earlier one gathered the last unit into is there twice. Measured:
+        # ZeRO-3 in `benchmarks/data/dense_llama_h200x2.parquet`, with one, two and four micro-batches.
         return [
             moment(
                 self.constant,
                 activations=self.kept + inputs,
                 gradients=self.before + item * head * (1 + split),
-                gathered=np.where(self.zero3, item * s.held.head * s.last + dense + self.leftover, self.gathered),
+                gathered=np.where(
+                    self.zero3, item * s.held.head * s.last + dense + 2 * self.leftover * self.several, self.gathered
+                ),
                 logits=logits,
             ),
             moment(
@@ -191,12 +195,14 @@ class _Rank:
         s = self.shapes
         embedding = s.trained.embedding * s.first
         at_end = np.where(self.several, self.before, np.where(self.on_the_way, self.shards, self.whole))
+        # With one micro-batch the result of the reduction is the shard that is counted among the gradients.
         return moment(
             self.constant,
             activations=np.where(self.each_time, self.kept - np.minimum(self.kept, self.one), 0) + self.layer.input,
             gradients=at_end + np.where(self.on_the_way, self.low, s.item_bytes) * embedding,
             gathered=np.where(self.zero3, self.leftover, self.gathered),
-            buffers=self._reduced(embedding, self.replicas, s.dp) * self.on_the_way,
+            buffers=np.where(self.several, self._reduced(embedding, self.replicas, s.dp), MASTER_BYTES * embedding)
+            * self.on_the_way,
         )
 
     def after_all(self) -> list[Moment]:
