@@ -28,7 +28,7 @@ def space_of(tmp_path: Path, **changes: object) -> Path:
             "min_steps": 20,
             "min_seconds": 1,
             "timeout_s": 40,
-            "stall_s": 2,
+            "stall_s": 12,
             "reference_every": 0,
         },
         "objective": "maximize tokens_per_s",

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from wattune.workers.command.environment import command_environment, node_environment, search_path
@@ -40,6 +41,9 @@ def test_threads_that_the_node_was_given_stay():
 def test_a_processs_own_environment_is_read():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"A_MARK": "x=y"})
     try:
+        deadline_s = time.monotonic() + 20
+        while not node_environment(child.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # the kernel shows an environment some time after the process has begun
         assert node_environment(child.pid).get("A_MARK") == "x=y"
     finally:
         child.communicate(b"\n", timeout=20)
