@@ -73,7 +73,8 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
         until("RUNS")
         os.write(ours, b"\x03")  # what the key sends
         until("stopped before the end")
-        assert running.wait(30) == 130
+        code = running.wait(30)
+        assert code == 130, shown
     finally:
         running.kill()
         running.wait(30)

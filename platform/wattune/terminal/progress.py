@@ -1,6 +1,7 @@
 """View of a study while it runs: live on a terminal, plain lines elsewhere. Nothing is measured here."""
 
 import math
+import queue
 import statistics
 import threading
 import time
@@ -46,6 +47,9 @@ _HEAD_WIDTH: Final = 68
 
 _NAME_WIDTHS: Final = (44, 24)
 """Columns for a trial's name in its line, and on a narrow terminal."""
+
+_SAID_WITHIN_S: Final = 2.0
+"""Longest a view waits at its end for the answer to a Ctrl-C to be printed."""
 
 _LEADERS: Final = {Verdict.FEASIBLE: "best     ", Verdict.UNDECIDED: "undecided "}
 """First word of a leader's line by its verdict: only a trial that surely keeps every bound is called the best."""
@@ -223,6 +227,11 @@ class StudyProgress:
         self._state = "starting"
         self._over = threading.Event()
         self._live: Live | None = None
+        # Handlers of signals put lines here: a handler that waited for the locks of the screen, which another thread
+        # may hold while it waits for one of the interrupted thread's, would never return. `put` may be interrupted.
+        self._heard: queue.SimpleQueue[Text | None] = queue.SimpleQueue()
+        self._saying = threading.Thread(target=self._say, daemon=True, name="stopping")
+        self._is_shown = False
         self._asking = threading.Thread(target=self._ask, daemon=True, name="progress")
         if console.is_terminal:
             self._live = Live(get_renderable=self.view, console=console, refresh_per_second=2, transient=True)
@@ -230,6 +239,8 @@ class StudyProgress:
     def __enter__(self) -> "StudyProgress":
         """Starts the view."""
         self._begun_s = self._clock_s()
+        self._saying.start()
+        self._is_shown = True
         if self._live is not None:
             self._live.start()
         self._asking.start()
@@ -238,8 +249,13 @@ class StudyProgress:
     def __exit__(self, *_: object) -> None:
         """Removes the live view."""
         self._over.set()
-        if self._live is not None:
-            self._live.stop()
+        self._is_shown = False
+        try:
+            self._heard.put(None)
+            self._saying.join(_SAID_WITHIN_S)
+        finally:  # a second Ctrl-C still gets its cursor back
+            if self._live is not None:
+                self._live.stop()
 
     def __call__(self, event: Event) -> None:
         """Shows one event; this is the listener of `wattune.api.run_study`."""
@@ -252,7 +268,16 @@ class StudyProgress:
     def stopping(self, text: str) -> None:
         """Says that the study was told to stop; safe in a signal's handler."""
         self._is_stopping = True
-        self._print(Text(text, style="yellow"))
+        line = Text(text, style="yellow")
+        if self._is_shown:
+            self._heard.put(line)
+        else:
+            self._print(line)
+
+    def _say(self) -> None:
+        """Prints what a signal's handler heard, until the view ends."""
+        while (line := self._heard.get()) is not None:
+            self._print(line)
 
     def _print(self, line: Text) -> None:
         """Prints a permanent line: wrapped between words on a terminal, unwrapped in a file."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -361,6 +362,38 @@ def test_workers_that_do_not_answer_hold_up_nothing() -> None:
     assert waited == []
     over.set()
     assert "[1/1]" in console.file.getvalue()
+
+
+@pytest.mark.timeout(60)
+def test_a_ctrl_c_in_the_middle_of_a_line_does_not_wait_for_the_screen() -> None:
+    """The handler runs on the thread that writes, while the view's own thread waits for that write to end."""
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "a line" in text and not refreshing.is_alive():
+                refreshing.start()
+                assert has_view.wait(10)
+                progress.stopping("stopping: at most 15 s")  # what the signal's handler calls
+                is_handled.set()
+            return super().write(text)
+
+    def refresh() -> None:
+        live = progress._live
+        assert live is not None
+        with live._lock:  # as rich's own thread does, which then waits for the console
+            has_view.set()
+            live.refresh()
+
+    has_view, is_handled = threading.Event(), threading.Event()
+    refreshing = threading.Thread(target=refresh, daemon=True)
+    console = Console(file=(screen := Screen()), force_terminal=True, width=80)
+    with (progress := StudyProgress(console, OBJECTIVE, CONSTRAINTS)):
+        writing = threading.Thread(target=progress._print, args=(Text("a line"),), daemon=True)
+        writing.start()
+        writing.join(20)
+        assert is_handled.is_set() and not writing.is_alive()
+    refreshing.join(20)
+    assert "a line" in screen.getvalue() and "stopping: at most 15 s" in screen.getvalue()
 
 
 def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
