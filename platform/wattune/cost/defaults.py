@@ -52,8 +52,8 @@ MEASURED_STEP_TIME: Final = StepTimeCoefficients(
 )
 """Step time of H200 in one node: fitted to 122 trials of 99 configurations on two and on four of them
 (`benchmarks/prediction.py`, `tests/golden/test_predicted_step_time.py`). The error is
-`wattune.fitting.interval.half_width` of configurations held out in folds, rounded up. Five of 99 are far beyond the others,
-so it is wide. Elsewhere it is no narrower; 95 % of the trials on two devices, predicted by those on four, are within 0.18."""
+`wattune.fitting.interval.half_width` of configurations held out in folds, rounded up: five of 99 are far beyond the
+others. Elsewhere it is no narrower; 95 % of the trials on two devices, predicted by those on four, are within 0.18."""
 
 
 def default_coefficients(device: DeviceSpec) -> Coefficients:
