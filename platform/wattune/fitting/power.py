@@ -201,7 +201,8 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
     configurations = sorted({row["trial_id"] for row in rows})
     if len(configurations) < MIN_CONFIGURATIONS:
         return found
-    mean, peak, of = [], [], []
+    mean, peak = [], []
+    of: list[str] = []
     fold_of = {name: place % MOST_FOLDS for place, name in enumerate(configurations)}
     for fold in range(min(MOST_FOLDS, len(configurations))):
         c = fit_power([row for row in rows if fold_of[row["trial_id"]] != fold], prior, limit_w=limit_w)

@@ -16,6 +16,7 @@ def test_the_rank_counts_the_next_configuration() -> None:
 
 def test_a_prediction_below_the_measured_needs_the_wider_interval() -> None:
     low, high = half_width([-0.2], ["one"]), half_width([0.2], ["one"])
+    assert low is not None
     assert low == pytest.approx(0.25) and high == pytest.approx(1 / 6)
     measured, predicted = 1.0, 0.8
     assert predicted * (1 + low) == pytest.approx(measured)

@@ -223,10 +223,10 @@ class _Layer:
         placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
         width = self.machine.item_bytes
         # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do not.
-        inner = 0 if model.is_moe else f
+        dense = 0 if model.is_moe else f
         gates = 2 if model.activation == "swiglu" else 1
-        inputs = self.narrowing_bytes((h + inner) * tokens / shapes.tp)
-        gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * inner) * tokens / shapes.tp)
+        inputs = self.narrowing_bytes((h + dense) * tokens / shapes.tp)
+        gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * dense) * tokens / shapes.tp)
         return (
             (forward * self.passes + placed) * width + inputs,
             (backward * self.passes + placed) * width + gradients,
