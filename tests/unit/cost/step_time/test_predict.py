@@ -166,10 +166,11 @@ def test_overlap_exposes_less(sharding):
 
 
 def test_software_that_hides_replicas_beside_tensor_parallel_exposes_less(monkeypatch):
-    plans = [Plan(tp=4, etp=4, sharding="zero1", overlap="tp")]
-    alone = of(plans, engine="megatron").parts_s["exposed_comm_dp_s"][0]
+    plans = [Plan(tp=4, etp=4, sharding="zero1", overlap=overlap) for overlap in ("tp", "none", "grad_param")]
+    exposed = of(plans, engine="megatron").parts_s["exposed_comm_dp_s"]
+    assert exposed[0] == exposed[1] > 2 * exposed[2]
     monkeypatch.setitem(FACTS, "megatron", replace(FACTS["megatron"], hides_replicas_beside_tp=True))
-    assert of(plans, engine="megatron").parts_s["exposed_comm_dp_s"][0] < 0.3 * alone
+    assert of(plans, engine="megatron").parts_s["exposed_comm_dp_s"][0] == pytest.approx(exposed[2])
 
 
 def test_deepspeed_reduces_beside_nothing_below_zero3():
