@@ -60,8 +60,8 @@ ROOMS = {
     "terminal": "beside decisions forecast links preview progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers/command": "environment failure launcher measuring output process supervisor",
-    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
-    "profiler provenance recorder watchdog",
+    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check outcome phases "
+    "process_groups profiler provenance recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 
