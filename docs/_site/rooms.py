@@ -1,4 +1,4 @@
-"""Draws the rooms of the package at a commit: its floors as `.importlinter` declares them, its modules as git lists them.
+"""Draws the rooms of the package at a commit: floors as `.importlinter` declares them, modules as git lists them.
 
 `docs/pictures/rooms_before.svg` and `rooms_after.svg` are made so:
 
@@ -30,6 +30,10 @@ BOLD: Final = 7.4
 """Width of a letter of a room's name."""
 SHADES: Final = ("#ffffff", "#e6f4f1", "#c4e4de")
 """Fills of a floor's rooms, of the rooms inside, and of those inside these."""
+STYLE: Final = (
+    "text {font: 9.5px monospace; fill: #33413f} .room {font: bold 12px sans-serif; fill: #0c3f38} "
+    ".head {font: 14px sans-serif}"
+)
 
 
 @dataclass
@@ -87,9 +91,9 @@ def _shelves(rooms: Sequence[Room], width: float) -> list[tuple[list[tuple[Room,
 
 
 def _draw(room: Room, x: float, y: float, width: float, height: float, depth: int = 0) -> list[str]:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     drawn = [
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="3" fill="{SHADES[depth]}" '
-        'stroke="#5b8f87"/>',
+        f'<rect {place} rx="3" fill="{SHADES[depth]}" stroke="#5b8f87"/>',
         f'<text class="room" x="{x + GAP:.1f}" y="{y + 14:.1f}">{escape(room.name)}</text>',
     ]
     y += TITLE
@@ -153,8 +157,7 @@ def picture(commit: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" width="{WIDTH}" height="{y:.0f}">',
-            "<style>text {font: 9.5px monospace; fill: #33413f} .room {font: bold 12px sans-serif; fill: #0c3f38} "
-            ".head {font: 14px sans-serif}</style>",
+            f"<style>{STYLE}</style>",
             f'<rect width="{WIDTH}" height="{y:.0f}" fill="#ffffff"/>',
             f'<text class="head" x="{MARGIN}" y="24">{escape(f"wattune on {day}: {said}")}</text>',
             *drawn,
