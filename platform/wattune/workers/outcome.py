@@ -1,4 +1,4 @@
-"""What a rank tells of a trial. Plain data: who reads it, such as a study's own process, needs no torch."""
+"""Outcome of a trial on one rank. It is plain data: a process that reads it, such as a study's own, needs no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a rank tells of a trial is plain data, which processes without torch can read."""
+"""Outcomes of ranks are plain data, which processes without torch can read."""
 
 import pickle
 import subprocess
