@@ -28,6 +28,7 @@ LONG_FOLDERS = (
     "tests/unit/tracking/",
     "tests/unit/telemetry/",
     "tests/unit/calibration/",
+    "tests/fuzz/",
     "tests/e2e/",
 )
 """Folders that take longest beside Ray. They follow it in this order, so that only short files are left for the end."""
