@@ -135,11 +135,16 @@ def timed(steps: dict[str, Any], kind: str, device: str) -> float:
     return took_s
 
 
-def after_work(work: Work, pieces: Pieces, device: str, num_steps: int) -> tuple[float, float]:
-    """Runs steps of one kind; returns the median and the mean microseconds of its pieces in a step.
+def after_work(work: Work, pieces: Pieces, device: str, num_steps: int, *, writes: bool) -> float:
+    """Runs steps of one kind; returns the microseconds of its pieces in a step.
 
-    The median is by the clock, the mean by CPU time, which other programs do not lengthen.
+    Without writes it is the median by the clock. With them it is the mean of CPU time, which other programs do not
+    lengthen, and which holds a write every 50 ms of the clock.
     """
+    from wattune.steps.process import writer
+
+    usual_ns = writer.FLUSH_EVERY_NS
+    writer.FLUSH_EVERY_NS = usual_ns if writes else 10**18  # type: ignore[misc]
     clock_ns, cpu_ns = np.zeros(num_steps), np.zeros(num_steps)
     for number in range(-WARMUP_ROUNDS, num_steps):
         for piece, action in enumerate((pieces[0], work.step, pieces[1])):
@@ -156,7 +161,8 @@ def after_work(work: Work, pieces: Pieces, device: str, num_steps: int) -> tuple
             if number >= 0:
                 clock_ns[number] += end_ns - start_ns
                 cpu_ns[number] += end_cpu_ns - start_cpu_ns
-    return float(np.median(clock_ns)) / 1000, float(np.mean(cpu_ns)) / 1000
+    writer.FLUSH_EVERY_NS = usual_ns  # type: ignore[misc]
+    return float(np.mean(cpu_ns) if writes else np.median(clock_ns)) / 1000
 
 
 def measure(device: str, rounds: int, hidden: int) -> tuple[np.ndarray, dict[str, tuple[float, float]]]:
@@ -171,11 +177,14 @@ def measure(device: str, rounds: int, hidden: int) -> tuple[np.ndarray, dict[str
                 took_s = timed(steps, KINDS[at], device)
                 if number >= 0:
                     times_s[number, at] = took_s
-        direct = {kind: after_work(work, steps["pieces"][kind], device, rounds) for kind in KINDS}
+        direct = {
+            writes: [after_work(work, steps["pieces"][kind], device, rounds, writes=writes) for kind in KINDS]
+            for writes in (True, False)
+        }
         written = sorted({path.stem.rpartition("-")[2] for path in Path(folder).glob("*.steps")})
     assert written == ["optimizer", "spans", "transformers"], f"hooks wrote nothing: {written}"
-    empty = direct["none"]
-    return times_s, {kind: (one[0] - empty[0], one[1] - empty[1]) for kind, one in direct.items()}
+    cost_us = {writes: [one - of_all[0] for one in of_all] for writes, of_all in direct.items()}
+    return times_s, {kind: (cost_us[False][at], cost_us[True][at]) for at, kind in enumerate(KINDS)}
 
 
 def ratio_of(times_s: np.ndarray, at: int) -> tuple[float, float, float]:
