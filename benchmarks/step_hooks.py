@@ -66,7 +66,7 @@ class Work:
 
 
 Pieces = tuple[Callable[[], Any], Callable[[], Any]]
-"""What a kind calls before the work of a step, and what after it."""
+"""Calls of a kind before the work of a step, and after it."""
 
 
 def hooked(folder: str, work: Work) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class TrainerSteps:
         self._start_ns = 0
         self._tokens = 0
         self.num_ranks_of_batch = 0
-        """How many ranks train the same batch; 0 until the Trainer that trains is asked."""
+        """Ranks that train the same batch; 0 until the Trainer that trains is asked."""
 
     def begin(self) -> None:
         """Takes the start of a step."""
