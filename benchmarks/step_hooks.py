@@ -9,8 +9,8 @@ interquartile mean over rounds of the logarithm of a kind's step over the round'
 slow single steps by more than any hook. Its interval is a seeded bootstrap over rounds. On a GPU a step ends with a
 synchronisation. On a processor the time is the process's CPU time: what other programs take is not the hooks' cost.
 
-Beside the ratio it times the hooks themselves, each right after the work of a step, when caches hold none of them:
-`after_work_us` is the median step, which writes nothing, `mean_us` the mean of CPU time with all that is written.
+Beside the ratio it times the hooks themselves, each right after the work of a step, when caches hold none of them, and
+with `--against` those of another version in the same rounds. `write` is a write of 33 steps, which comes every 50 ms.
 
 Ends with 1 where an interval leaves the bar, or a step of the API or a hook after work costs more than its bar.
 """
@@ -25,8 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ RATIO_WITHIN = 0.003
 COST_BELOW_US = 20.0
 SILENT_BELOW_US = 2.0
 AFTER_WORK_BELOW_US = 4.0
+STEPS_OF_WRITE = 33
+"""Steps that a write holds where they take 1.5 ms each: those of 50 ms."""
+PLATFORM = Path(__file__).parents[1] / "platform"
 RESAMPLES = 4000
 WARMUP_ROUNDS = 50
 KINDS = ("none", "spans", "optimizer", "transformers")
@@ -69,14 +73,24 @@ Pieces = tuple[Callable[[], Any], Callable[[], Any]]
 """Calls of a kind before the work of a step, and after it."""
 
 
-def hooked(folder: str, work: Work) -> dict[str, Any]:
-    """Returns a step of every kind, and its pieces. Hooks attach by their own code, to libraries of the same form."""
-    os.environ["WATTUNE_STEPS"] = folder
-    from wattune import spans
-    from wattune.steps.process import huggingface, optimizer
+def loaded(name: str, platform_folder: Path) -> SimpleNamespace:
+    """Loads the hooks of a version of wattune under a name of their own, as a measured program does: by path."""
+    package = ModuleType(name)
+    package.__path__ = [str(platform_folder / "wattune" / "steps" / "process")]
+    sys.modules[name] = package
+    parts = {part: import_module(f"{name}.{part}") for part in ("writer", "optimizer", "huggingface")}
+    spans = ModuleType(f"{name}.spans")
+    sys.modules[spans.__name__] = spans
+    source = (platform_folder / "wattune" / "spans.py").read_text().replace("wattune.steps.process", name)
+    exec(compile(source, "spans.py", "exec"), spans.__dict__)
+    return SimpleNamespace(spans=spans, **parts)
 
+
+def hooked(hooks: SimpleNamespace, work: Work) -> dict[str, Any]:
+    """Returns a step of every kind, and its pieces. Hooks attach by their own code, to libraries of the same form."""
+    spans = hooks.spans
     found: list[Any] = []
-    optimizer.attach(SimpleNamespace(register_optimizer_step_post_hook=found.append))  # type: ignore[arg-type]
+    hooks.optimizer.attach(SimpleNamespace(register_optimizer_step_post_hook=found.append))
 
     class Trainer:
         def __init__(self, train: Callable[[Any, Any], None]) -> None:
@@ -86,7 +100,7 @@ def hooked(folder: str, work: Work) -> dict[str, Any]:
             self.train(model, inputs)
 
     library = SimpleNamespace(Trainer=Trainer, TrainerCallback=object, DEFAULT_CALLBACKS=[])
-    huggingface.attach(library)  # type: ignore[arg-type]
+    hooks.huggingface.attach(library)
     callback, trainer = library.DEFAULT_CALLBACKS[0](), Trainer(work.training_step)
     idle, told = Trainer(lambda *_: None), []
 
@@ -135,56 +149,69 @@ def timed(steps: dict[str, Any], kind: str, device: str) -> float:
     return took_s
 
 
-def after_work(work: Work, pieces: Pieces, device: str, num_steps: int, *, writes: bool) -> float:
-    """Runs steps of one kind; returns the microseconds of its pieces in a step.
+def after_work(work: Work, versions: dict[str, Any], device: str, num_steps: int) -> dict[tuple[str, str], np.ndarray]:
+    """Runs steps of every version and kind in shuffled order; returns the nanoseconds of their pieces in each.
 
-    Without writes it is the median by the clock. With them it is the mean of CPU time, which other programs do not
-    lengthen, and which holds a write every 50 ms of the clock.
+    Nothing is written meanwhile: steps of one kind are further apart here than alone, so each would write. The kind
+    `write` is a write of `STEPS_OF_WRITE` steps right after work.
     """
-    from wattune.steps.process import writer
-
-    usual_ns = writer.FLUSH_EVERY_NS
-    writer.FLUSH_EVERY_NS = usual_ns if writes else 10**18  # type: ignore[misc]
-    clock_ns, cpu_ns = np.zeros(num_steps), np.zeros(num_steps)
+    taken = {version: hooks.writer.FLUSH_EVERY_NS for version, (hooks, _) in versions.items()}
+    for hooks, _ in versions.values():
+        hooks.writer.FLUSH_EVERY_NS = 10**18
+    cases = [(version, kind) for version in versions for kind in (*KINDS, "write")]
+    found = {case: np.zeros(num_steps) for case in cases}
+    order = np.random.default_rng(2)
     for number in range(-WARMUP_ROUNDS, num_steps):
-        for piece, action in enumerate((pieces[0], work.step, pieces[1])):
-            if piece == 1:
-                action()
-                if device != "cpu":
-                    torch.cuda.synchronize()
-                continue
-            start_cpu_ns = time.thread_time_ns()
-            start_ns = time.perf_counter_ns()
-            action()
-            end_ns = time.perf_counter_ns()
-            end_cpu_ns = time.thread_time_ns()
+        for at in order.permutation(len(cases)):
+            (version, kind), clock = cases[at], time.perf_counter_ns
+            hooks, steps = versions[version]
+            before, after = steps["pieces"]["none" if kind == "write" else kind]
+            if kind == "write":
+                teller, after = hooks.spans._WRITER, hooks.spans._WRITER.flush
+                teller.flush()
+                for step in range(STEPS_OF_WRITE):
+                    teller.step(step, step + 1, 4096)
+            start_ns = clock()
+            before()
+            took_ns = clock() - start_ns
+            work.step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            start_ns = clock()
+            after()
+            took_ns += clock() - start_ns
             if number >= 0:
-                clock_ns[number] += end_ns - start_ns
-                cpu_ns[number] += end_cpu_ns - start_cpu_ns
-    writer.FLUSH_EVERY_NS = usual_ns  # type: ignore[misc]
-    return float(np.mean(cpu_ns) if writes else np.median(clock_ns)) / 1000
+                found[cases[at]][number] = took_ns
+    for version, (hooks, _) in versions.items():
+        hooks.writer.FLUSH_EVERY_NS = taken[version]
+    return found
 
 
-def measure(device: str, rounds: int, hidden: int) -> tuple[np.ndarray, dict[str, tuple[float, float]]]:
-    """Returns seconds, shape (rounds, kinds), and the median and mean microseconds of each kind after work."""
+def measure(
+    device: str, rounds: int, hidden: int, against: Path | None
+) -> tuple[np.ndarray, dict[tuple[str, str], float]]:
+    """Returns seconds, shape (rounds, kinds), and the median microseconds of each version and kind after work."""
     work = Work(device, hidden)
     times_s = np.zeros((rounds, len(KINDS)))
     order = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        steps = hooked(folder, work)
+        os.environ["WATTUNE_STEPS"] = folder
+        folders = {"this": PLATFORM} | ({} if against is None else {"other": against})
+        hooks = {name: loaded(f"hooks_of_{name}", path) for name, path in folders.items()}
+        versions = {name: (one, hooked(one, work)) for name, one in hooks.items()}
+        steps = versions["this"][1]
+        # A kind has every fourth step, so its writes are as many a step as alone only where they are four times rarer.
+        hooks["this"].writer.FLUSH_EVERY_NS *= len(KINDS)
         for number in range(-WARMUP_ROUNDS, rounds):
             for at in order.permutation(len(KINDS)):
                 took_s = timed(steps, KINDS[at], device)
                 if number >= 0:
                     times_s[number, at] = took_s
-        direct = {
-            writes: [after_work(work, steps["pieces"][kind], device, rounds, writes=writes) for kind in KINDS]
-            for writes in (True, False)
-        }
-        written = sorted({path.stem.rpartition("-")[2] for path in Path(folder).glob("*.steps")})
-    assert written == ["optimizer", "spans", "transformers"], f"hooks wrote nothing: {written}"
-    cost_us = {writes: [one - of_all[0] for one in of_all] for writes, of_all in direct.items()}
-    return times_s, {kind: (cost_us[False][at], cost_us[True][at]) for at, kind in enumerate(KINDS)}
+        direct = after_work(work, versions, device, rounds)
+        written = {path.stem.rpartition("-")[2].partition(".")[0] for path in Path(folder).glob("*.steps")}
+    assert written >= {*KINDS[1:]}, f"hooks wrote nothing: {sorted(written)}"
+    medians_us = {case: float(np.median(taken_ns)) / 1000 for case, taken_ns in direct.items()}
+    return times_s, {(version, kind): one - medians_us[version, "none"] for (version, kind), one in medians_us.items()}
 
 
 def ratio_of(times_s: np.ndarray, at: int) -> tuple[float, float, float]:
@@ -224,11 +251,12 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--hidden", type=int, default=512, help="width of the layers: what a step takes")
+    parser.add_argument("--against", type=Path, help="folder `platform` of another version, to time its hooks too")
     parser.add_argument("--csv", type=Path, help="write the rows there too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    times_s, direct = measure(given.device, given.rounds, given.hidden)
+    times_s, direct = measure(given.device, given.rounds, given.hidden, given.against)
     api_us, silent_us = cost_us(listening=True), cost_us(listening=False)
     rows = []
     for at, kind in enumerate(KINDS[1:], start=1):
@@ -241,8 +269,7 @@ def main() -> int:
                 "high_ratio": round(high, 5),
                 "step_time_s": round(float(np.median(times_s[:, 0])), 6),
                 "num_rounds": given.rounds,
-                "after_work_us": round(direct[KINDS[at]][0], 2),
-                "mean_us": round(direct[KINDS[at]][1], 2),
+                "after_work_us": round(direct["this", KINDS[at]], 2),
             }
         )
     met = all(row["low_ratio"] >= 1 - RATIO_WITHIN and row["high_ratio"] <= 1 + RATIO_WITHIN for row in rows)
@@ -261,6 +288,7 @@ def main() -> int:
         "bar_after_work_us": AFTER_WORK_BELOW_US,
         "met": met,
         "hooks": rows,
+        "after_work_us": {f"{version} {kind}": round(cost, 2) for (version, kind), cost in direct.items()},
     }
     if given.csv is not None:
         with given.csv.open("w", newline="") as out:
@@ -275,10 +303,12 @@ def main() -> int:
     for row in rows:
         interval = f"{row['low_ratio']:.5f} to {row['high_ratio']:.5f}"
         print(f"{row['hook']:14} {row['step_time_ratio']:.5f}   95 % interval {interval}   bar 1.000 +- {RATIO_WITHIN}")
-        after, mean = row["after_work_us"], row["mean_us"]
-        print(
-            f"{'':14} {after:.2f} us after work, {mean:.2f} us with writes   bar {AFTER_WORK_BELOW_US:g} us after work"
-        )
+    for (version, kind), cost in direct.items():
+        if kind != "none":
+            print(
+                f"{version:6} {kind:14} {cost:.2f} us after work"
+                + ("" if kind == "write" else f"   bar {AFTER_WORK_BELOW_US:g} us")
+            )
     print(f"spans.step     {api_us:.2f} us of CPU time   bar {COST_BELOW_US:g} us")
     print(f"without wattune {silent_us:.2f} us of CPU time   bar {SILENT_BELOW_US:g} us")
     print("met" if met else "MISSED")

@@ -97,14 +97,11 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     compared = wattune("compare", *names, "--json")
     assert compared.returncode == 0, compared.stderr
     assert "flags.step_s" in compared.stdout and "step_time_s" in compared.stdout
-    shown = wattune("compare", *names)
-    assert "0.06" in shown.stdout and "Traceback" not in shown.stderr
-    made = wattune("report", "killed")
-    assert made.returncode == 0, made.stderr
     page = (study / "report.html").read_text()
     assert "step_s" in page and "own_training.py" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_foreground")
 def test_ctrl_c_ends_a_command_that_will_not_end_and_the_same_call_continues(
     start_wattune, wattune, results, storage: Path, tmp_path: Path

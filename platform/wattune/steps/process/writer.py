@@ -60,8 +60,8 @@ class StepWriter:
     """Writes one process's steps of one source. Threads may share it; a forked child begins a file of its own.
 
     `step` is what a training step pays for. It appends to a list, which needs no lock, and looks at one number. Where
-    real work lies between two steps, the caches hold none of this: each object that is touched costs a tenth of a
-    microsecond or more, so few are.
+    real work lies between two steps, the caches hold none of this: what takes half a microsecond in a loop then takes
+    several (`benchmarks/results/step_hooks.md`), so few objects are touched.
     """
 
     __slots__ = (
