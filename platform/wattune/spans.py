@@ -6,7 +6,7 @@
         with spans.step(tokens=batch.numel()):
             train(batch)
 
-It needs the standard library alone, costs a microsecond or so a step, and does nothing where wattune does not listen.
+It needs the standard library alone, costs some microseconds a step, and does nothing where wattune does not listen.
 """
 
 from __future__ import annotations
