@@ -111,8 +111,10 @@ def test_ctrl_c_ends_a_command_that_will_not_end_and_the_same_call_continues(
     running = start_wattune("run", space)
     running.says(r"^\[0/1\].* measure [1-9]")
     running.process.send_signal(signal.SIGINT)
-    assert running.ends(60) == 130, running.text
-    assert "Traceback" not in running.text and "1 interrupted: run again by the same command" in running.text
+    code = running.ends(60)
+    # A machine too busy to write the report within 15 s is told so, and the call ends all the same.
+    assert code == 130 or (code == 1 and "was ended by force" in running.text), running.text
+    assert "Traceback" not in running.text and "interrupted: stopped by the user" in running.text
     wait_gone(tmp_path, within_s=5)
     (result,) = results(storage / "stopped").values()
     assert result["status"] == "interrupted"
@@ -133,7 +135,7 @@ def test_a_shipped_example_runs_from_its_space(wattune, results, storage: Path, 
     space["command"] = space["command"].replace("experiments/own_code", str(folder))
     space["space"] = {"micro_batch_size": [2]}
     space["flags"] = {name: values[:1] for name, values in space["flags"].items()}
-    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "min_seconds": 1}
+    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "min_seconds": 2}
     path = tmp_path / "shipped.yaml"
     path.write_text(yaml.safe_dump(space))
     done = wattune("run", path, "--json")
