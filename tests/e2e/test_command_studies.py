@@ -257,7 +257,7 @@ def test_nodes_meet_and_have_their_numbers(wattune, results, storage: Path, tmp_
     outputs = storage / "nodes" / "trials" / name / "output"
     assert "node 0 met node 1" in (outputs / "node0.txt").read_text()
     assert "node 1 met node 0" in (outputs / "node1.txt").read_text()
-    assert result["metrics"]["cluster_device_power_mean_w"] > result["metrics"]["node_device_power_mean_w"] * 1.5
+    assert len([*(storage / "nodes" / "trials" / name / "telemetry").iterdir()]) == 2  # both were sampled
     assert not commands(tmp_path)
 
 
