@@ -5,7 +5,7 @@ Columns that are equal for all candidates are left out, so that a space of one m
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -98,23 +98,23 @@ class Features:
     place_column: NDArray[np.intp]
     """The column that each coordinate belongs to."""
 
-    def weighted(self, weights: NDArray[np.float64]) -> "Features":
-        """Returns the rows with each column counting so much: 1 as it is, 0 not at all."""
-        roots = np.sqrt(weights).astype(np.float32)
-        return replace(
-            self,
-            additive=self.additive * roots[self.additive_column],
-            place=self.place * roots[self.place_column],
-        )
+    def similar(
+        self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None
+    ) -> Matrix:
+        """Computes the additive kernel of rows and others, each column counting by its weight."""
+        near = self.additive[rows]
+        if weights is not None:
+            near = near * weights.astype(np.float32)[self.additive_column]
+        return near @ self.additive[others].T
 
-    def similar(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
-        """Computes the additive kernel of rows and others."""
-        return self.additive[rows] @ self.additive[others].T
-
-    def distances2(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
-        """Computes squared distances between rows and others."""
+    def distances2(
+        self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None
+    ) -> Matrix:
+        """Computes squared distances between rows and others, each column counting by its weight."""
         near, far = self.place[rows], self.place[others]
-        squares = (near**2).sum(1)[:, None] + (far**2).sum(1)[None, :] - 2.0 * (near @ far.T)
+        by_place = np.ones(self.num_columns) if weights is None else weights
+        scale = by_place.astype(np.float32)[self.place_column] if self.num_columns else np.ones(1, dtype=np.float32)
+        squares = (near**2 @ scale)[:, None] + (far**2 @ scale)[None, :] - 2.0 * ((near * scale) @ far.T)
         return np.asarray(np.maximum(squares, 0.0, out=squares))
 
     def by_column(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

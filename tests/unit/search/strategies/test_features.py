@@ -86,6 +86,5 @@ def test_columns_add_up_to_the_whole_and_count_by_their_weights():
     assert similar.sum(0) == pytest.approx(features.similar(rows, rows), abs=1e-5)
     assert distances2.sum(0) == pytest.approx(features.distances2(rows, rows), abs=1e-4)
     weights = np.linspace(0.0, 2.0, features.num_columns)
-    weighted = features.weighted(weights)
-    assert weighted.similar(rows, rows) == pytest.approx(np.tensordot(weights, similar, 1), abs=1e-5)
-    assert weighted.distances2(rows, rows) == pytest.approx(np.tensordot(weights, distances2, 1), abs=1e-4)
+    assert features.similar(rows, rows, weights) == pytest.approx(np.tensordot(weights, similar, 1), abs=1e-5)
+    assert features.distances2(rows, rows, weights) == pytest.approx(np.tensordot(weights, distances2, 1), abs=1e-4)
