@@ -1,10 +1,10 @@
 # Two commands: `make demo` runs the main job, `make test` the tests. Each installs what it needs first.
 # Variables: PYTHON (python3), TORCH_INDEX (package index of the torch wheel; the public default is the CUDA build),
-# JOBS (processes that `make test` runs the tests in; 2).
+# JOBS (processes that `make test` runs the tests in; 3, of which one mostly waits for Ray).
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-JOBS ?= 2
+JOBS ?= 3
 FUZZ_SECONDS ?= 3600
 FUZZ_SEED ?= 1
 VENV := .venv

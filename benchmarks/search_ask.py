@@ -127,7 +127,7 @@ def time_fits(specs: list[TrialSpec]) -> dict[str, tuple[float, float]]:
     y, rows = (truth - level) / spread, np.arange(NUM_TOLD)
     found = {}
     start_s = time.perf_counter()
-    prior = Hyperprior.of(features.num_columns, 0.1, 0.05, 0.3)
+    prior = Hyperprior.of(features.num_columns, NUM_TOLD, 0.1, 0.05, 0.3)
     ours = fit(features, rows, y[rows], np.ones(NUM_TOLD), np.ones(len(some)), 0.5, prior)
     rest = np.arange(NUM_TOLD, len(some))
     found["ours"] = time.perf_counter() - start_s, float(np.sqrt(np.mean((ours.predict(rest)[0] - y[rest]) ** 2)))

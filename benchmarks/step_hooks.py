@@ -9,7 +9,10 @@ interquartile mean over rounds of the logarithm of a kind's step over the round'
 slow single steps by more than any hook. Its interval is a seeded bootstrap over rounds. On a GPU a step ends with a
 synchronisation. On a processor the time is the process's CPU time: what other programs take is not the hooks' cost.
 
-Ends with 1 where an interval leaves the bar, or a step of the API costs more than its bar.
+Beside the ratio it times the hooks themselves, each right after the work of a step, when caches hold none of them, and
+with `--against` those of another version in the same rounds. `write` is a write of 33 steps, which comes every 50 ms.
+
+Ends with 1 where an interval leaves the bar, or a step of the API or a hook after work costs more than its bar.
 """
 
 import argparse
@@ -22,8 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 RATIO_WITHIN = 0.003
 COST_BELOW_US = 20.0
 SILENT_BELOW_US = 2.0
+AFTER_WORK_BELOW_US = 4.0
+STEPS_OF_WRITE = 33
+"""Steps that a write holds where they take 1.5 ms each: those of 50 ms."""
+PLATFORM = Path(__file__).parents[1] / "platform"
 RESAMPLES = 4000
 WARMUP_ROUNDS = 50
 KINDS = ("none", "spans", "optimizer", "transformers")
@@ -61,22 +69,40 @@ class Work:
         self.optimizer.zero_grad()
 
 
-def hooked(folder: str, work: Work) -> dict[str, Callable[[], None]]:
-    """Returns a step of every kind. Hooks are attached by their own code, to libraries of the same form."""
-    os.environ["WATTUNE_STEPS"] = folder
-    from wattune import spans
-    from wattune.steps.process import huggingface, optimizer
+Pieces = tuple[Callable[[], Any], Callable[[], Any]]
+"""Calls of a kind before the work of a step, and after it."""
 
+
+def loaded(name: str, platform_folder: Path) -> SimpleNamespace:
+    """Loads the hooks of a version of wattune under a name of their own, as a measured program does: by path."""
+    package = ModuleType(name)
+    package.__path__ = [str(platform_folder / "wattune" / "steps" / "process")]
+    sys.modules[name] = package
+    parts = {part: import_module(f"{name}.{part}") for part in ("writer", "optimizer", "huggingface")}
+    spans = ModuleType(f"{name}.spans")
+    sys.modules[spans.__name__] = spans
+    source = (platform_folder / "wattune" / "spans.py").read_text().replace("wattune.steps.process", name)
+    exec(compile(source, "spans.py", "exec"), spans.__dict__)
+    return SimpleNamespace(spans=spans, **parts)
+
+
+def hooked(hooks: SimpleNamespace, work: Work) -> dict[str, Any]:
+    """Returns a step of every kind, and its pieces. Hooks attach by their own code, to libraries of the same form."""
+    spans = hooks.spans
     found: list[Any] = []
-    optimizer.attach(SimpleNamespace(register_optimizer_step_post_hook=found.append))  # type: ignore[arg-type]
+    hooks.optimizer.attach(SimpleNamespace(register_optimizer_step_post_hook=found.append))
 
     class Trainer:
+        def __init__(self, train: Callable[[Any, Any], None]) -> None:
+            self.train = train
+
         def training_step(self, model: Any, inputs: Any) -> None:
-            work.training_step(model, inputs)
+            self.train(model, inputs)
 
     library = SimpleNamespace(Trainer=Trainer, TrainerCallback=object, DEFAULT_CALLBACKS=[])
-    huggingface.attach(library)  # type: ignore[arg-type]
-    callback, trainer = library.DEFAULT_CALLBACKS[0](), Trainer()
+    hooks.huggingface.attach(library)
+    callback, trainer = library.DEFAULT_CALLBACKS[0](), Trainer(work.training_step)
+    idle, told = Trainer(lambda *_: None), []
 
     def by_spans() -> None:
         with spans.step(tokens=4096):
@@ -89,7 +115,22 @@ def hooked(folder: str, work: Work) -> dict[str, Callable[[], None]]:
         work.optimizer.zero_grad()
         callback.on_step_end(None, None, None)
 
-    return {"none": work.step, "spans": by_spans, "optimizer": work.step, "transformers": by_callback, "hook": found[0]}
+    def enter() -> None:
+        told.append(spans.step(tokens=4096))
+        told[-1].__enter__()
+
+    def begin() -> None:
+        callback.on_step_begin(None, None, None)
+        idle.training_step(None, work.inputs)
+
+    pieces: dict[str, Pieces] = {
+        "none": (lambda: None, lambda: None),
+        "spans": (enter, lambda: told.pop().__exit__(None, None, None)),
+        "optimizer": (lambda: None, lambda: found[0](work.optimizer, (), {})),
+        "transformers": (begin, lambda: callback.on_step_end(None, None, None)),
+    }
+    steps = {"none": work.step, "spans": by_spans, "optimizer": work.step, "transformers": by_callback}
+    return {**steps, "hook": found[0], "pieces": pieces}
 
 
 def timed(steps: dict[str, Any], kind: str, device: str) -> float:
@@ -108,21 +149,69 @@ def timed(steps: dict[str, Any], kind: str, device: str) -> float:
     return took_s
 
 
-def measure(device: str, rounds: int, hidden: int) -> np.ndarray:
-    """Returns seconds, shape (rounds, kinds)."""
+def after_work(work: Work, versions: dict[str, Any], device: str, num_steps: int) -> dict[tuple[str, str], np.ndarray]:
+    """Runs steps of every version and kind in shuffled order; returns the nanoseconds of their pieces in each.
+
+    Nothing is written meanwhile: steps of one kind are further apart here than alone, so each would write. The kind
+    `write` is a write of `STEPS_OF_WRITE` steps right after work.
+    """
+    taken = {version: hooks.writer.FLUSH_EVERY_NS for version, (hooks, _) in versions.items()}
+    for hooks, _ in versions.values():
+        hooks.writer.FLUSH_EVERY_NS = 10**18
+    cases = [(version, kind) for version in versions for kind in (*KINDS, "write")]
+    found = {case: np.zeros(num_steps) for case in cases}
+    order = np.random.default_rng(2)
+    for number in range(-WARMUP_ROUNDS, num_steps):
+        for at in order.permutation(len(cases)):
+            (version, kind), clock = cases[at], time.perf_counter_ns
+            hooks, steps = versions[version]
+            before, after = steps["pieces"]["none" if kind == "write" else kind]
+            if kind == "write":
+                teller, after = hooks.spans._WRITER, hooks.spans._WRITER.flush
+                teller.flush()
+                for step in range(STEPS_OF_WRITE):
+                    teller.step(step, step + 1, 4096)
+            start_ns = clock()
+            before()
+            took_ns = clock() - start_ns
+            work.step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            start_ns = clock()
+            after()
+            took_ns += clock() - start_ns
+            if number >= 0:
+                found[cases[at]][number] = took_ns
+    for version, (hooks, _) in versions.items():
+        hooks.writer.FLUSH_EVERY_NS = taken[version]
+    return found
+
+
+def measure(
+    device: str, rounds: int, hidden: int, against: Path | None
+) -> tuple[np.ndarray, dict[tuple[str, str], float]]:
+    """Returns seconds, shape (rounds, kinds), and the median microseconds of each version and kind after work."""
     work = Work(device, hidden)
     times_s = np.zeros((rounds, len(KINDS)))
     order = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        steps = hooked(folder, work)
+        os.environ["WATTUNE_STEPS"] = folder
+        folders = {"this": PLATFORM} | ({} if against is None else {"other": against})
+        hooks = {name: loaded(f"hooks_of_{name}", path) for name, path in folders.items()}
+        versions = {name: (one, hooked(one, work)) for name, one in hooks.items()}
+        steps = versions["this"][1]
+        # A kind has every fourth step, so its writes are as many a step as alone only where they are four times rarer.
+        hooks["this"].writer.FLUSH_EVERY_NS *= len(KINDS)
         for number in range(-WARMUP_ROUNDS, rounds):
             for at in order.permutation(len(KINDS)):
                 took_s = timed(steps, KINDS[at], device)
                 if number >= 0:
                     times_s[number, at] = took_s
-        written = sorted({path.stem.rpartition("-")[2] for path in Path(folder).glob("*.steps")})
-    assert written == ["optimizer", "spans", "transformers"], f"hooks wrote nothing: {written}"
-    return times_s
+        direct = after_work(work, versions, device, rounds)
+        written = {path.stem.rpartition("-")[2].partition(".")[0] for path in Path(folder).glob("*.steps")}
+    assert written >= {*KINDS[1:]}, f"hooks wrote nothing: {sorted(written)}"
+    medians_us = {case: float(np.median(taken_ns)) / 1000 for case, taken_ns in direct.items()}
+    return times_s, {(version, kind): one - medians_us[version, "none"] for (version, kind), one in medians_us.items()}
 
 
 def ratio_of(times_s: np.ndarray, at: int) -> tuple[float, float, float]:
@@ -162,11 +251,12 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--hidden", type=int, default=512, help="width of the layers: what a step takes")
+    parser.add_argument("--against", type=Path, help="folder `platform` of another version, to time its hooks too")
     parser.add_argument("--csv", type=Path, help="write the rows there too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    times_s = measure(given.device, given.rounds, given.hidden)
+    times_s, direct = measure(given.device, given.rounds, given.hidden, given.against)
     api_us, silent_us = cost_us(listening=True), cost_us(listening=False)
     rows = []
     for at, kind in enumerate(KINDS[1:], start=1):
@@ -179,10 +269,12 @@ def main() -> int:
                 "high_ratio": round(high, 5),
                 "step_time_s": round(float(np.median(times_s[:, 0])), 6),
                 "num_rounds": given.rounds,
+                "after_work_us": round(direct["this", KINDS[at]], 2),
             }
         )
     met = all(row["low_ratio"] >= 1 - RATIO_WITHIN and row["high_ratio"] <= 1 + RATIO_WITHIN for row in rows)
     met = met and api_us < COST_BELOW_US and silent_us < SILENT_BELOW_US
+    met = met and all(row["after_work_us"] <= AFTER_WORK_BELOW_US for row in rows)
     where = torch.cuda.get_device_name() if given.device == "cuda" else platform.machine()
     facts = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -193,8 +285,10 @@ def main() -> int:
         "api_step_without_listener_us": round(silent_us, 2),
         "bar_ratio": RATIO_WITHIN,
         "bar_api_step_us": COST_BELOW_US,
+        "bar_after_work_us": AFTER_WORK_BELOW_US,
         "met": met,
         "hooks": rows,
+        "after_work_us": {f"{version} {kind}": round(cost, 2) for (version, kind), cost in direct.items()},
     }
     if given.csv is not None:
         with given.csv.open("w", newline="") as out:
@@ -209,6 +303,12 @@ def main() -> int:
     for row in rows:
         interval = f"{row['low_ratio']:.5f} to {row['high_ratio']:.5f}"
         print(f"{row['hook']:14} {row['step_time_ratio']:.5f}   95 % interval {interval}   bar 1.000 +- {RATIO_WITHIN}")
+    for (version, kind), cost in direct.items():
+        if kind != "none":
+            print(
+                f"{version:6} {kind:14} {cost:.2f} us after work"
+                + ("" if kind == "write" else f"   bar {AFTER_WORK_BELOW_US:g} us")
+            )
     print(f"spans.step     {api_us:.2f} us of CPU time   bar {COST_BELOW_US:g} us")
     print(f"without wattune {silent_us:.2f} us of CPU time   bar {SILENT_BELOW_US:g} us")
     print("met" if met else "MISSED")

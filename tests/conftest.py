@@ -1,8 +1,9 @@
 """The suite as a whole: the groups it is divided into, and that nothing of it is left behind.
 
-`make test` runs it on two processes. A file's tests stay together, since they share what they measured; all that start
-Ray are one group, since clusters that start side by side take each other's ports. That group comes first: it takes
-longest and mostly waits, while the other process works through everything else.
+`make test` runs it in three processes. A file's tests stay together, since they share what they measured; all that
+start Ray are one group, since clusters that start side by side take each other's ports. That group comes first: it
+takes longest and mostly waits. The other processes work through everything else and step back where Ray's has work, or
+each start of a cluster would wait for them.
 """
 
 import os
@@ -27,12 +28,16 @@ LONG_FOLDERS = (
     "tests/unit/tracking/",
     "tests/unit/telemetry/",
     "tests/unit/calibration/",
+    "tests/fuzz/",
     "tests/e2e/",
 )
 """Folders that take longest beside Ray. They follow it in this order, so that only short files are left for the end."""
 
 RUN_VARIABLE = "TEST_SUITE_RUN"
 """In the environment of every process of a run, so that what stays can be told from what others do."""
+
+STEP_BACK = 5
+"""Niceness of what starts no Ray, where several processes run tests: about a third of the weight of Ray's group."""
 
 GONE_WITHIN_S = 20.0
 """Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
@@ -68,6 +73,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def starts_ray(path: Path) -> bool:
     """Says whether tests of a file are marked so. The process that hands out tests knows their names alone."""
     return "pytest.mark.ray" in path.read_text()
+
+
+@cache
+def step_back() -> None:
+    """Lowers this process's priority, once, and with it that of all that it starts from now on."""
+    os.nice(STEP_BACK)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and not starts_ray(item.path):
+        step_back()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,8 +1,10 @@
 """The house: which files stand where, what they may load, and that the standard library is not shadowed."""
 
 import importlib.util
+import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,8 +62,8 @@ ROOMS = {
     "terminal": "beside decisions forecast links preview progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers/command": "environment failure launcher measuring output process supervisor",
-    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check phases process_groups "
-    "profiler provenance recorder watchdog",
+    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check outcome phases "
+    "process_groups profiler provenance recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 
@@ -144,15 +146,30 @@ def test_the_standard_library_platform_is_not_shadowed() -> None:
     assert not Path(seen).is_relative_to(ROOT / "platform"), seen
 
 
+@cache
+def vendors_of_pure_rooms() -> dict[str, list[str]]:
+    """Returns the vendor libraries that each pure room loads beyond those of the rooms before it."""
+    rooms = {}
+    for name in PURE.split():
+        folder = PACKAGE / name
+        inside = [f"wattune.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
+        rooms[name] = inside if folder.is_dir() else [f"wattune.{name}"]
+    code = (
+        "import importlib, json, sys\nfound, before = {}, set()\n"
+        f"for room, modules in {rooms!r}.items():\n"
+        "    for name in modules: importlib.import_module(name)\n"
+        f"    loaded = {{name for name in {VENDORS!r} if name in sys.modules}}\n"
+        "    found[room], before = sorted(loaded - before), before | loaded\n"
+        "print(json.dumps(found))"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    found: dict[str, list[str]] = json.loads(seen.stdout)
+    return found
+
+
 @pytest.mark.parametrize("name", PURE.split())
 def test_pure_rooms_load_no_vendor_library(name: str) -> None:
-    folder = PACKAGE / name
-    inside = [f"wattune.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
-    modules = inside if folder.is_dir() else [f"wattune.{name}"]
-    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
-    code += f"print([name for name in {VENDORS!r} if name in sys.modules])"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert seen.stdout.strip() == "[]"
+    assert vendors_of_pure_rooms()[name] == []
 
 
 def test_a_command_that_only_reads_waits_for_no_heavy_library() -> None:

@@ -27,7 +27,7 @@ import os, pathlib, pytest
 @pytest.mark.parametrize("number", range(4))
 def test_says_where_it_runs(number):
     with open(pathlib.Path(__file__).with_name("{name}.workers"), "a") as file:
-        print(os.environ["PYTEST_XDIST_WORKER"], file=file)
+        print(os.environ["PYTEST_XDIST_WORKER"], os.nice(0), file=file)
 """
 
 
@@ -53,13 +53,17 @@ def test_tests_that_interrupt_pass_where_a_shell_ignores_interrupts() -> None:
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_all_that_starts_ray_runs_in_one_process_and_files_stay_together(tmp_path: Path) -> None:
+def test_all_that_starts_ray_runs_in_one_process_that_goes_first_and_files_stay_together(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"test_plain{number}.py").write_text(WORKER_OF.format(mark="", name=f"plain{number}"))
         (tmp_path / f"test_ray{number}.py").write_text(WORKER_OF.format(mark="@pytest.mark.ray", name=f"ray{number}"))
     done = _pytest_here(tmp_path, "-n", "2", "--dist", "loadgroup")
     assert "24 passed" in done.stdout, done.stdout + done.stderr
-    workers = {path.name: set(path.read_text().split()) for path in tmp_path.glob("*.workers")}
+    said = {path.name: [line.split() for line in path.read_text().splitlines()] for path in tmp_path.glob("*.workers")}
+    workers = {name: {worker for worker, _ in lines} for name, lines in said.items()}
+    levels = {name: {int(nice) for _, nice in lines} for name, lines in said.items()}
+    assert all(levels[f"ray{number}.workers"] == {os.nice(0)} for number in range(3))
+    assert all(min(levels[f"plain{number}.workers"]) > os.nice(0) for number in range(3))
     assert all(len(workers[f"plain{number}.workers"]) == 1 for number in range(3))
     assert len(set.union(*(workers[f"ray{number}.workers"] for number in range(3)))) == 1
     assert len(set.union(*workers.values())) == 2

@@ -1,14 +1,18 @@
-"""One rank of an engine contract: runs the specifications of a file one after another in one process group.
+"""Ranks of an engine contract: run the specifications of a file one after another in one process group.
 
-Started by `test_engines.py` as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json` (a specification
-and what compiles it, by name), writes `<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL.
-A case of another world size than the one before gets a default group of its own: all ranks, or every rank alone.
+Started as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json` (a specification and what compiles it,
+by name), writes `<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL. With `all` for a rank,
+as in `test_engines.py`, libraries are loaded once and every rank is a fork that writes its errors to `<rank>.err`:
+loading them takes a processor longer than ten cases. A case of another world size than the one before gets a default
+group of its own: all ranks, or every rank alone.
 """
 
 import gc
 import json
+import os
 import sys
 import time
+import traceback
 import warnings
 from dataclasses import astuple
 from pathlib import Path
@@ -104,14 +108,41 @@ def join(folder: Path, number: int, rank: int, size: int, world_size: int, backe
     return Ranks(rank=dist.get_rank(), world_size=size, local_rank=rank, device=device)
 
 
-def main(folder: Path, rank: int, world_size: int, kind: str = "cpu") -> None:
+def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
     torch.set_num_threads(1)
-    if kind == "cuda":
-        torch.cuda.set_device(rank)
     cases = json.loads((folder / "cases.json").read_text())
     for engine in {case["spec"]["engine"] for case in cases.values()}:
         load_engine(engine)
     gc.freeze()  # what libraries made while imported is not looked through after every case
+    if rank == "all":
+        sys.exit(fork_ranks(folder, world_size, cases))
+    run_rank(folder, int(rank), world_size, cases, kind)
+
+
+def fork_ranks(folder: Path, world_size: int, cases: dict[str, Any]) -> int:
+    """Runs every rank in a process of its own that starts with what this one has loaded; returns how many failed."""
+    pids = []
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid:
+            pids.append(pid)
+            continue
+        code = 1
+        try:
+            os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT, 0o600), sys.stderr.fileno())
+            run_rank(folder, rank, world_size, cases, "cpu")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)  # what comes after is this process's parent's
+    return sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
+
+
+def run_rank(folder: Path, rank: int, world_size: int, cases: dict[str, Any], kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
     outcomes, ranks = {}, None
     for number, (name, case) in enumerate(cases.items()):
         spec = TrialSpec.from_json(case["spec"])
@@ -127,4 +158,4 @@ def main(folder: Path, rank: int, world_size: int, kind: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

@@ -1,4 +1,4 @@
-"""One rank of the Megatron contract: `engine_worker.py` with `megatron_shim.py` put under Megatron first."""
+"""Ranks of the Megatron contract: `engine_worker.py` with `megatron_shim.py` put under Megatron first."""
 
 import sys
 from pathlib import Path
@@ -10,4 +10,4 @@ megatron_shim.install()
 import engine_worker  # noqa: E402 - it must not load Megatron earlier
 
 if __name__ == "__main__":
-    engine_worker.main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    engine_worker.main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""One rank of a count of matrix products: `engine_worker.py`, whose cases train one step while products are counted."""
+"""Ranks of a count of matrix products: `engine_worker.py`, whose cases train one step while products are counted."""
 
 import sys
 from collections import Counter
@@ -72,4 +72,4 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
 
 if __name__ == "__main__":
     engine_worker.run_case = run_case
-    engine_worker.main(FOLDER, int(sys.argv[2]), int(sys.argv[3]))
+    engine_worker.main(FOLDER, sys.argv[2], int(sys.argv[3]))

@@ -9,9 +9,11 @@ bf16 each activation is rounded to 2^-9 = 2e-3, averaged over many: 4e-5 on the 
 that is seen, twice as much is allowed.
 """
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -390,21 +392,21 @@ def run_specs(
         cases = {name: {"spec": spec.to_json(), "compiler": compiler} for name, (spec, compiler) in specs.items()}
         (folder / "cases.json").write_text(json.dumps(cases))
         path = os.pathsep.join(sys.path)
-        workers = [
-            subprocess.Popen(
-                [sys.executable, str(worker), str(folder), str(rank), str(world_size)],
+        with (folder / "all.err").open("w") as errors:
+            workers = subprocess.Popen(
+                [sys.executable, str(worker), str(folder), "all", str(world_size)],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                stderr=(folder / f"{rank}.err").open("w"),
+                stderr=errors,
+                start_new_session=True,
             )
-            for rank in range(world_size)
-        ]
         try:
-            codes = [process.wait(timeout=GROUP_TIMEOUT_S) for process in workers]
+            code = workers.wait(timeout=GROUP_TIMEOUT_S)
         finally:
-            for process in workers:
-                process.kill()
-        errors = {rank: (folder / f"{rank}.err").read_text()[-3000:] for rank, code in enumerate(codes) if code}
-        assert not errors, "\n".join(f"rank {rank}:\n{text}" for rank, text in errors.items())
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(workers.pid, signal.SIGKILL)  # a rank may wait for one that failed
+            workers.wait()
+        said = {path.stem: path.read_text()[-3000:] for path in sorted(folder.glob("*.err"))}
+        assert code == 0, "\n".join(f"rank {rank}:\n{text}" for rank, text in said.items() if text)
         by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
     return {case_name: [outcomes[case_name] for outcomes in by_rank] for case_name in specs}
 

@@ -1,20 +1,33 @@
 """Several raylets on this machine, for tests that end some of them: a process of its own, told what to do on stdin.
 
 It prints `address HOST:PORT` once, and `done` after each line it is given: `add NAME`, `kill NAME` (SIGKILL, with all
-that runs there) or `end`. Each raylet is a power domain of its own; the head, where drivers run, has no processors.
+that runs there) or `end`. Each raylet is a power domain of its own. The head, where
+drivers run, has as many processors as the second argument says; the first is the dashboard's port.
 """
 
 import sys
 
 from ray.cluster_utils import Cluster
 
+from wattune.orchestrate.cluster import _patience
+
 
 def main() -> None:
     """Obeys until `end`, or until nobody speaks any more."""
+    with _patience(()):  # Ray itself gives a node 30 s to start
+        obey()
+
+
+def obey() -> None:
     cluster = Cluster(
         initialize_head=True,
         shutdown_at_exit=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1])},
+        head_node_args={
+            "num_cpus": int(sys.argv[2]),
+            "labels": {"wattune.io/domain": "head", "wattune.io/device": "cpu"},
+            "include_dashboard": True,
+            "dashboard_port": int(sys.argv[1]),
+        },
     )
     nodes = {}
     say(f"address {cluster.address}")

@@ -162,7 +162,7 @@ def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
         workers[-1].send_signal(number)
         if number == signal.SIGKILL:
             running.says(r"infra_failed: .*killed from outside.*; tried again$")
-    assert running.ends(250) in (0, 3), running.text
+    assert running.ends(250) == 0, running.text  # one of the two completed
     assert "Traceback" not in running.text
     found = list(results(storage / "killed_worker").values())
     (repeated,) = (one for one in found if one["status"] == "completed")

@@ -1,19 +1,26 @@
 """Programs that wattune did not write, with the libraries as they are: their steps are found, and they run as ever."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from wattune.api.spaces import plan
+from wattune.plan.program import filled_arguments, values_of
 from wattune.record import recorder
 from wattune.record.recorder import record
 from wattune.record.recording import Recording
 from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
 from wattune.steps.source import AUTO
+from wattune.trial import Measure, TrialStatus
+from wattune.workers.command.launcher import Launch, run_command
 
 pytestmark = pytest.mark.timeout(300)  # these libraries take long to load on a busy machine
 
@@ -96,3 +103,115 @@ def test_lightnings_trainer_tells_steps_and_tokens_unchanged(tmp_path: Path, pac
     reader, steps = told(tmp_path, [sys.executable, "-c", LIGHTNING.format(package=package)])
     assert reader.source.startswith("lightning")
     assert [step.tokens for step in steps[0]] == [64] * 6
+
+
+NEEDS_TITAN = pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
+
+TITAN = """
+import importlib.util, sys, types
+# Without its __init__, which loads all models, and with them triton.
+package = types.ModuleType("torchtitan")
+package.__path__ = list(importlib.util.find_spec("torchtitan").submodule_search_locations)
+sys.modules["torchtitan"] = package
+"""
+
+TITAN_LINES = (
+    TITAN
+    + """
+import time
+from types import SimpleNamespace
+from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
+from torchtitan.tools.logging import init_logger
+from torchtitan.tools.utils import {color}
+init_logger()
+metrics = object.__new__(MetricsProcessor)  # its own __init__ asks a GPU for its name
+stats = DeviceMemStats(40.0, 50.0, 42.5, 53.1, 0, 0)
+metrics.device_memory_monitor = SimpleNamespace(get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
+metrics.logger = SimpleNamespace(log=lambda *_: None)
+metrics.job_config = SimpleNamespace(metrics=SimpleNamespace(log_freq=2))
+metrics.parallel_dims = SimpleNamespace(non_data_parallel_size=1)
+metrics.color, metrics.gpu_peak_flops, metrics.num_flops_per_token = {color}(), 1e15, 1e9
+for step in (1, 2, 4, 6, 8):
+    metrics.ntokens_since_last_log, metrics.data_loading_times, metrics.time_last_log = 4096, [0.1], time.perf_counter()
+    metrics.log(step, 7.9921, 8.1, 1.4011)
+    if step == 4:
+        metrics.log_validation(7.5, step)
+"""
+)
+
+
+@NEEDS_TITAN
+@pytest.mark.slow
+@pytest.mark.parametrize("color", ["Color", "NoColor"])
+def test_torchtitans_own_lines_tell_its_steps(tmp_path: Path, color: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TITAN_LINES.replace("{color}", color)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    reader = StepReader(tmp_path, AUTO)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert sum("step:" in line for line in lines) == 6
+    for second, line in enumerate(lines, start=1):
+        reader.feed(line, second * 10**9, None)
+    assert [step.index for step in reader.poll()[0]] == list(range(7))  # from the end of step 1 to that of step 8
+    assert reader.source.startswith("pattern torchtitan")
+
+
+TITAN_FLAGS = (
+    TITAN
+    + """
+import json
+from torchtitan.config import ConfigManager
+found = ConfigManager().parse_args(sys.argv[1:])
+print(json.dumps([found.model.flavor, found.training.local_batch_size, found.training.global_batch_size,
+                  found.training.seq_len, found.parallelism.tensor_parallel_degree, found.activation_checkpoint.mode,
+                  found.compile.enable, found.job.dump_folder]))
+"""
+)
+
+
+@NEEDS_TITAN
+@pytest.mark.slow
+def test_torchtitan_takes_every_argument_of_its_space() -> None:
+    specs = plan(EXAMPLES / "torchtitan_h200x4.yaml").candidates.specs
+    spec = next(one for one in specs if dict(one.flags)["compiled"])
+    assert spec.program is not None
+    own = {"node_rank": 0, "rendezvous": "127.0.0.1:1", "output_dir": "there", "trial": "one"}
+    arguments = filled_arguments(spec.program.command, {**values_of(spec, spec.program.flags), **own})
+    after = arguments[arguments.index("torchtitan.train") + 1 :]
+    done = subprocess.run([sys.executable, "-c", TITAN_FLAGS, *after], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = [
+        "8B",
+        spec.plan.micro_batch_size,
+        8,
+        4096,
+        spec.plan.tp,
+        dict(spec.flags)["checkpointing"],
+        True,
+        "there",
+    ]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+@NEEDS_TITAN
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="triton is installed")
+def test_without_triton_torchtitan_fails_in_one_clear_line(tmp_path: Path) -> None:
+    for name in ("steps", "output"):
+        (tmp_path / name).mkdir()
+    torchrun = [*TORCHRUN[:-1], "1", "-m", "torchtitan.train", "--training.steps", "10"]
+    outcome = run_command(
+        Launch(
+            arguments=torchrun,
+            environment={**os.environ, "OMP_NUM_THREADS": "1"},
+            steps_folder=tmp_path / "steps",
+            source=AUTO,
+            measure=Measure(timeout_s=200),
+            leads=True,
+        ),
+        orders=lambda timeout_s: time.sleep(timeout_s),
+    )
+    assert outcome.status is TrialStatus.CRASHED
+    assert outcome.reason.startswith("exit code 1: rank 0: ModuleNotFoundError: No module named 'triton'")
+    assert "\n" not in outcome.reason

@@ -1,20 +1,15 @@
 """Finished trials, and the study itself, survive when the processes of a study are killed."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from mlflow_server import free_port
+from raylet_cluster import Raylets, raylet_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
-
-RAYLETS = Path(__file__).with_name("raylets.py")
 
 
 def in_flight(study: Path) -> set[str]:
@@ -73,55 +68,10 @@ def test_a_killed_head_ends_the_call_and_the_same_command_continues(halfway, wat
     assert {one["status"] for one in results(study).values()} == {"completed"}
 
 
-class Raylets:
-    """A cluster whose nodes come and go as a test says."""
-
-    def __init__(self, process: "subprocess.Popen[str]", address: str, settings: dict[str, str]) -> None:
-        self._process, self.address, self.settings = process, address, settings
-
-    def __call__(self, order: str) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{order}\n")
-        self._process.stdin.flush()
-        while (line := self._process.stdout.readline().strip()) != "done":
-            assert line or self._process.poll() is None, "the cluster's process ended"
-
-
 @pytest.fixture
 def raylets(tmp_path: Path, environment: dict[str, str]) -> Iterator[Raylets]:
-    settings = environment | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    package = str(Path(__file__).parents[2] / "platform")
-    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, settings.get("PYTHONPATH", "")]))
-    with open(tmp_path / "raylets.log", "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(RAYLETS), str(free_port())],
-            cwd=tmp_path,
-            env=settings,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    assert process.stdout is not None and process.stdin is not None
-    address = ""
-    for line in process.stdout:
-        if line.startswith("address "):
-            address = line.split()[1]
-            break
-    assert address, (tmp_path / "raylets.log").read_text()
-    tree: list[psutil.Process] = []
-    try:
-        yield Raylets(process, address, settings)
-    finally:
-        tree = psutil.Process(process.pid).children(recursive=True)
-        process.stdin.close()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        _, left = psutil.wait_procs(tree, timeout=20)
-        for one in left:
-            one.kill()
+    with raylet_cluster(tmp_path, environment) as found:
+        yield found
 
 
 @pytest.mark.slow

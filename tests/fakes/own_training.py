@@ -2,9 +2,12 @@
 
 import argparse
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from wattune import spans
 
@@ -14,12 +17,26 @@ def main() -> None:
     parser.add_argument("--mode", default="good")
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--leave", help="a file that gets the id of a daemon that outlives this program")
+    parser.add_argument("--tag", help="anything, so that a test finds its own processes")
+    parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    parser.add_argument(
+        "--die-once", help="a file; where it is not there yet, it is made, and SIGKILL ends this program"
+    )
+    parser.add_argument("--meet", help="HOST:PORT at which node 0 listens and the others ask for its number")
+    parser.add_argument("--node", type=int, default=0)
     chosen = parser.parse_args()
+    if chosen.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if chosen.meet:
+        os.environ["RANK"] = str(chosen.node)  # as a launcher does
+        meet(chosen.meet, chosen.node)
     print(f"mode {chosen.mode}, algorithm {os.environ.get('NCCL_ALGO', 'none')}", flush=True)  # noqa: T201
     if chosen.leave:
         daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         with open(chosen.leave, "w") as file:
             file.write(str(daemon.pid))
+    if chosen.mode == "mute":
+        time.sleep(1000)
     if chosen.mode == "out_of_memory":
         raise MemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     for number in range(3 if chosen.mode == "short" else 10_000_000):
@@ -28,10 +45,39 @@ def main() -> None:
             return
         with spans.step(tokens=100):
             time.sleep(chosen.step_s)
+        if chosen.die_once and number == 3 and not Path(chosen.die_once).exists():
+            with open(chosen.die_once, "w"):
+                os.kill(os.getpid(), signal.SIGKILL)
         if chosen.mode == "crash" and number == 5:
             raise ValueError("the loss is no number")
         if chosen.mode == "hang" and number == 12:
             time.sleep(1000)
+
+
+def meet(where: str, node: int) -> None:
+    """Waits for the other of two nodes, as torchrun does at its rendezvous; says whom it met."""
+    host, _, port = where.rpartition(":")
+    if node == 0:
+        with socket.create_server(("", int(port))) as server:
+            server.settimeout(60)
+            other, _ = server.accept()
+            with other:
+                number = other.recv(16).decode()
+                other.sendall(b"0")
+    else:
+        end_s = time.monotonic() + 60
+        while True:
+            try:
+                other = socket.create_connection((host, int(port)), timeout=5)
+                break
+            except OSError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+        with other:
+            other.sendall(str(node).encode())
+            number = other.recv(16).decode()
+    print(f"node {node} met node {number}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wattune.api.results import AnyStudy, folder_of
-from wattune.api.spaces import Space, StudyPlan, plan
+from wattune.api.spaces import GUIDED, Space, StudyPlan, plan
 from wattune.api.studies import find_recording, find_study
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
@@ -41,9 +41,6 @@ from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import Measure, TrialSpec
-
-GUIDED: Final = "model_guided"
-"""The strategy that uses estimates and earlier results."""
 
 CPU: Final = "cpu"
 

@@ -9,11 +9,17 @@ from typing import Any, Final
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.errors import SpaceError
+from wattune.plan.engines import COMMAND
+from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
+from wattune.steps.source import AUTO
 from wattune.trial import TrialSpec
+
+GUIDED: Final = "model_guided"
+"""The strategy that uses estimates and earlier results."""
 
 _PEAK: Final = re.compile(r"_peak_(\d+)(ms|s)_")
 """Window in the name of a peak's metric."""
@@ -77,6 +83,9 @@ class StudyPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about settings that can be used and may not give what is asked."""
+        return (*self._unmeasured_peaks(), *self._unknown_work(), *self._unknown_tokens())
+
+    def _unmeasured_peaks(self) -> tuple[str, ...]:
         windows = {bound.metric: _window_s(bound.metric) for bound in self.spec.constraints}
         longest = max(windows, key=lambda metric: windows[metric], default="")
         least_s, got_s = windows.get(longest, 0.0) / (1.0 - _MOST_LEFT_OUT), self.spec.measure.min_seconds
@@ -87,6 +96,30 @@ class StudyPlan:
             f"not be measured and its bound not be decided; give {least_s:g} or more"
         )
         return (text,)
+
+    def _unknown_work(self) -> tuple[str, ...]:
+        if self.spec.search.strategy != GUIDED or COMMAND not in {each.engine for each in self.candidates.specs}:
+            return ()
+        text = (
+            "search.strategy: a command has no analytic estimate, so model_guided learns from its trials alone, and "
+            "from earlier studies of the same command"
+        )
+        return (text,)
+
+    def _unknown_tokens(self) -> tuple[str, ...]:
+        programs = [each.program for each in self.candidates.specs if not each.workload.is_known]
+        if not any(program is not None and program.steps_source == AUTO.kind for program in programs):
+            return ()
+        asked = {
+            "objective": self.spec.objective.metric,
+            **{f"constraints[{index}]": bound.metric for index, bound in enumerate(self.spec.constraints)},
+        }
+        return tuple(
+            f"{key}: {metric} is known where the program tells its tokens: by wattune.spans, or as a Trainer of "
+            "Hugging Face or Lightning; else give workload, or ask for step_time_s"
+            for key, metric in asked.items()
+            if metric in NEEDS_TOKENS
+        )
 
     def strategy(self, estimates: Estimates | None = None, warm: Sequence[Observation] = ()) -> Strategy:
         """The strategy that proposes trials, new each time.

@@ -14,7 +14,7 @@ from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plan.program import is_command
 from wattune.schema import SPANS
 from wattune.trial import TrialSpec
-from wattune.workers.loop import CommandFacts, RankOutcome
+from wattune.workers.outcome import CommandFacts, RankOutcome
 
 
 def num_answers(spec: TrialSpec) -> int:

@@ -16,7 +16,7 @@ from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.plan.program import is_command
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import agreed
 
 _Ending = tuple[TrialStatus, str, Failure | None]

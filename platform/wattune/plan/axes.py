@@ -23,6 +23,11 @@ class Axis:
     """A line of text for users."""
 
 
+_NO_FP8: Final = (
+    "no engine here has linear layers in it: torchao's conversion and TransformerEngine's recipes are not built in "
+    "(docs/engines.md, FP8); code of your own can, by a flag of engine: command"
+)
+
 AXES: Final[dict[str, Axis]] = {
     axis.name: axis
     for axis in (
@@ -71,9 +76,7 @@ AXES: Final[dict[str, Axis]] = {
             name="dtype",
             kind="choice",
             choices=("bf16", "fp32"),
-            lacking=(
-                ("fp8", "no engine here has linear layers in it: torchao's and TransformerEngine's are not built in"),
-            ),
+            lacking=(("fp8", _NO_FP8),),
             neutral="bf16, on cpu fp32",
             meaning="data type of weights and activations in the forward and backward pass",
         ),

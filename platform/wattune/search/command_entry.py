@@ -50,7 +50,7 @@ _OWNED: Final = {
 
 _NEEDS_STEPS: Final = ("step_time_s", "step_time_p95_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac")
 
-_NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
+NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
 _WITHOUT_TOKENS: Final = ("optimizer", "pattern")
 """Sources of steps that tell no tokens."""
 
@@ -367,7 +367,7 @@ def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
             yield path, f"mfu_frac needs the model and the workload of the command; add {' and '.join(lacking)}"
         elif metric in _NEEDS_STEPS and space.steps == "none":
             yield path, f"{metric} needs steps, and steps: none finds none; choose another source of steps"
-        elif metric in _NEEDS_TOKENS and space.workload is None and source in _WITHOUT_TOKENS:
+        elif metric in NEEDS_TOKENS and space.workload is None and source in _WITHOUT_TOKENS:
             text = (
                 f"{metric} needs tokens, and steps by {source} have none; add workload: {{seq_len: ..., "
                 "global_batch_size: ...}, or choose another source of steps"

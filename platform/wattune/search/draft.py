@@ -161,8 +161,11 @@ def _cluster_lines(cluster: ClusterSpec, *, on_cpu: bool) -> list[str]:
 
 def _command_lines(cluster: ClusterSpec, axes: list[str]) -> list[str]:
     """Writes a command that uses every axis, to be replaced by one's own."""
-    meeting = " --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {rendezvous}"
-    launcher = "torchrun --nproc-per-node {devices_per_node}" + (meeting if cluster.num_nodes > 1 else "")
+    nodes = " --nnodes {num_nodes}" if cluster.num_nodes > 1 else ""
+    # A port of the trial's own, also on one node: torchrun's usual one may be in use there.
+    launcher = (
+        f"torchrun --nproc-per-node {{devices_per_node}}{nodes} --rdzv-backend c10d --rdzv-endpoint {{rendezvous}}"
+    )
     arguments = " ".join(f"--{name.replace('_', '-')} {{{name}}}" for name in axes)
     return [
         "# Your own training command, filled with each trial's values. Axes that it lacks are refused.",

@@ -136,7 +136,8 @@ def _axes_schema() -> JsonSchema:
             "minItems": 1,
             "uniqueItems": True,
             "items": item,
-            "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
+            "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}."
+            + "".join(f" Refused: {value}, since {why}." for value, why in axis.lacking),
         }
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 

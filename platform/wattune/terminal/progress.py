@@ -227,8 +227,7 @@ class StudyProgress:
         self._state = "starting"
         self._over = threading.Event()
         self._live: Live | None = None
-        # Handlers of signals put lines here: a handler that waited for the locks of the screen, which another thread
-        # may hold while it waits for one of the interrupted thread's, would never return. `put` may be interrupted.
+        # Handlers of signals put lines here: the screen's locks may wait for the very thread that a handler interrupts.
         self._heard: queue.SimpleQueue[Text | None] = queue.SimpleQueue()
         self._saying = threading.Thread(target=self._say, daemon=True, name="stopping")
         self._is_shown = False

@@ -1,13 +1,12 @@
 """The device a rank drives, and the memory torch holds of it."""
 
-from dataclasses import dataclass
-
 import torch
 
 from wattune.errors import EngineError
 from wattune.plan.rules import violations
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
+from wattune.workers.outcome import DeviceMemory
 
 
 def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
@@ -24,20 +23,6 @@ def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Memory torch holds of a device."""
-
-    allocated_bytes: int
-    """By tensors."""
-    reserved_bytes: int
-    """By torch's allocator, tensors included."""
-    reserved_peak_bytes: int
-    """The most since the last reset of torch's peaks."""
-    total_bytes: int
-    """The device's memory."""
 
 
 def device_memory(device: str) -> DeviceMemory | None:

@@ -11,8 +11,7 @@ import re
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -22,9 +21,10 @@ import torch.distributed as dist
 from wattune.clock import ClockAnchor
 from wattune.steps.steady import is_stable
 from wattune.trial import Measure, TrialSpec, TrialStatus
-from wattune.workers.device import DeviceMemory, device_memory
+from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
+from wattune.workers.outcome import OutOfMemory, RankOutcome
 from wattune.workers.phases import Span, failed_phase, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
 
@@ -36,104 +36,8 @@ Progress = Callable[[str, int, int], None]
 never inside measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
-    """Place at which memory ran out. Bytes that are not counted there are None."""
-
-    rank: int
-    phase: str
-    """The innermost phase of the step; outside of steps `build` or `profile`."""
-    message: str
-    """The first line of the allocator's message."""
-    requested_bytes: int | None = None
-    """Bytes asked for, to the digits the allocator prints."""
-    memory: DeviceMemory | None = None
-    """Memory of the device at that time; None on processors."""
-
-    @classmethod
-    def of(cls, error: BaseException, ranks: Ranks, *, outside: str = "build") -> "OutOfMemory":
-        """Reads an error for which `is_out_of_memory` holds; `outside` is where it was raised if in no phase."""
-        found = _REQUESTED.search(str(error))
-        return cls(
-            rank=ranks.rank,
-            phase=failed_phase(error) or outside,
-            message=_first_line(error),
-            requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
-            memory=device_memory(ranks.device),
-        )
-
-    def __str__(self) -> str:
-        """Returns the text of a result's reason."""
-        parts = [f"rank {self.rank} in {self.phase}"]
-        if self.requested_bytes is not None:
-            parts.append(f"{self.requested_bytes:,} bytes asked for")
-        if self.memory is not None:
-            allocated, reserved = self.memory.allocated_bytes, self.memory.reserved_bytes
-            parts.append(f"{allocated:,} allocated, {reserved:,} reserved of {self.memory.total_bytes:,}")
-        return f"{', '.join(parts)}: {self.message}"
-
-
 _REQUESTED: Final = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandFacts:
-    """Facts of a command's node beside its outcome (`wattune.workers.command`)."""
-
-    first_index: int
-    """Index of the first measured step: its spans count every step from 0."""
-    end_index: int
-    """Index after the last measured step; 0 where none was measured."""
-    start_mono_ns: int
-    """Start of the command on its node's clock."""
-    end_mono_ns: int
-    """Its end there, or the time at which it was told to end."""
-    wall_minus_mono_ns: int
-    """The node's wall clock minus its monotonic one."""
-    tokens_per_step: float
-    """Tokens that the node's ranks told of a step; 0 where none did."""
-    told_steps: bool
-    """True where a rank of the node told steps."""
-    output: str
-    """Its output, bounded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOutcome:
-    """Outcome of a trial on one rank."""
-
-    rank: int
-    status: TrialStatus
-    reason: str = ""
-    spans: pa.Table | None = None
-    """Spans of all steps; warm-up steps are negative, measured ones count from 0."""
-    losses: tuple[float, ...] = ()
-    """Mean loss of each measured step."""
-    num_warmup_steps: int = 0
-    steady: bool = False
-    """True where step time was stable when measuring began."""
-    stopped_early: str = ""
-    """The proof that the trial loses, after which measuring ended early; empty where it did not."""
-    build_time_s: float = 0.0
-    memory_peak_bytes: int = 0
-    """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
-    memory_reserved_peak_bytes: int = 0
-    """Highest memory torch's allocator held of the device, what it keeps for later included; 0 on processors."""
-    out_of_memory: OutOfMemory | None = None
-    """Place at which memory ran out, with status `out_of_memory`."""
-    kernels: pa.Table | None = None
-    """Kernels of the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
-    expert_tokens: ExpertTokens = ()
-    """Tokens this rank sent to each expert of each layer in the measured steps; empty without experts."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Choices of the engine that no axis holds, such as the compiler of its layers."""
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
-    end_mono_ns: int = 0
-    """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
-    command: CommandFacts | None = None
-    """Facts of a node that ran a command: the outcome is then that of a node, and `rank` its number."""
 
 
 class _NonFiniteLossError(ArithmeticError):
@@ -213,7 +117,7 @@ def measure_trial(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        out_of_memory = OutOfMemory.of(error, ranks)
+        out_of_memory = out_of_memory_of(error, ranks)
         status, reason = TrialStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     engine.close()
@@ -237,6 +141,18 @@ def measure_trial(
         expert_tokens=expert_tokens,
         facts=facts,
         end_mono_ns=end_mono_ns,
+    )
+
+
+def out_of_memory_of(error: BaseException, ranks: Ranks, *, outside: str = "build") -> OutOfMemory:
+    """Reads an error for which `is_out_of_memory` holds; `outside` is where it was raised if in no phase."""
+    found = _REQUESTED.search(str(error))
+    return OutOfMemory(
+        rank=ranks.rank,
+        phase=failed_phase(error) or outside,
+        message=_first_line(error),
+        requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
+        memory=device_memory(ranks.device),
     )
 
 
@@ -297,7 +213,7 @@ def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> C
 def _profile_problem(error: Exception, ranks: Ranks) -> str:
     problem = f"rank {ranks.rank}: {type(error).__name__}: {_first_line(error)}"
     if is_out_of_memory(error):
-        problem = f"out of memory, {OutOfMemory.of(error, ranks, outside='profile')}"
+        problem = f"out of memory, {out_of_memory_of(error, ranks, outside='profile')}"
     traceback.clear_frames(error.__traceback__)  # they hold the activations of a step
     return f"missing, since the profiled pass failed: {problem}"
 

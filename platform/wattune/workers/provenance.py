@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from wattune.version import __version__
 
 LIBRARIES: Final = (
@@ -39,6 +37,8 @@ def provenance(device: str) -> dict[str, str]:
     Args:
         device: The torch device of the rank.
     """
+    import torch  # not above: other processes read what a rank told, and need no torch
+
     on_gpu = torch.device(device).type == "cuda"
     settings = {f"env.{name}": value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
     return {**_versions(on_gpu), **settings, **_kernels(on_gpu)}
@@ -46,6 +46,8 @@ def provenance(device: str) -> dict[str, str]:
 
 @cache
 def _versions(on_gpu: bool) -> dict[str, str]:
+    import torch
+
     found = {"wattune": __version__, "torch": str(torch.__version__)}
     for name in LIBRARIES:
         try:
@@ -76,6 +78,8 @@ def driver_version(root: Path = Path("/")) -> str:
 
 def _kernels(on_gpu: bool) -> dict[str, str]:
     """Choices that torch makes between kernels. Engines say their own (`Engine.facts`)."""
+    import torch
+
     found = {"kernels.matmul_precision": torch.get_float32_matmul_precision()}
     if on_gpu:
         kinds = ("flash", "mem_efficient", "cudnn", "math")

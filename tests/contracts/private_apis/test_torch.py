@@ -144,14 +144,14 @@ def test_export_chrome_trace(tmp_path: Path) -> None:
 @pytest.mark.private_api("torch.OutOfMemoryError")
 def test_outofmemoryerror() -> None:
     from wattune.workers.engine import Ranks
-    from wattune.workers.loop import OutOfMemory, is_out_of_memory
+    from wattune.workers.loop import is_out_of_memory, out_of_memory_of
 
     torch = load("torch")
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50)
     assert is_out_of_memory(raised.value) and issubclass(torch.OutOfMemoryError, RuntimeError)
     ranks = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
-    assert OutOfMemory.of(raised.value, ranks).requested_bytes == 2**52
+    assert out_of_memory_of(raised.value, ranks).requested_bytes == 2**52
 
 
 @pytest.mark.private_api("torch.optim.AdamW.param_groups")

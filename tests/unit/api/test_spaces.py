@@ -59,6 +59,33 @@ def test_a_window_that_warm_up_may_leave_too_short_for_a_peak_is_said(
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"search": {"strategy": "model_guided"}}, ["search.strategy: a command has no analytic estimate"]),
+        ({"search": {"strategy": "tpe"}}, []),
+        (
+            {"objective": "maximize tokens_per_s"},
+            ["objective: tokens_per_s is known where the program tells its tokens"],
+        ),
+        ({"objective": "maximize tokens_per_s", "steps": "transformers"}, []),
+        ({"constraints": ["energy_per_token_j <= 1"]}, ["constraints[0]: energy_per_token_j is known where"]),
+        ({"objective": "maximize tokens_per_s", "workload": {"seq_len": 8, "global_batch_size": 2}}, []),
+    ],
+)
+def test_what_nobody_knows_of_a_command_is_said(changes: dict[str, object], said: list[str]) -> None:
+    document = {
+        "study": "own",
+        "cluster": {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"},
+        "engine": "command",
+        "command": "train.py --lr {lr}",
+        "flags": {"lr": [1, 2]},
+        "objective": "minimize step_time_s",
+    }
+    warnings = wattune.plan({**document, **changes}).warnings
+    assert len(warnings) == len(said) and all(map(str.startswith, warnings, said))
+
+
+@pytest.mark.parametrize(
     ("space", "said"), [({}, "space: "), ({"study": "x", "modle": 1}, "modle"), ("absent.yaml", "cannot be read")]
 )
 def test_what_is_no_space_is_one_message(space: object, said: str) -> None:

@@ -21,7 +21,7 @@ from wattune.plan.program import Program
 from wattune.steps.reader import Step
 from wattune.steps.table import spans_of
 from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, TrialStatus
-from wattune.workers.loop import CommandFacts, RankOutcome
+from wattune.workers.outcome import CommandFacts, RankOutcome
 
 SPEC = TrialSpec(
     model=OWN_MODEL,

@@ -19,7 +19,7 @@ from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),

@@ -15,7 +15,7 @@ from wattune.orchestrate.trial_result import EndedTrial, against_limits, rank_ta
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),

@@ -18,7 +18,8 @@ from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import loop
 from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
-from wattune.workers.loop import RankOutcome, is_out_of_memory, is_stable, measure_trial
+from wattune.workers.loop import is_out_of_memory, is_stable, measure_trial
+from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import PhaseRecorder, Span
 
 SPEC = TrialSpec(

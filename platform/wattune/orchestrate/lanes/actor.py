@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -23,12 +24,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
-from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import WattuneError
 from wattune.orchestrate.cluster import Node
-from wattune.orchestrate.lanes.command_worker import serve_commands
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import (
     Answer,
@@ -41,10 +40,9 @@ from wattune.orchestrate.lanes.messages import (
     WorkerPlace,
 )
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
-from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.plan.engines import COMMAND
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -262,13 +260,8 @@ class _Launcher:
         runs_command = key.engine == COMMAND
         own = _NVIDIA_ENVIRONMENT if key.has_gpus and not runs_command else {}
         environment = {**own, **dict(key.environment)}
-        # A command's worker joins no process group and touches no device: it only starts the command.
-        kind = DataParallelTrainer if runs_command else TorchTrainer
-        # Ranks only meet through its group, and gloo's starts at once.
-        group = {} if runs_command else {"torch_config": TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S)}
-        kind(
-            serve_commands if runs_command else serve,
-            **group,
+        trainer = _of_commands() if runs_command else _of_ranks()
+        trainer(
             train_loop_config={"keeper": self._keeper, "lane": self._lane, "run": number},
             scaling_config=ScalingConfig(
                 num_workers=key.world_size,
@@ -286,6 +279,26 @@ class _Launcher:
                 worker_runtime_env={"env_vars": environment} if environment else None,
             ),
         ).fit()
+
+
+# What follows loads a library where it is needed: the study's own process and Tune's import this module for its actor,
+# and torch takes them two seconds and 200 MB.
+
+
+def _of_commands() -> Callable[..., DataParallelTrainer]:
+    """A command's worker joins no process group and touches no device: it only starts the command."""
+    from wattune.orchestrate.lanes.command_worker import serve_commands
+
+    return partial(DataParallelTrainer, serve_commands)
+
+
+def _of_ranks() -> Callable[..., DataParallelTrainer]:
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
+
+    # Ranks only meet through its group, and gloo's starts at once.
+    return partial(TorchTrainer, serve, torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S))
 
 
 def cause(error: BaseException) -> str:

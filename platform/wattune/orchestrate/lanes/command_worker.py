@@ -29,7 +29,7 @@ from wattune.trial import TrialSpec, TrialStatus
 from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
 from wattune.workers.command.launcher import CommandOutcome, Launch, Order, Steps, run_command
-from wattune.workers.loop import CommandFacts, RankOutcome
+from wattune.workers.outcome import CommandFacts, RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
 
 SHOWN_S: Final = 4.0

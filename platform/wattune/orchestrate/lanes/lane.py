@@ -44,7 +44,7 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, Launch, Probe, Run, Trial
 from wattune.trial import TrialStatus
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 GROUP_START_S: Final = 300.0
 """Longest a group may take from its start until its last worker has joined."""

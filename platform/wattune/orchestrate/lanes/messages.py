@@ -11,7 +11,7 @@ from wattune.plan.engines import CAPABILITIES
 from wattune.plan.placement import Slot
 from wattune.plan.program import filled, is_command, values_of
 from wattune.trial import Measure, TrialSpec
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

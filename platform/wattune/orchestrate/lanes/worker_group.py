@@ -21,7 +21,7 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.plan.placement import Slot, place
 from wattune.plan.program import is_command
 from wattune.trial import TrialStatus
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
 """Starts workers for a key on nodes; returns when they exit, raises their error.

@@ -93,16 +93,44 @@ class Features:
     """Coordinates whose squared distance counts differing choices and squared doublings."""
     num_columns: int
     """Columns that vary."""
+    additive_column: NDArray[np.intp]
+    """The column that each map belongs to."""
+    place_column: NDArray[np.intp]
+    """The column that each coordinate belongs to."""
 
-    def similar(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
-        """Computes the additive kernel of rows and others."""
-        return self.additive[rows] @ self.additive[others].T
+    def similar(
+        self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None
+    ) -> Matrix:
+        """Computes the additive kernel of rows and others, each column counting by its weight."""
+        near = self.additive[rows]
+        if weights is not None:
+            near = near * weights.astype(np.float32)[self.additive_column]
+        return near @ self.additive[others].T
 
-    def distances2(self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice) -> Matrix:
-        """Computes squared distances between rows and others."""
+    def distances2(
+        self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None
+    ) -> Matrix:
+        """Computes squared distances between rows and others, each column counting by its weight."""
         near, far = self.place[rows], self.place[others]
-        squares = (near**2).sum(1)[:, None] + (far**2).sum(1)[None, :] - 2.0 * (near @ far.T)
+        by_place = np.ones(self.num_columns) if weights is None else weights
+        scale = by_place.astype(np.float32)[self.place_column] if self.num_columns else np.ones(1, dtype=np.float32)
+        squares = (near**2 @ scale)[:, None] + (far**2 @ scale)[None, :] - 2.0 * ((near * scale) @ far.T)
         return np.asarray(np.maximum(squares, 0.0, out=squares))
+
+    def by_column(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Computes kernels and squared distances of rows, column by column.
+
+        Returns:
+            Two arrays of shape (columns, rows, rows), whose sums are `similar` and `distances2`.
+        """
+        shape = (max(self.num_columns, 1), len(rows), len(rows))
+        similar, distances2 = np.zeros(shape), np.zeros(shape)
+        maps, places = self.additive[rows].astype(np.float64), self.place[rows].astype(np.float64)
+        for number, column in enumerate(self.additive_column):
+            similar[column] += np.outer(maps[:, number], maps[:, number])
+        for number, column in enumerate(self.place_column):
+            distances2[column] += (places[:, number][:, None] - places[:, number][None, :]) ** 2
+        return similar, distances2
 
 
 def _factor(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -145,5 +173,10 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     num_columns = len(maps)
     if not maps:
         maps, places = [np.ones((len(specs), 1))], [np.zeros((len(specs), 1))]
-    additive = np.hstack(maps) / math.sqrt(len(maps))
-    return Features(additive.astype(np.float32), np.hstack(places).astype(np.float32), num_columns)
+    return Features(
+        additive=(np.hstack(maps) / math.sqrt(len(maps))).astype(np.float32),
+        place=np.hstack(places).astype(np.float32),
+        num_columns=num_columns,
+        additive_column=np.repeat(np.arange(len(maps)), [one.shape[1] for one in maps]),
+        place_column=np.repeat(np.arange(len(places)), [one.shape[1] for one in places]),
+    )

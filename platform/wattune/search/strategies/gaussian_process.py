@@ -3,7 +3,8 @@
 The covariance has four parts. A constant. An additive part: each column by itself (Duvenaud et al. 2011, arXiv
 1112.4394). A Matérn 5/2 of the distance over all columns. A deviation of each row of its own, which no column explains.
 The last is part of the truth, unlike noise: it is a reason to measure neighbours of a good plan. Five
-hyperparameters, each with a log-normal prior, are fitted to their posterior mode. So few do not overfit ten trials.
+hyperparameters and a weight for each column ("automatic relevance determination", Neal 1996) are fitted to the mode of
+their posterior. Log-normal priors hold all of them, so that ten trials are not overfitted.
 """
 
 import math
@@ -23,35 +24,68 @@ _LEAST_NOISE: Final = 1e-3
 """Least standard deviation of an observation, as a share of the prior's. It keeps the factor well conditioned."""
 
 ADDITIVE, JOINT, LENGTH, OWN, NOISE = range(5)
+_NUM_COMMON: Final = 5
+"""Hyperparameters that are not of a column. The weights of the columns follow them."""
+
+RELEVANCE_LOG_STD: Final = 1.0
+"""Expected standard deviation of the logarithm of a column's weight, for `RELEVANCE_AT` results."""
+
+RELEVANCE_AT: Final = 200
+"""With fewer results the weights are held closer to 1, by the root of their number.
+
+The mode of many weights takes the chance of few results for a pattern, and says so with confidence: from forty of the
+results of `benchmarks/search_ask.py` free weights predict the others worse, from two hundred five times better.
+"""
+
+_BLOCK: Final = 4096
+"""Rows that are predicted at once: few enough that what is computed of them stays in the processor's cache."""
+
+_MOST_ITERATIONS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperprior:
-    """Log-normal priors of the hyperparameters: additive and joint amplitude, length, own deviation, noise."""
+    """Log-normal priors of the hyperparameters.
+
+    Additive and joint amplitude, length, own deviation and noise, then a weight for each column.
+    """
 
     log_mean: Vector
     log_std: Vector
 
     @classmethod
-    def of(cls, num_columns: int, own: float, noise: float, noise_log_std: float) -> "Hyperprior":
+    def of(cls, num_columns: int, num_rows: int, own: float, noise: float, noise_log_std: float) -> "Hyperprior":
         """Makes priors for outputs of unit scale.
 
         Args:
             num_columns: Columns that vary. Distances grow with their root, and so does the expected length
                 (Hvarfner et al. 2024, arXiv 2402.02229).
+            num_rows: Rows that were observed.
             own: Expected standard deviation of what no column explains, in units of the scale.
             noise: Expected standard deviation of one observation, in units of the scale.
             noise_log_std: Uncertainty of its logarithm.
         """
         length = math.sqrt(max(num_columns, 1))
         expected = [0.7, 0.5, 1.5 * length, max(own, _LEAST_NOISE), max(noise, _LEAST_NOISE)]
-        return cls(np.log(expected), np.array([0.4, 0.4, 0.5, 0.5, noise_log_std]))
+        columns = max(num_columns, 1)
+        relevance = RELEVANCE_LOG_STD * math.sqrt(min(max(num_rows, 1) / RELEVANCE_AT, 1.0))
+        return cls(
+            np.concatenate([np.log(expected), np.zeros(columns)]),
+            np.concatenate([[0.4, 0.4, 0.5, 0.5, noise_log_std], np.full(columns, relevance)]),
+        )
 
 
 def _matern(distances2: NDArray[Any], length: float) -> NDArray[Any]:
-    """Matérn 5/2 of squared distances, in their precision."""
-    r = np.sqrt(distances2) * distances2.dtype.type(_ROOT5 / length)
-    return np.asarray((1 + r + r * r / 3) * np.exp(-r))
+    """Matérn 5/2 of squared distances, in their precision. Their array is used up."""
+    r = np.sqrt(distances2, out=distances2)
+    r *= distances2.dtype.type(_ROOT5 / length)
+    decay = np.exp(-r)
+    matern = r / 3
+    matern += 1
+    matern *= r
+    matern += 1
+    matern *= decay
+    return matern
 
 
 @dataclass(slots=True)
@@ -80,22 +114,26 @@ class GaussianProcess:
         Returns:
             Means and standard deviations in the units of the output.
         """
-        cross = self._cross(rows)
-        mean = self.weights.astype(np.float32) @ cross
-        explained = self.inverse.astype(np.float32) @ cross
-        variance = np.maximum(self._prior_variance - (explained**2).sum(0), 1e-10)
-        scale = self.scale[rows]
-        return mean.astype(np.float64) * scale, np.sqrt(variance.astype(np.float64)) * scale
+        chosen = np.arange(len(self.scale))[rows]
+        weights, inverse = self.weights.astype(np.float32), self.inverse.astype(np.float32)
+        mean, explained = np.zeros(len(chosen)), np.zeros(len(chosen))
+        for start in range(0, len(chosen), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            cross = self._cross(chosen[block])
+            mean[block] = weights @ cross
+            explained[block] = ((inverse @ cross) ** 2).sum(0)
+        scale = self.scale[chosen]
+        return mean * scale, np.sqrt(np.maximum(self._prior_variance - explained, 1e-10)) * scale
 
     def covariance(self, rows: Rows) -> Vector:
         """Computes the posterior covariance of rows, in the squared units of the output."""
-        additive, joint, length, own, _ = np.exp(self.log_hyper)
+        additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
         prior = (
             self.constant**2
             + own**2 * np.eye(len(rows))
-            + additive**2 * self.features.similar(rows, rows).astype(np.float64)
+            + additive**2 * self.features.similar(rows, rows, self._relevance).astype(np.float64)
         )
-        prior += joint**2 * _matern(self.features.distances2(rows, rows).astype(np.float64), length)
+        prior += joint**2 * _matern(self.features.distances2(rows, rows, self._relevance).astype(np.float64), length)
         explained = self.inverse @ self._cross(rows).astype(np.float64)
         scale = self.scale[rows]
         return np.asarray((prior - explained.T @ explained) * scale[:, None] * scale[None, :], dtype=np.float64)
@@ -120,13 +158,18 @@ class GaussianProcess:
 
     @property
     def _prior_variance(self) -> float:
-        additive, joint, _, own, _ = np.exp(self.log_hyper)
-        return float(self.constant**2 + additive**2 + joint**2 + own**2)
+        additive, joint, _, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
+        return float(self.constant**2 + additive**2 * self._relevance.mean() + joint**2 + own**2)
 
-    def _cross(self, rows: Rows | slice) -> NDArray[np.float32]:
-        additive, joint, length, own, _ = np.exp(self.log_hyper)
-        cross = _matern(self.features.distances2(self.rows, rows), length) * np.float32(joint**2)
-        cross += self.features.similar(self.rows, rows) * np.float32(additive**2)
+    @property
+    def _relevance(self) -> Vector:
+        """The weight of each column."""
+        return np.asarray(np.exp(self.log_hyper[_NUM_COMMON:]))
+
+    def _cross(self, rows: Rows) -> NDArray[np.float32]:
+        additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
+        cross = _matern(self.features.distances2(self.rows, rows, self._relevance), length) * np.float32(joint**2)
+        cross += self.features.similar(self.rows, rows, self._relevance) * np.float32(additive**2)
         cross += np.float32(self.constant**2)
         places = np.full(len(self.scale), -1, dtype=np.intp)
         places[self.rows] = np.arange(len(self.rows))
@@ -145,10 +188,10 @@ def condition(
     log_hyper: Vector,
 ) -> GaussianProcess:
     """Conditions a process with given hyperparameters on observations (Rasmussen and Williams 2006, algorithm 2.1)."""
-    additive, joint, length, own, noise = np.exp(log_hyper)
-    similar = features.similar(rows, rows).astype(np.float64)
-    covariance = constant**2 + additive**2 * similar
-    covariance += joint**2 * _matern(features.distances2(rows, rows).astype(np.float64), length)
+    additive, joint, length, own, noise = np.exp(log_hyper[:_NUM_COMMON])
+    relevance = np.exp(log_hyper[_NUM_COMMON:])
+    covariance = constant**2 + additive**2 * features.similar(rows, rows, relevance).astype(np.float64)
+    covariance += joint**2 * _matern(features.distances2(rows, rows, relevance).astype(np.float64), length)
     covariance[np.diag_indices_from(covariance)] += own**2 + noise**2 / counts + _LEAST_NOISE**2
     inverse = np.linalg.inv(np.linalg.cholesky(covariance)) if len(rows) else np.zeros((0, 0))
     weights = inverse.T @ (inverse @ outputs)
@@ -181,14 +224,15 @@ def fit(
     if len(rows) > 1:
         from scipy.optimize import minimize  # grid and random do not wait for it
 
-        similar = features.similar(rows, rows).astype(np.float64)
-        distances = np.sqrt(features.distances2(rows, rows).astype(np.float64))
+        similar, distances2 = features.by_column(rows)
 
         def cost(theta: Vector) -> tuple[float, Vector]:
-            return _negative_log_posterior(theta, similar, distances, outputs, counts, constant, prior)
+            return _negative_log_posterior(theta, similar, distances2, outputs, counts, constant, prior)
 
         bounds = [(mean - 4 * std, mean + 4 * std) for mean, std in zip(prior.log_mean, prior.log_std, strict=True)]
-        found = minimize(cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20})
+        found = minimize(
+            cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MOST_ITERATIONS}
+        )
         log_hyper = found.x
     return condition(features, rows, outputs, counts, scale, constant, log_hyper)
 
@@ -196,19 +240,24 @@ def fit(
 def _negative_log_posterior(
     theta: Vector,
     similar: Vector,
-    distances: Vector,
+    distances2: Vector,
     outputs: Vector,
     counts: Vector,
     constant: float,
     prior: Hyperprior,
 ) -> tuple[float, Vector]:
-    """Computes the negative log posterior density of the hyperparameters, and its gradient."""
-    additive, joint, length, own, noise = np.exp(theta)
-    r = distances * (_ROOT5 / length)
+    """Computes the negative log posterior density of the hyperparameters, and its gradient.
+
+    `similar` and `distances2` are those of `Features.by_column`.
+    """
+    additive, joint, length, own, noise = np.exp(theta[:_NUM_COMMON])
+    relevance = np.exp(theta[_NUM_COMMON:])
+    alike = np.tensordot(relevance, similar, 1)
+    r = np.sqrt(np.tensordot(relevance, distances2, 1)) * (_ROOT5 / length)
     decay = np.exp(-r)
     matern = (1 + r + r * r / 3) * decay
     diagonal = noise**2 / counts
-    covariance = constant**2 + additive**2 * similar + joint**2 * matern
+    covariance = constant**2 + additive**2 * alike + joint**2 * matern
     covariance[np.diag_indices_from(covariance)] += own**2 + diagonal + _LEAST_NOISE**2
     factor = np.linalg.cholesky(covariance)
     inverse_factor = np.linalg.inv(factor)
@@ -216,16 +265,17 @@ def _negative_log_posterior(
     weights = inverse @ outputs
     deviation = (theta - prior.log_mean) / prior.log_std
     value = 0.5 * outputs @ weights + np.log(np.diag(factor)).sum() + 0.5 * deviation @ deviation
-    # d/dtheta = -1/2 tr((w w' - K^-1) dK); the last is diagonal.
+    # d/dtheta = -1/2 tr((w w' - K^-1) dK); those of own deviation and noise are diagonal.
     inner = np.outer(weights, weights) - inverse
-    by_length = joint**2 * (r * r * (1 + r) / 3) * decay
-    gradient = -0.5 * np.array(
-        [
-            (inner * (2 * additive**2 * similar)).sum(),
-            (inner * (2 * joint**2 * matern)).sum(),
-            (inner * by_length).sum(),
-            (np.diag(inner) * 2 * own**2).sum(),
-            (np.diag(inner) * 2 * diagonal).sum(),
-        ]
-    )
+    slope = (1 + r) * decay / 3  # of the Matern by r: -r * slope
+    common = [
+        (inner * (2 * additive**2 * alike)).sum(),
+        (inner * (2 * joint**2 * matern)).sum(),
+        (inner * (joint**2 * r * r * slope)).sum(),
+        (np.diag(inner) * 2 * own**2).sum(),
+        (np.diag(inner) * 2 * diagonal).sum(),
+    ]
+    by_distance2 = inner * (joint**2 * slope * (-0.5 * (_ROOT5 / length) ** 2))
+    by_weight = additive**2 * np.tensordot(similar, inner, 2) + np.tensordot(distances2, by_distance2, 2)
+    gradient = -0.5 * np.concatenate([common, relevance * by_weight])
     return float(value), gradient + deviation / prior.log_std

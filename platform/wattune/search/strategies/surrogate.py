@@ -178,7 +178,9 @@ class Surrogate:
         rows = np.array([*full, *(row for row in bursts if row not in full)], dtype=np.intp)
         means, counts = known.joined(rows, full, {row: float(len(self._values[row])) for row in full}, expected)
         own = _OWN_DEVIATION / typical if self._is_log else 0.1
-        prior = Hyperprior.of(self.features.num_columns, own, expected / typical, 0.3 / math.sqrt(1 + num_free))
+        prior = Hyperprior.of(
+            self.features.num_columns, len(rows), own, expected / typical, 0.3 / math.sqrt(1 + num_free)
+        )
         outputs = (means - offset[rows]) / scale[rows] if len(rows) else np.zeros(0)
         last = self._process
         if last is None or was_log != self._is_log or len(rows) > _REFIT_AT * self._num_fitted:

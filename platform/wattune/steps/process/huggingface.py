@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WHAT = "the callback of Hugging Face's Trainer"
 
+_now_ns = time.monotonic_ns
+
 
 class TrainerSteps:
     """Times the optimizer steps of one Trainer, all micro-batches and the loading of their data included.
@@ -22,16 +24,20 @@ class TrainerSteps:
     begins with its first micro-batch.
     """
 
+    __slots__ = ("_start_ns", "_tokens", "_writer", "num_ranks_of_batch")
+
     def __init__(self, writer: StepWriter) -> None:
         """Starts outside of a step."""
         self._writer = writer
         self._start_ns = 0
         self._tokens = 0
+        self.num_ranks_of_batch = 0
+        """Ranks that train the same batch; 0 until the Trainer that trains is asked."""
 
     def begin(self) -> None:
         """Takes the start of a step."""
         if not self._start_ns:
-            self._start_ns = time.monotonic_ns()
+            self._start_ns = _now_ns()
             self._tokens = 0
 
     def add_tokens(self, tokens: int) -> None:
@@ -41,13 +47,14 @@ class TrainerSteps:
     def end(self) -> None:
         """Takes the end of a step."""
         if self._start_ns:
-            now_ns = time.monotonic_ns()
+            now_ns = _now_ns()
             self._writer.step(self._start_ns, now_ns, self._tokens or None)
             self._start_ns, self._tokens = now_ns, 0
 
     def interrupt(self) -> None:
         """Takes that something other than a step comes next."""
         self._start_ns = 0
+        self.num_ranks_of_batch = 0  # it may be another Trainer
 
 
 @guarded(WHAT)
@@ -63,10 +70,11 @@ def attach(module: ModuleType) -> None:
         """Tells wattune the steps."""
 
     def on(event: str, call: Any) -> None:
-        checked = guarded(WHAT)(call)
-
         def method(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG001 - its form
-            checked()
+            try:
+                call()
+            except Exception as error:
+                tell_problem(WHAT, error)
 
         setattr(WattuneSteps, event, method)
 
@@ -84,7 +92,9 @@ def _count_tokens(trainer: Any, steps: TrainerSteps) -> None:
     @wraps(original)
     def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            steps.add_tokens(tokens_of(inputs) // _ranks_of_batch(self))
+            if not steps.num_ranks_of_batch:
+                steps.num_ranks_of_batch = _ranks_of_batch(self)
+            steps.add_tokens(tokens_of(inputs) // steps.num_ranks_of_batch)
         except Exception as error:
             tell_problem("the tokens of Hugging Face's Trainer", error)
         return original(self, model, inputs, *args, **kwargs)

@@ -57,7 +57,24 @@ def line_of(body: str) -> bytes:
 
 
 class StepWriter:
-    """Writes one process's steps of one source. Threads may share it; a forked child begins a file of its own."""
+    """Writes one process's steps of one source. Threads may share it; a forked child begins a file of its own.
+
+    `step` is what a training step pays for. It appends to a list, which needs no lock, and looks at one number. Where
+    real work lies between two steps, the caches hold none of this: what takes half a microsecond in a loop then takes
+    several (`benchmarks/results/step_hooks.md`), so few objects are touched.
+    """
+
+    __slots__ = (
+        "_descriptor",
+        "_failed",
+        "_folder",
+        "_index",
+        "_lock",
+        "_next_peak_ns",
+        "_next_write_ns",
+        "_pending",
+        "source",
+    )
 
     def __init__(self, source: str, folder: str | None = None) -> None:
         """Opens nothing yet: ranks and devices are known at the first step only.
@@ -77,28 +94,32 @@ class StepWriter:
         self._descriptor = -1
         self._pending: list[tuple[int, int, int | None]] = []
         self._index = 0
-        self._next_flush_ns = 0
+        self._next_write_ns = 0
         self._next_peak_ns = 0
         self._failed = not self._folder
 
     def step(self, start_mono_ns: int, end_mono_ns: int, tokens: int | None = None) -> None:
-        """Writes the next step.
+        """Takes the next step, and writes what waits where the last write is old enough.
 
         Args:
             start_mono_ns: Its start on the monotonic clock.
             end_mono_ns: Its end.
             tokens: Tokens this rank trained in it, None where unknown.
         """
-        if self._failed:
+        self._pending.append((start_mono_ns, end_mono_ns, tokens))
+        if end_mono_ns >= self._next_write_ns:
+            self._write_pending(end_mono_ns)
+
+    def _write_pending(self, now_ns: int) -> None:
+        # Held by another thread, which writes, or by this one, into whose write a signal's handler came.
+        if self._lock.locked():
             return
         with self._lock:
-            self._pending.append((start_mono_ns, end_mono_ns, tokens))
-            if end_mono_ns >= self._next_flush_ns:
-                self._next_flush_ns = end_mono_ns + FLUSH_EVERY_NS
-                self._flush()
-                if end_mono_ns >= self._next_peak_ns:
-                    self._next_peak_ns = end_mono_ns + PEAK_EVERY_NS
-                    self._write(line_of(_json({"event": "peak", **peak_bytes()})))
+            self._next_write_ns = now_ns + FLUSH_EVERY_NS
+            self._flush()
+            if now_ns >= self._next_peak_ns:
+                self._next_peak_ns = now_ns + PEAK_EVERY_NS
+                self._write(line_of(_json({"event": "peak", **peak_bytes()})))
 
     def flush(self) -> None:
         """Writes the steps that are not written yet."""
@@ -106,13 +127,12 @@ class StepWriter:
             self._flush()
 
     def _flush(self) -> None:
-        lines = []
-        for start_mono_ns, end_mono_ns, tokens in self._pending:
-            lines.append(line_of(f"{self._index} {start_mono_ns} {end_mono_ns} {'-' if tokens is None else tokens}"))
-            self._index += 1
-        self._pending.clear()
-        if lines:
-            self._write(b"".join(lines))
+        count = len(self._pending)  # other threads may append meanwhile
+        taken = self._pending[:count]
+        del self._pending[:count]
+        if taken and not self._failed:
+            self._write(b"".join(_step_line(self._index + at, each) for at, each in enumerate(taken)))
+            self._index += count
 
     def event(self, name: str, **facts: Any) -> None:
         """Writes an event: plain data that is no step."""
@@ -144,6 +164,18 @@ class StepWriter:
             os.write(self._descriptor, line_of(_json(header)))
             return
         self._failed = True
+
+
+def _step_line(index: int, step: tuple[int, int, int | None]) -> bytes:
+    """Returns the line of a step; without its tokens where they are no number."""
+    start_mono_ns, end_mono_ns, tokens = step
+    body = b"%d %d %d -" % (index, start_mono_ns, end_mono_ns)
+    if tokens is not None:
+        try:
+            body = b"%d %d %d %d" % (index, start_mono_ns, end_mono_ns, tokens)
+        except Exception:  # of any class: the program gave them
+            return b"%s %08x\n" % (body, zlib.crc32(body))
+    return b"%s %08x\n" % (body, zlib.crc32(body))
 
 
 def header_of(source: str) -> dict[str, Any]:

@@ -42,6 +42,9 @@ _ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\s")
 _RAISED: Final = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*")
 """The last line of a traceback."""
 
+_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
+"""Endings by signals that others send: operators, schedulers, a node that goes down."""
+
 _LAUNCHERS: Final = re.compile(r"ChildFailedError|torch\.distributed\.elastic|torch/distributed/(?:run|launch)")
 """Lines of torchrun about the failure of a rank: they are never its cause."""
 
@@ -88,6 +91,22 @@ def failure(
     of = "" if rank is None else f"rank {rank}: "
     said = f": {of}{line[:_LONGEST]}" if line else ", without a word"
     return TrialStatus.CRASHED, f"{end}{said}"
+
+
+def killed_from_outside(exit_code: int | None, lines: Sequence[str], told: Told) -> str:
+    """Returns who was ended by a signal that no program sends itself, in words; empty where nobody was.
+
+    Args:
+        exit_code: Exit code of the command; torchrun ends with 1 where a rank was killed, and reports that rank.
+        lines: Its output.
+        told: What its processes told. Other ranks raise when one is gone; only its own exception is a cause.
+    """
+    if exit_code in _OUTSIDE:
+        return ending(exit_code)
+    rank, code = _root_cause(lines)
+    if code in _OUTSIDE and rank not in told.errors:
+        return f"rank {rank}, {ending(code)}"
+    return ""
 
 
 def ending(exit_code: int | None) -> str:

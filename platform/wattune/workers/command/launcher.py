@@ -20,7 +20,7 @@ from wattune.steps.source import StepSource
 from wattune.steps.table import tokens_per_step
 from wattune.trial import Measure, TrialStatus
 from wattune.units import ns_to_s
-from wattune.workers.command.failure import Told, ending, failure
+from wattune.workers.command.failure import Told, failure, killed_from_outside
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.output import Output
 from wattune.workers.command.process import GRACE_S, CommandProcess
@@ -298,10 +298,7 @@ class _Run:
             order = self._orders(PEER_S)
             if order is not None:
                 return self._ordered(order)
-        status, reason = self._failure(code)
-        if code is not None and code < 0 and status is TrialStatus.CRASHED and -code in (9, 15):
-            return TrialStatus.INFRA_FAILED, f"killed from outside: {ending(code)}"
-        return status, reason
+        return self._failure(code)
 
     def _failure(self, code: int | None) -> tuple[TrialStatus, str]:
         kills = num_oom_kills() - self._oom_kills
@@ -310,7 +307,10 @@ class _Run:
             out_of_memory=self._reader.out_of_memory(),
             first_failed=self._reader.first_failed(),
         )
-        return failure(code, self._output.lines, told, num_oom_kills=max(kills, 0))
+        status, reason = failure(code, self._output.lines, told, num_oom_kills=max(kills, 0))
+        if status is TrialStatus.CRASHED and (who := killed_from_outside(code, self._output.lines, told)):
+            return TrialStatus.INFRA_FAILED, f"killed from outside: {who}"
+        return status, reason
 
     def _outcome(self, end: tuple[TrialStatus, str], end_ns: int, left: int) -> CommandOutcome:
         status, reason = end

@@ -21,7 +21,7 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate.lanes import actor
 from wattune.orchestrate.lanes.actor import LaneKeeper, cause, death
 from wattune.orchestrate.lanes.messages import Answer
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 
 def test_a_cause_is_one_line_of_the_innermost_error() -> None:

@@ -16,7 +16,7 @@ from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),

@@ -12,7 +12,7 @@ from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Repo
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
-from wattune.workers.loop import RankOutcome
+from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),

@@ -74,3 +74,17 @@ def test_an_uneven_layout_has_its_imbalance():
 def test_earlier_observations_are_told_apart():
     together = make_features([BASE, with_plan(overlap="grad"), BASE], num_earlier=1)
     assert together.distances2(np.array([0]), np.array([2]))[0, 0] == pytest.approx(1.0)
+
+
+def test_columns_add_up_to_the_whole_and_count_by_their_weights():
+    features = make_features(
+        [with_plan(tp=tp, etp=tp, recompute=name) for tp in (1, 2, 4) for name in ("none", "full")]
+    )
+    rows = np.arange(6)
+    similar, distances2 = features.by_column(rows)
+    assert len(similar) == features.num_columns > 2
+    assert similar.sum(0) == pytest.approx(features.similar(rows, rows), abs=1e-5)
+    assert distances2.sum(0) == pytest.approx(features.distances2(rows, rows), abs=1e-4)
+    weights = np.linspace(0.0, 2.0, features.num_columns)
+    assert features.similar(rows, rows, weights) == pytest.approx(np.tensordot(weights, similar, 1), abs=1e-5)
+    assert features.distances2(rows, rows, weights) == pytest.approx(np.tensordot(weights, distances2, 1), abs=1e-4)

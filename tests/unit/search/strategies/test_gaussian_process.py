@@ -35,7 +35,7 @@ PLANS = [
 ]
 FEATURES = make_features([replace(BASE, plan=plan) for plan in PLANS])
 ONES = np.ones(len(PLANS))
-PRIOR = Hyperprior.of(FEATURES.num_columns, 0.1, 0.02, 0.3)
+PRIOR = Hyperprior.of(FEATURES.num_columns, 40, 0.1, 0.02, 0.3)
 TRUTH = np.array(
     [
         -0.4 * abs(np.log2(plan.tp) - 1) + 0.2 * np.log2(plan.micro_batch_size) - 0.3 * (plan.recompute == "full")
@@ -50,14 +50,13 @@ def drawn(count: int, seed: int = 0) -> np.ndarray:
 
 def test_the_gradient_is_that_of_finite_differences():
     rows = drawn(20)
-    similar = FEATURES.similar(rows, rows).astype(float)
-    distances = np.sqrt(FEATURES.distances2(rows, rows).astype(float))
+    similar, distances2 = FEATURES.by_column(rows)
     counts = np.arange(1.0, 21.0)
 
     def cost(theta):
-        return _negative_log_posterior(theta, similar, distances, TRUTH[rows], counts, 0.5, PRIOR)
+        return _negative_log_posterior(theta, similar, distances2, TRUTH[rows], counts, 0.5, PRIOR)
 
-    theta = PRIOR.log_mean + np.array([0.3, -0.2, 0.1, 0.4, -0.1])
+    theta = PRIOR.log_mean + np.random.default_rng(5).uniform(-0.4, 0.4, len(PRIOR.log_mean))
     _, gradient = cost(theta)
     for index in range(len(theta)):
         step = np.zeros(len(theta))
@@ -90,6 +89,31 @@ def test_twenty_observations_predict_the_other_plans():
     error = mean - TRUTH[others]
     assert np.sqrt((error**2).mean()) < 0.35 * TRUTH.std()
     assert (np.abs(error) < 2 * std).mean() > 0.85
+
+
+def test_columns_that_explain_nothing_lose_their_weight_and_others_are_predicted_better():
+    """Two settings act together, two do nothing. One weight for all leaves more than twice the error."""
+    truth = np.array([0.3 * abs(np.log2(one.tp) - 1) * (1 + np.log2(one.micro_batch_size)) for one in PLANS])
+    own = Hyperprior.of(FEATURES.num_columns, 60, 0.1, 0.02, 0.3)
+    alike = Hyperprior(own.log_mean, np.where(np.arange(len(own.log_std)) < 5, own.log_std, 1e-3))
+    errors = []
+    for seed in range(4):
+        rows = drawn(60, seed)
+        outputs = truth[rows] + 0.02 * np.random.default_rng(seed).standard_normal(60)
+        others = np.setdiff1d(np.arange(len(PLANS)), rows)
+        found = [fit(FEATURES, rows, outputs, np.ones(60), ONES, 0.5, prior) for prior in (own, alike)]
+        errors.append([np.sqrt(((one.predict(others)[0] - truth[others]) ** 2).mean()) for one in found])
+        assert np.exp(found[0].log_hyper[5:]).min() < 0.5
+    with_own, without = np.mean(errors, 0)
+    assert with_own < 0.5 * without
+
+
+def test_few_results_hardly_move_the_weights():
+    dice = np.random.default_rng(2)
+    rows = drawn(8, seed=2)
+    prior = Hyperprior.of(FEATURES.num_columns, 8, 0.1, 0.02, 0.3)
+    weights = np.exp(fit(FEATURES, rows, dice.standard_normal(8), np.ones(8), ONES, 0.5, prior).log_hyper[5:])
+    assert weights.min() > 0.6 and weights.max() < 1.6
 
 
 def test_noise_and_own_deviation_are_told_apart_by_repeats():

@@ -139,22 +139,26 @@ def test_of_proposals_that_promise_nearly_the_same_the_shorter_trial_comes_first
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(2))
-def test_where_new_shapes_take_half_as_long_again_the_best_is_found_as_soon(seed):
-    strategy, warm, asked = ModelGuided(problem(seed=seed)), set(), []
-
-    def shape(spec):
-        return spec.plan.tp, spec.plan.micro_batch_size
-
-    while len(asked) < len(SPECS) // 10:
-        proposed = strategy.ask_timed(1, lambda spec: 20.0 if shape(spec) in warm else 30.0)
-        if not proposed:
-            break
-        asked += proposed
-        warm.add(shape(proposed[0]))
-        strategy.tell(proposed[0], result(proposed[0]))
+def test_where_new_shapes_take_half_as_long_again_the_best_is_found_in_less_time():
+    """The seeds decide how soon one search finds it, so the median of twelve does: some 240 s against 300 s."""
     best = max(metrics(spec)["tokens_per_s"] for spec in SPECS if is_feasible(spec))
-    assert max(metrics(spec)["tokens_per_s"] for spec in asked if is_feasible(spec)) >= 0.98 * best
+
+    def found_after_s(seed, timed):
+        strategy, warm, used_s = ModelGuided(problem(seed=seed)), set(), 0.0
+
+        def expected_s(spec):
+            return 20.0 if (spec.plan.tp, spec.plan.micro_batch_size) in warm else 30.0
+
+        while spec := next(iter(strategy.ask_timed(1, expected_s) if timed else strategy.ask(1)), None):
+            used_s += expected_s(spec)
+            warm.add((spec.plan.tp, spec.plan.micro_batch_size))
+            strategy.tell(spec, result(spec))
+            if is_feasible(spec) and metrics(spec)["tokens_per_s"] >= 0.98 * best:
+                return used_s
+        return math.inf
+
+    timed, plain = (np.median([found_after_s(seed, timed) for seed in range(12)]) for timed in (True, False))
+    assert timed < 0.95 * plain
 
 
 def test_a_running_trial_makes_its_likes_less_interesting():

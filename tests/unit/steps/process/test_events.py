@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_the_words_are_those_of_the_built_in_engines() -> None:
 
 def test_a_hook_that_fails_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(events._WRITER, "event", lambda _name, text: said.append(text))
+    monkeypatch.setattr(events, "_WRITER", SimpleNamespace(event=lambda _name, text: said.append(text)))
     monkeypatch.setattr(events, "_TOLD", set())
 
     @guarded("the hook")

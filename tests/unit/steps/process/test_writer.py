@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,37 @@ def test_the_peak_is_told_once_a_second_at_most(tmp_path: Path) -> None:
     for at in range(30):
         one.step(at * 10**8, (at + 1) * 10**8)
     assert len([each for each in only_file(tmp_path).events if each["event"] == "peak"]) == 3
+
+
+@pytest.mark.parametrize("tokens", ["many", object(), float("nan")])
+def test_tokens_that_are_no_number_are_left_out_and_nothing_is_raised(tmp_path: Path, tokens: Any) -> None:
+    one = StepWriter("spans", str(tmp_path))
+    one.step(5, 9, tokens)
+    file = only_file(tmp_path)
+    assert [step.tokens for step in file.steps] == [None] and not file.problems
+
+
+def test_a_signal_in_the_middle_of_a_write_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, written = StepWriter("spans", str(tmp_path)), os.write
+
+    def interrupted(descriptor: int, data: bytes) -> int:
+        one.step(6, 10**12)  # as a handler does that ran between two bytecodes of the write
+        return written(descriptor, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", interrupted)
+        one.step(5, 9)
+    one.flush()
+    assert (5, 9) in [(step.start_mono_ns, step.end_mono_ns) for step in only_file(tmp_path).steps]
+
+
+def test_steps_of_a_writer_that_failed_take_no_memory(tmp_path: Path) -> None:
+    one = StepWriter("spans", str(tmp_path / "gone"))
+    for at in range(3):
+        one.step(at * 10**9, (at + 1) * 10**9)
+    assert one._pending == []
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from wattune.trial import TrialStatus
-from wattune.workers.command.failure import INVALID_FLAG, Told, ending, failure
+from wattune.workers.command.failure import INVALID_FLAG, Told, ending, failure, killed_from_outside
 
 TORCHRUN = """
 [rank1]: Traceback (most recent call last):
@@ -39,6 +39,19 @@ def test_torchrun_names_the_rank_that_failed_first():
 def test_a_rank_that_a_signal_ended_is_named_with_it():
     lines = [line.replace("exitcode  : 1", "exitcode  : -11") for line in TORCHRUN if not line.startswith("[rank")]
     assert failure(1, lines, Told())[1] == "exit code 1: rank 1: ended by SIGSEGV"
+
+
+def test_a_rank_that_somebody_killed_is_told_from_one_that_failed():
+    killed = [line.replace("exitcode  : 1", "exitcode  : -9") for line in TORCHRUN]
+    aborted = [line.replace("exitcode  : 1", "exitcode  : -6") for line in TORCHRUN]
+    assert killed_from_outside(1, killed, Told()) == "rank 1, ended by SIGKILL"
+    assert killed_from_outside(-15, [], Told()) == "ended by SIGTERM"
+    for code, lines in ((1, TORCHRUN), (1, aborted), (-6, []), (None, [])):
+        assert killed_from_outside(code, lines, Told()) == ""
+    peer = Told(errors={0: "RuntimeError: Connection closed by peer"}, first_failed=0)
+    assert killed_from_outside(1, killed, peer) == "rank 1, ended by SIGKILL"
+    raised = Told(errors={1: "ValueError: of rank 1"}, first_failed=1)
+    assert killed_from_outside(1, killed, raised) == ""  # its launcher ended what was left of it
 
 
 def test_what_a_process_told_itself_is_believed_first():

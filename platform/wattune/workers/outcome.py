@@ -1,0 +1,107 @@
+"""Outcome of a trial on one rank. It is plain data: a process that reads it, such as a study's own, needs no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from wattune.trial import TrialStatus
+from wattune.workers.engine import ExpertTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory torch holds of a device."""
+
+    allocated_bytes: int
+    """By tensors."""
+    reserved_bytes: int
+    """By torch's allocator, tensors included."""
+    reserved_peak_bytes: int
+    """The most since the last reset of torch's peaks."""
+    total_bytes: int
+    """The device's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Place at which memory ran out. Bytes that are not counted there are None."""
+
+    rank: int
+    phase: str
+    """The innermost phase of the step; outside of steps `build` or `profile`."""
+    message: str
+    """The first line of the allocator's message."""
+    requested_bytes: int | None = None
+    """Bytes asked for, to the digits the allocator prints."""
+    memory: DeviceMemory | None = None
+    """Memory of the device at that time; None on processors."""
+
+    def __str__(self) -> str:
+        """Returns the text of a result's reason."""
+        parts = [f"rank {self.rank} in {self.phase}"]
+        if self.requested_bytes is not None:
+            parts.append(f"{self.requested_bytes:,} bytes asked for")
+        if self.memory is not None:
+            allocated, reserved = self.memory.allocated_bytes, self.memory.reserved_bytes
+            parts.append(f"{allocated:,} allocated, {reserved:,} reserved of {self.memory.total_bytes:,}")
+        return f"{', '.join(parts)}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFacts:
+    """Facts of a command's node beside its outcome (`wattune.workers.command`)."""
+
+    first_index: int
+    """Index of the first measured step: its spans count every step from 0."""
+    end_index: int
+    """Index after the last measured step; 0 where none was measured."""
+    start_mono_ns: int
+    """Start of the command on its node's clock."""
+    end_mono_ns: int
+    """Its end there, or the time at which it was told to end."""
+    wall_minus_mono_ns: int
+    """The node's wall clock minus its monotonic one."""
+    tokens_per_step: float
+    """Tokens that the node's ranks told of a step; 0 where none did."""
+    told_steps: bool
+    """True where a rank of the node told steps."""
+    output: str
+    """Its output, bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """Outcome of a trial on one rank."""
+
+    rank: int
+    status: TrialStatus
+    reason: str = ""
+    spans: pa.Table | None = None
+    """Spans of all steps; warm-up steps are negative, measured ones count from 0."""
+    losses: tuple[float, ...] = ()
+    """Mean loss of each measured step."""
+    num_warmup_steps: int = 0
+    steady: bool = False
+    """True where step time was stable when measuring began."""
+    stopped_early: str = ""
+    """The proof that the trial loses, after which measuring ended early; empty where it did not."""
+    build_time_s: float = 0.0
+    memory_peak_bytes: int = 0
+    """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
+    memory_reserved_peak_bytes: int = 0
+    """Highest memory torch's allocator held of the device, what it keeps for later included; 0 on processors."""
+    out_of_memory: OutOfMemory | None = None
+    """Place at which memory ran out, with status `out_of_memory`."""
+    kernels: pa.Table | None = None
+    """Kernels of the profiled steps, which come after the measured ones (`wattune.schema.KERNELS`)."""
+    expert_tokens: ExpertTokens = ()
+    """Tokens this rank sent to each expert of each layer in the measured steps; empty without experts."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Choices of the engine that no axis holds, such as the compiler of its layers."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
+    end_mono_ns: int = 0
+    """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
+    command: CommandFacts | None = None
+    """Facts of a node that ran a command: the outcome is then that of a node, and `rank` its number."""

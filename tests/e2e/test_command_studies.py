@@ -1,0 +1,284 @@
+"""Studies of a command, on one cluster that stands: killed, stopped, limited, tried again, on two nodes, searched."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from mlflow import MlflowClient
+from own_study import PROGRAM, commands, own_space, wait_gone
+from raylet_cluster import Raylets, raylet_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+    """One cluster for all tests here, whose head is a node for trials."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "WATTUNE_"))}
+    with raylet_cluster(tmp_path_factory.mktemp("cluster"), kept, head_cpus=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def second_node(cluster: Raylets) -> None:
+    cluster("add b")
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], cluster: Raylets) -> dict[str, str]:
+    return environment | {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": cluster.address}
+
+
+def flags_of(study: Path) -> dict[str, dict[str, Any]]:
+    """The flags of every trial, by its folder's name."""
+    specs = {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/spec.json")}
+    return {name: dict(spec["program"]["flags"]) for name, spec in specs.items()}
+
+
+def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
+    start_wattune, wattune, results, storage: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(PROGRAM), "--step-s={step_s}", "--deaf", f"--tag={tmp_path}"]
+    space = own_space(
+        tmp_path,
+        "killed",
+        command=command,
+        flags={"step_s": [0.02, 0.06], "algorithm": ["Ring"]},
+        constraints=["step_time_s <= 0.04"],
+        search={"strategy": "grid", "order": "listed"},
+    )
+    study = storage / "killed"
+    running = start_wattune("run", space)
+    running.says(r"^\[1/2\].* measure [1-9]")
+    (done_before,) = results(study)
+    stamp_ns = (study / "trials" / done_before / "result.json").stat().st_mtime_ns
+    assert len(commands(tmp_path)) == 2  # the program and its supervisor
+    running.process.kill()
+    running.ends(30)
+    wait_gone(tmp_path, within_s=20)
+
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "1 trial(s) to run, 1 interrupted before among them" in done.stderr
+    found, flags = results(study), flags_of(study)
+    assert {one["status"] for one in found.values()} == {"completed"} and len(found) == 2
+    assert (study / "trials" / done_before / "result.json").stat().st_mtime_ns == stamp_ns
+    assert [
+        one["tags"].get("attempt", "1") for name, one in sorted(found.items(), key=lambda it: it[0] != done_before)
+    ] == [
+        "1",
+        "2",
+    ]
+    assert not commands(tmp_path)
+
+    # A bound decides, and says by how much.
+    ranking = json.loads(done.stdout)
+    assert [row["flags"]["step_s"] for row in ranking["feasible"]] == [0.02]
+    (broken,) = ranking["infeasible"]
+    assert broken["flags"]["step_s"] == 0.06 and "step_time_s" in json.dumps(broken)
+    # MLflow has a run of each, with the flags as parameters.
+    client = MlflowClient(f"sqlite:///{storage / 'mlflow.db'}")
+    (experiment,) = [one for one in client.search_experiments() if one.name == "killed"]
+    runs = [one for one in client.search_runs([experiment.experiment_id]) if "flags.step_s" in one.data.params]
+    assert sorted(one.data.params["flags.step_s"] for one in runs) == ["0.02", "0.06"]
+    assert all(one.info.status == "FINISHED" and one.data.metrics["tokens_per_s"] > 0 for one in runs)
+    assert all(one.data.params["flags.algorithm"] == "Ring" for one in runs)
+
+    names = [f"killed:{name}" for name in sorted(found, key=lambda name: flags[name]["step_s"])]
+    compared = wattune("compare", *names, "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert "flags.step_s" in compared.stdout and "step_time_s" in compared.stdout
+    page = (study / "report.html").read_text()
+    assert "step_s=0.06" in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_foreground")
+def test_ctrl_c_ends_a_command_that_will_not_end_and_the_same_call_continues(
+    start_wattune, wattune, results, storage: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(PROGRAM), "--step-s={step_s}", "--deaf", f"--tag={tmp_path}"]
+    space = own_space(tmp_path, "stopped", command=command, measure={"min_seconds": 30, "reference_every": 0})
+    running = start_wattune("run", space)
+    running.says(r"^\[0/1\].* measure [1-9]")
+    running.process.send_signal(signal.SIGINT)
+    code = running.ends(60)
+    # A machine too busy to write the report within 15 s is told so, and the call ends all the same.
+    assert code == 130 or (code == 1 and "was ended by force" in running.text), running.text
+    assert "Traceback" not in running.text and "interrupted: stopped by the user" in running.text
+    wait_gone(tmp_path, within_s=5)
+    (result,) = results(storage / "stopped").values()
+    assert result["status"] == "interrupted"
+
+    space = own_space(tmp_path, "stopped", command=command, measure={"min_seconds": 1, "reference_every": 0})
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = results(storage / "stopped").values()
+    assert result["status"] == "completed" and len(json.loads(done.stdout)["feasible"]) == 1
+    assert not commands(tmp_path)
+
+
+@pytest.mark.parametrize("example", ["plain_loop", "hf_trainer"])
+def test_a_shipped_example_runs_from_its_space(wattune, results, storage: Path, tmp_path: Path, example: str) -> None:
+    folder = ROOT / "experiments" / "own_code"
+    space = yaml.safe_load((folder / f"{example}.yaml").read_text())
+    # The program and its command are the shipped ones; one trial of them is run, and not for long.
+    space["command"] = space["command"].replace("experiments/own_code", str(folder))
+    space["space"] = {"micro_batch_size": [2]}
+    space["flags"] = {name: values[:1] for name, values in space["flags"].items()}
+    space["measure"] |= {"warmup_steps": 3, "min_steps": 10}
+    path = tmp_path / "shipped.yaml"
+    path.write_text(yaml.safe_dump(space))
+    done = wattune("run", path, "--json")
+    assert done.returncode in (0, 3), done.stderr  # 3: so short a window may leave the bound on a peak undecided
+    (result,) = results(storage / space["study"]).values()
+    assert result["status"] == "completed" and result["tags"]["steps_source"].startswith(space["steps"])
+    assert result["tags"]["told_tokens_per_step"] == str(2 * 2 * 64)
+    assert result["metrics"]["tokens_per_s"] > 0 and result["metrics"]["energy_per_token_j"] > 0
+    program = str(folder / f"{example}.py")
+    assert not [one for one in psutil.process_iter(["cmdline"]) if program in (one.info["cmdline"] or ())]
+
+
+@pytest.mark.slow
+def test_a_hard_limit_stops_a_command_and_the_next_one_runs(wattune, results, storage: Path, tmp_path: Path) -> None:
+    one = {"device": "cpu", "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"}
+    space = own_space(
+        tmp_path,
+        "limited",
+        cluster=[one | {"devices_per_node": 2}, one],
+        measure={"warmup_steps": 5, "min_seconds": 8, "reference_every": 0},
+        limits={"node_device_power_w": 900},
+        constraints=[],
+        search={"strategy": "grid", "order": "listed"},
+    )
+    done = wattune("run", space)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = sorted(results(storage / "limited").values(), key=lambda each: each["end_wall_ns"])
+    assert sorted(each["status"] for each in ended) == ["aborted", "completed"]
+    (aborted,) = [each for each in ended if each["status"] == "aborted"]
+    assert "the hard limit is 900 W" in aborted["reason"] and not aborted["metrics"]
+    assert aborted["reason"] in done.stdout
+    assert not commands(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_somebody_killed_is_tried_again_and_what_failed_where_that_is_asked_for(
+    wattune, results, storage: Path, tmp_path: Path
+) -> None:
+    killed = tmp_path / "was_killed"
+    command = [sys.executable, str(PROGRAM), "--mode={how}", "--die-once", str(killed), f"--tag={tmp_path}"]
+    space = own_space(
+        tmp_path,
+        "again",
+        command=command,
+        env={},
+        flags={"how": ["good", "crash", "mute"]},
+        measure={"warmup_steps": 5, "min_steps": 20, "min_seconds": 1, "timeout_s": 8, "reference_every": 0},
+        search={"strategy": "grid", "order": "listed"},
+    )
+    done = wattune("run", space)
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = storage / "again"
+
+    def by_mode() -> dict[str, dict[str, Any]]:
+        flags = flags_of(study)
+        return {flags[name]["how"]: one for name, one in results(study).items()}
+
+    found = by_mode()
+    statuses = {mode: one["status"] for mode, one in found.items()}
+    assert statuses == {"good": "completed", "crash": "crashed", "mute": "timed_out"}
+    assert "longer than measure.timeout_s = 8" in found["mute"]["reason"]
+    (attempt,) = study.glob("trials/*/attempts/1/result.json")
+    first = json.loads(attempt.read_text())
+    assert first["status"] == "infra_failed" and "ended by SIGKILL" in first["reason"]
+    assert not commands(tmp_path)
+
+    before = {mode: one["end_wall_ns"] for mode, one in found.items()}
+    again = wattune("run", space, "--retry", "crashed")
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = by_mode()
+    assert {mode for mode, one in after.items() if one["end_wall_ns"] != before[mode]} == {"crash"}
+    assert after["crash"]["tags"]["attempt"] == "2" and after["crash"]["status"] == "crashed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["model_guided", "tpe"])
+def test_a_search_learns_from_trials_alone_and_says_so(
+    wattune, results, storage: Path, tmp_path: Path, strategy: str
+) -> None:
+    space = own_space(
+        tmp_path,
+        "searched",
+        flags={"step_s": [0.01, 0.02, 0.03, 0.04, 0.05, 0.06], "algorithm": ["Ring", "Tree"]},
+        search={"strategy": strategy, "num_trials": 6, "seed": 3},
+        measure={"warmup_steps": 3, "min_steps": 10, "min_seconds": 0.3, "timeout_s": 40, "reference_every": 0},
+        constraints=[],
+    )
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    said = "a command has no analytic estimate, so model_guided learns from its trials alone" in done.stderr
+    assert said == (strategy == "model_guided")
+    found = results(storage / "searched")
+    assert len(found) == 6 and {one["status"] for one in found.values()} == {"completed"}
+    rows = json.loads(done.stdout)["feasible"]
+    assert rows[0]["flags"]["step_s"] == min(row["flags"]["step_s"] for row in rows)
+    if strategy == "model_guided":
+        suggested = wattune("suggest", "searched", "--budget", "10m")
+        assert suggested.returncode == 0, suggested.stdout + suggested.stderr
+    refused = wattune("plan", space, "--estimate")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr and "estimate" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("second_node")
+def test_nodes_meet_and_have_their_numbers(wattune, results, storage: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "--meet", "{rendezvous}", "--node", "{node_rank}", f"--tag={tmp_path}"]
+    space = own_space(
+        tmp_path,
+        "nodes",
+        command=command,
+        flags={"algorithm": ["Ring"]},
+        cluster={"device": "cpu", "num_nodes": 2, "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"},
+    )
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    ((name, result),) = results(storage / "nodes").items()
+    assert result["status"] == "completed" and result["tags"]["told_tokens_per_step"] == "200"
+    outputs = storage / "nodes" / "trials" / name / "output"
+    assert "node 0 met node 1" in (outputs / "node0.txt").read_text()
+    assert "node 1 met node 0" in (outputs / "node1.txt").read_text()
+    assert len([*(storage / "nodes" / "trials" / name / "telemetry").iterdir()]) == 2  # both were sampled
+    assert not commands(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("second_node")
+def test_torchrun_spans_two_nodes(wattune, results, storage: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node={devices_per_node}"]
+    torchrun += ["--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint={rendezvous}"]
+    program = str(ROOT / "experiments" / "own_code" / "plain_loop.py")
+    space = own_space(
+        tmp_path,
+        "torchrun",
+        command=[*torchrun, program, "--micro-batch-size={micro_batch_size}", "--steps=100000"],
+        env={"OMP_NUM_THREADS": "1"},
+        flags={},
+        space={"micro_batch_size": [2]},
+        cluster={"device": "cpu", "num_nodes": 2, "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"},
+        measure={"warmup_steps": 5, "min_steps": 20, "min_seconds": 1, "timeout_s": 120, "reference_every": 0},
+    )
+    done = wattune("run", space, "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = results(storage / "torchrun").values()
+    assert result["status"] == "completed" and result["tags"]["told_tokens_per_step"] == str(2 * 2 * 64)
+    left = [one for one in psutil.process_iter(["cmdline"]) if program in (one.info["cmdline"] or ())]
+    assert not left

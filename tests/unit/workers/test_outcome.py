@@ -1,0 +1,33 @@
+"""Outcomes of ranks are plain data, which processes without torch can read."""
+
+import pickle
+import subprocess
+import sys
+
+from wattune.trial import TrialStatus
+from wattune.workers.outcome import DeviceMemory, OutOfMemory, RankOutcome
+
+GIB = 2**30
+
+
+def test_where_memory_ran_out_is_said_with_what_is_known() -> None:
+    memory = DeviceMemory(allocated_bytes=GIB, reserved_bytes=2 * GIB, reserved_peak_bytes=3 * GIB, total_bytes=4 * GIB)
+    known = OutOfMemory(rank=3, phase="forward", message="no more", requested_bytes=5 * GIB, memory=memory)
+    assert str(known) == (
+        "rank 3 in forward, 5,368,709,120 bytes asked for, 1,073,741,824 allocated, 2,147,483,648 reserved of "
+        "4,294,967,296: no more"
+    )
+    assert str(OutOfMemory(rank=0, phase="build", message="no more")) == "rank 0 in build: no more"
+
+
+def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> None:
+    """Torch takes the study's own process, and Tune's for each lane, two seconds and 200 MB."""
+    sent = pickle.dumps(RankOutcome(rank=1, status=TrialStatus.COMPLETED, losses=(1.5,)))
+    code = (
+        "import pickle, sys\n"
+        f"print(pickle.loads({sent!r}).losses)\n"
+        "import wattune.orchestrate.run_study\n"
+        "print('torch' in sys.modules)"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert seen.stdout.split("\n")[:2] == ["(1.5,)", "False"]
