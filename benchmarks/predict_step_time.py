@@ -15,7 +15,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import measured_tables
@@ -26,26 +25,13 @@ from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import Batch, batches
-from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME
+from wattune.cost.power import H200, H200_PRIOR, power_coefficients
 from wattune.cost.step_time import predict
 from wattune.fitting.step_time import Trial, fit
 from wattune.trial import TrialSpec, Workload
 
 DATA = Path(__file__).parent / "data"
-
-PUBLISHED_POWER = PowerCoefficients(
-    idle_w=80.0,
-    active_w=120.0,
-    matrix_w=900.0,
-    memory_w=250.0,
-    link_w=60.0,
-    exponent=2.2,
-    origin="published kernels",
-    error_frac=0.3,
-)
-"""From kernel tables alone: products at 690 of 700 W on H200 take 1/0.86 of their time on an unlimited H100."""
-MEASURED_POWER = replace(PUBLISHED_POWER, active_w=250.0, matrix_w=1110.0, origin="measured here", error_frac=0.1)
-"""Fitted with step times to the clock deficits of the measured trials."""
 
 
 def trials() -> list[tuple[str, TrialSpec, dict]]:
@@ -75,7 +61,7 @@ def measured_trials() -> None:
     tables = [table for table, _, _ in found]
     measured = np.array([row["step_time_s"] for _, _, row in found])
     given: list[Trial] = [(spec, row) for _, spec, row in found]
-    result = fit(given, PUBLISHED_STEP_TIME, MEASURED_POWER)
+    result = fit(given, PUBLISHED_STEP_TIME, H200)
     print(f"(a) {len(found)} trials of {result.num_configurations} configurations on H200, held out by configuration")
     rates = np.array([model_flop(spec) / (row["step_time_s"] * spec.cluster.world_size) for _, spec, row in found])
     constant = [
@@ -106,7 +92,7 @@ def _parts(found: list, coefficients) -> None:  # noqa: ANN001
     differences = defaultdict(list)
     for _, spec, row in found:
         ((_, batch),) = batches([spec])
-        step = predict(batch, coefficients, MEASURED_POWER, limit_w=row["device_power_limit_w"] or 700.0)
+        step = predict(batch, coefficients, H200, limit_w=row["device_power_limit_w"] or 700.0)
         share = {name: float(values[0] / step.step_time_s[0]) for name, values in step.parts_s.items()}
         share["exposed_comm_s"] = sum(value for name, value in share.items() if name.startswith("exposed_comm"))
         share["bubble and straggler_s"] = share["bubble_s"] + share["straggler_s"]
@@ -132,12 +118,12 @@ def _predicted(specs: list[TrialSpec]) -> np.ndarray:
     times = np.empty(len(specs))
     for positions, batch in batches(specs):
         limit_w = batch.device.power_limit_w or np.inf
-        times[positions] = predict(batch, PUBLISHED_STEP_TIME, PUBLISHED_POWER, limit_w=limit_w).step_time_s
+        times[positions] = predict(batch, PUBLISHED_STEP_TIME, H200_PRIOR, limit_w=limit_w).step_time_s
     return times
 
 
 def published(steps: list[Step]) -> np.ndarray:
-    """Predicts published steps; other devices draw as an H200 in proportion to their limits."""
+    """Predicts published steps as `wattune plan` does for a device without a fit."""
     times = np.empty(len(steps))
     groups = defaultdict(list)
     for at, step in enumerate(steps):
@@ -145,19 +131,16 @@ def published(steps: list[Step]) -> np.ndarray:
     for (precision, name), rows in groups.items():
         coefficients = adjusted(PUBLISHED_STEP_TIME, name, precision)
         for positions, batch in batches([steps[at].spec for at in rows]):
-            limit_w = batch.device.power_limit_w or 700.0
-            scale = limit_w / 700.0
-            power = replace(
-                PUBLISHED_POWER,
-                **{
-                    key: getattr(PUBLISHED_POWER, key) * scale
-                    for key in ("idle_w", "active_w", "matrix_w", "memory_w", "link_w")
-                },
-            )
-            # Products of an A100 do not reach its limit.
-            limit_w = np.inf if name.startswith("a100") else limit_w
+            power, limit_w = power_coefficients(batch.device), batch.device.power_limit_w
+            assert power is not None and limit_w is not None, "the catalog has the limits of published devices"
             times[np.array(rows)[positions]] = predict(batch, coefficients, power, limit_w=limit_w).step_time_s
     return times
+
+
+def group(step: Step) -> tuple[str, str, str, str]:
+    """Names the source, precision, device and kind of a row."""
+    kind = "lora" if step.spec.workload.mode == "lora" else "experts" if step.spec.model.is_moe else "dense"
+    return step.source, step.precision, step.spec.cluster.device, kind
 
 
 def published_steps() -> None:
@@ -170,7 +153,6 @@ def published_steps() -> None:
     rates = [model_flop(one.spec) / (one.measured_s * one.spec.cluster.world_size) for one in steps]
     groups = defaultdict(lambda: defaultdict(list))
     for at, one in enumerate(steps):
-        kind = "lora" if one.spec.workload.mode == "lora" else "experts" if one.spec.model.is_moe else "dense"
         speedup = SPEEDUP[one.precision]
         others = [
             rates[i] for i, two in enumerate(steps)
@@ -185,8 +167,7 @@ def published_steps() -> None:
             calculon_s(one.spec, speedup) / one.measured_s - 1,
         )
         row = (one.configuration, error)
-        device = one.spec.cluster.device
-        for key in ((one.source, one.precision, device, kind), ("all", one.precision, device, kind)):
+        for key in (group(one), ("all", *group(one)[1:])):
             groups[key][row[0]].append(row[1])
     print("    median absolute error by configuration: ours | p90 | constant TFLOP/s | roofline | Calculon")
     for key, rows in sorted(groups.items()):
@@ -253,7 +234,7 @@ def speed(num_candidates: int) -> None:
         layers=np.where(np.arange(virtual.max()) < virtual[:, None], layers // virtual[:, None], 0),
     )  # fmt: skip
     start_s = time.process_time()
-    predict(batch, PUBLISHED_STEP_TIME, PUBLISHED_POWER, limit_w=700.0)
+    predict(batch, PUBLISHED_STEP_TIME, H200_PRIOR, limit_w=700.0)
     spent_s = time.process_time() - start_s
     print(
         f"\nspeed: {num_candidates} candidates of {len(columns)} plans in {spent_s:.2f} s, "

@@ -1,5 +1,6 @@
 """Published training steps as specifications: what a row means, and which rows cannot be represented."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from wattune.cost.memory.defaults import default_coefficients as memory_coeffici
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
 from wattune.plan.axes import Plan
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 TABLE = Path(__file__).parent / "data" / "published_steps.parquet"
 
@@ -67,13 +68,29 @@ _NVL72 = ("gb200", "gb300")
 
 _FACTS = {
     # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
-    # 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves.
-    "nemo": replace(FACTS["megatron"], attention_rate=1.4, grad_bytes=4),
+    # 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves. NeMo and Megatron-
+    # Bridge hide gathers and reductions between replicas, beside tensor parallel overlap too
+    # (`megatron_comm_overlap.py`, `_get_optimizer_overlap_cfgs`). Their performance recipes reduce gradients in bf16
+    # (`grad_reduce_in_fp32=False`, `grad_sync_dtype: bf16`) and pad experts' inputs to a capacity
+    # (`MegatronTokenDropCallback`, `moe_pad_expert_input_to_capacity`), so the host reads no counts of tokens.
+    "nemo": replace(
+        FACTS["megatron"],
+        attention_rate=1.4,
+        grad_bytes=4,
+        hides_replicas_beside_tp=True,
+        sent_grad_bytes=2,
+        host_ops_exchange=0,
+        gathers_rows=True,
+    ),
     # llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
     # arXiv 2307.08691, abstract).
     "composer": replace(FACTS["torch"], compiles=False, attention_rate=0.5),
     # FSDP2 with layers of TransformerEngine and Triton, as the rows' notes say: nothing is compiled.
     "automodel": replace(FACTS["torch"], compiles=False),
+    # XLA compiles all of it; attention is cuDNN's. `remat_policy=save_qkv_proj` (dgxc-benchmarking, maxtext/
+    # configure.sh) keeps queries, keys and values: attention, its output, gate and up are computed again, of Llama 2
+    # 70B's layer 2 x 537 M + 134 M of 2 x 856 M + 134 M operations a token. The product after them is not.
+    "maxtext": replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0.65),
 }
 """Habits of software that published rows were run with and wattune does not run."""
 
@@ -246,13 +263,19 @@ def _step(row: Mapping[str, Any]) -> Step | str:
     if layout is None:
         return "fewer layers than virtual stages"
     plan = Plan(
-        tp=tp, pp=pp, cp=cp, ep=ep, etp=1 if ep > 1 else tp, vpp=vpp, micro_batch_size=mbs, layout=layout,
+        tp=tp, pp=pp, cp=cp, ep=ep, etp=_etp(row, tp), vpp=vpp, micro_batch_size=mbs, layout=layout,
         **_choices(row, tp),
     )  # fmt: skip
     per_node = min(world, 64 if device in _NVL72 else 8)
     cluster = ClusterSpec(device=device, num_nodes=max(1, world // per_node), devices_per_node=per_node)
     lora = Lora(rank=16) if "LoRA" in row["model"] else None
-    workload = Workload(mode="lora" if lora else "pretrain", seq_len=seq_len, global_batch_size=batch, lora=lora)
+    workload = Workload(
+        mode="lora" if lora else "pretrain",
+        seq_len=seq_len,
+        global_batch_size=batch,
+        lora=lora,
+        routing=Routing(by="balanced") if model.is_moe else None,  # a capacity of 1.0: every expert gets as many rows
+    )
     tokens = batch * seq_len
     spec = TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan)
     if spec.engine == "automodel" and not row["recompute"] and _overflows(spec):
@@ -264,6 +287,12 @@ def _step(row: Mapping[str, Any]) -> Step | str:
         source=_short(source),
         measured_s=row["step_time_s"] or tokens / (row["tokens_per_s_per_gpu"] * world),
     )
+
+
+def _etp(row: Mapping[str, Any], tp: int) -> int:
+    """Reads the degree that splits an expert; Megatron's own choice is that of all tensors (`parallel_state.py`)."""
+    printed = re.search(r"etp=(\d+)", row["notes"] or "")
+    return int(printed[1]) if printed else tp
 
 
 def _overflows(spec: TrialSpec) -> bool:
@@ -290,7 +319,7 @@ def _engine(source: str, device: str) -> str:
     if "AutoModel" in source:
         return "automodel"
     if "MaxT" in source:
-        return "torch"
+        return "maxtext"
     return "megatron" if device.startswith("a100") else "nemo"
 
 
@@ -306,7 +335,7 @@ def _choices(row: Mapping[str, Any], tp: int) -> dict[str, str]:
     if "llm-foundry" in source:
         sharding = "zero2" if "SHARD_GRAD_OP" in row["notes"] else "zero3"
         return {"sharding": sharding, "overlap": "grad_param", "recompute": recompute}
-    if "MaxT" in source:  # its recipes keep layer inputs only
+    if "MaxT" in source:  # see the facts above
         return {"sharding": "zero3", "overlap": "grad_param", "recompute": "full"}
     if "AutoModel" in source:
         return {"sharding": "zero3", "overlap": "grad_param", "recompute": recompute}

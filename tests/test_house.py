@@ -31,7 +31,7 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "beside device least_squares links memory power step_time store temperature",
+    "fitting": "beside device interval least_squares links memory power step_time store temperature",
     "orchestrate": "cluster command_result cooldown events failures node_products power_limit ray_folder "
     "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",

@@ -40,4 +40,11 @@ def test_the_shipped_coefficients_are_the_fit(found, kind: str) -> None:
 def test_held_out_configurations_are_within_the_bars_and_the_interval(found) -> None:
     errors = np.abs(found.held_out_frac)
     assert np.median(errors) < 0.06 and np.quantile(errors, 0.9) < 0.12
-    assert np.mean(errors <= MEASURED_STEP_TIME.error_frac) >= 0.93
+
+
+def test_the_interval_holds_19_of_20_configurations_that_no_fit_has_seen(found) -> None:
+    away = np.abs(1 / (1 + found.held_out_frac) - 1)  # an interval lies around the prediction
+    assert np.mean(away <= MEASURED_STEP_TIME.error_frac) >= 0.95
+    # Fits of other folds find the same width, to a tenth of the prediction: five configurations decide it.
+    assert MEASURED_STEP_TIME.error_frac == pytest.approx(found.coefficients.error_frac, abs=0.1)
+    assert found.coefficients.elsewhere_error_frac <= MEASURED_STEP_TIME.elsewhere_error_frac + 0.1

@@ -37,7 +37,7 @@ MEASURED_STEP_TIME: Final = StepTimeCoefficients(
     ),
     link=replace(PUBLISHED_STEP_TIME.link, in_step_frac=0.96, slowdown_frac=0.35, origin="measured here"),
     overhead=OverheadCoefficients(launch_s=2e-6, host_op_s=36e-6, straggler_frac=0.015, origin="measured here"),
-    error_frac=0.10,
+    error_frac=0.20,
     seen=(
         "deepspeed gpt3_175b 3 layers, 4 devices",
         "megatron llama3_70b 3 layers, 2 devices",
@@ -48,11 +48,12 @@ MEASURED_STEP_TIME: Final = StepTimeCoefficients(
         "torch mixtral_8x7b 4 layers, 2 devices",
         "torch mixtral_8x7b 4 layers, 4 devices",
     ),
-    elsewhere_error_frac=0.18,
+    elsewhere_error_frac=0.20,
 )
 """Step time of H200 in one node: fitted to 122 trials of 99 configurations on two and on four of them
-(`benchmarks/prediction.py`, `tests/golden/test_predicted_step_time.py`). 95 % of the configurations, each held out, are
-within the error. 95 % of the trials on two devices, predicted from those on four, are within the error elsewhere."""
+(`benchmarks/prediction.py`, `tests/golden/test_predicted_step_time.py`). The error is
+`wattune.fitting.interval.half_width` of configurations held out in folds, rounded up: five of 99 are far beyond the
+others. Elsewhere it is no narrower; 95 % of the trials on two devices, predicted by those on four, are within 0.18."""
 
 
 def default_coefficients(device: DeviceSpec) -> Coefficients:

@@ -35,16 +35,43 @@ H200: Final = PowerCoefficients(
 """Fitted to 122 trials on two and on four H200s by `benchmarks/prediction.py`; `wattune.fitting.power` says what is
 assumed. The errors hold 95 % of 99 configurations, held out in folds."""
 
+H200_PRIOR: Final = PowerCoefficients(
+    idle_w=118.4,  # a process holds the device, highest clock: `tests/golden/h200x4`
+    active_w=82.0,  # this and the next two: `fit_kernels` on h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
+    matrix_w=687.0,
+    memory_w=490.0,
+    link_w=55.0,  # assumed, as the next
+    wait_w=90.0,
+    exponent=1.5,  # between the 1 of a constant voltage and the 3 of one that falls with the clock
+    matrix_memory_frac=0.24,  # this and the next: least squares of `dram_active_frac` in benchmarks/data
+    memory_frac=0.67,
+    regulated_frac=0.99,  # 692.6 W of 700 by the energy counter: `tests/golden/h200x1/idle_busy`
+    origin="published kernels",
+    error_frac=0.3,
+    peak_error_frac=0.3,
+)
+"""Coefficients of an H200 known without any trial. Fits start there."""
+
 H200_LIMIT_W: Final = 700.0
+H200_PEAK_FLOP_PER_S: Final = 989.4e12
 
 DATASHEET_ERROR_FRAC: Final = 0.3
 """Assumed where only a power limit is known."""
 
 
+OLDER_PROCESS: Final = ("a100_sxm_80gb", "a100_sxm_40gb", "a100_pcie_80gb", "mi250_gcd")
+"""Devices of TSMC's N7 and N6. The others of the catalog are of N5 and its derivatives, like the H200 of 4N."""
+OLDER_PROCESS_ENERGY: Final = 1 / 0.7
+"""Energy of an operation on N7 over that on N5: at the same speed N5 draws 30 % less (TSMC)."""
+
+
 def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     """Returns the coefficients of a device without a fit of its own.
 
-    A device other than H200 is that fit scaled by power limits: idle and each kind of work draw the same share of them.
+    A device other than H200 is `H200_PRIOR` scaled. An operation of the matrix units takes the same energy on devices
+    of one process, so `matrix_w` follows the peak rate. All else draws the same share of the power limit. Blackwell has
+    2.3 times the peak of an H200 with 1.4 times its limit, so its clock falls further: products on a B200 reach 0.49 of
+    its peak (SimuMax, `b200_bf16_ceperm.json`, commit e691807, Apache-2.0), on an H200 0.70 (AIConfigurator 095f58a).
 
     Returns:
         The coefficients, None where the device's power limit is unknown.
@@ -54,10 +81,13 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     if device.power_limit_w is None:
         return None
     share = device.power_limit_w / H200_LIMIT_W
-    watts = ("idle_w", "active_w", "matrix_w", "memory_w", "link_w", "wait_w")
+    peak = device.peak_bf16_flop_per_s
+    energy = OLDER_PROCESS_ENERGY if device.name in OLDER_PROCESS else 1.0
+    watts = ("idle_w", "active_w", "memory_w", "link_w", "wait_w")
     return replace(
-        H200,
-        **{name: share * getattr(H200, name) for name in watts},
+        H200_PRIOR,
+        **{name: share * getattr(H200_PRIOR, name) for name in watts},
+        matrix_w=(share if peak is None else energy * peak / H200_PEAK_FLOP_PER_S) * H200_PRIOR.matrix_w,
         origin="datasheet",
         error_frac=DATASHEET_ERROR_FRAC,
         peak_error_frac=DATASHEET_ERROR_FRAC,

@@ -10,6 +10,7 @@ import numpy as np
 from wattune.cost.batch import Bools, Floats, batches
 from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
 from wattune.cost.memory.predict import predict
+from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec
 
 FRACTIONS: Final = np.linspace(0.94, 1.06, 13)
@@ -81,7 +82,7 @@ def fit_memory(
             version=(versions or {}).get(name, before.version),
             offset_bytes=offset_bytes,
             activations_frac=float(FRACTIONS[place]),
-            error_frac=_error_frac(held_out[own]),
+            error_frac=max(half_width(held_out[own], configuration[own].tolist()) or 0.0, LEAST_ERROR_FRAC),
         )
     return MemoryFit(
         coefficients=replace(default, engines=engines, origin="measured here"),
@@ -150,8 +151,3 @@ def _fit(counted: Floats, peaks_bytes: Floats, chosen: Bools) -> tuple[int, floa
                 best = error, place, float(offset_bytes)
     assert best is not None
     return best[1], best[2]
-
-
-def _error_frac(held_out: Floats) -> float:
-    """Estimates a half width that holds 95 % of the errors on what was left out."""
-    return max(float(np.quantile(np.abs(held_out), 0.95)), LEAST_ERROR_FRAC)

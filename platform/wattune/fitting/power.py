@@ -10,8 +10,9 @@ import numpy as np
 from wattune.cost.batch import Batch, Floats, Ints, batches
 from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import predict
+from wattune.cost.power import H200_PRIOR, predict
 from wattune.cost.tables import Activity, StepTime
+from wattune.fitting.interval import half_width
 from wattune.fitting.least_squares import least_squares
 from wattune.trial import TrialSpec
 
@@ -23,23 +24,6 @@ FULL_MATRIX_FRAC: Final = 0.90
 
 COLLECTIVE_LINK_FRAC: Final = 0.70
 """NVLink bytes over peak while a large collective runs: bus bandwidth 345 of 450 GB/s at 2 to 8 devices, less gaps."""
-
-H200_PRIOR: Final = PowerCoefficients(
-    idle_w=118.4,  # a process holds the device, highest clock: `tests/golden/h200x4`
-    active_w=82.0,  # this and the next two: `fit_kernels` on h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
-    matrix_w=687.0,
-    memory_w=490.0,
-    link_w=55.0,  # assumed, as the next
-    wait_w=90.0,
-    exponent=1.5,  # between the 1 of a constant voltage and the 3 of one that falls with the clock
-    matrix_memory_frac=0.24,  # this and the next: least squares of `dram_active_frac` in benchmarks/data
-    memory_frac=0.67,
-    regulated_frac=0.99,  # 692.6 W of 700 by the energy counter: `tests/golden/h200x1/idle_busy`
-    origin="published kernels",
-    error_frac=0.3,
-    peak_error_frac=0.3,
-)
-"""Coefficients of an H200 known without any trial. `fit_power` starts there."""
 
 FITTED: Final = ("active_w", "matrix_w", "memory_w", "link_w", "wait_w", "exponent")
 LOW: Final = np.array([0.0, 100.0, 100.0, 0.0, 0.0, 1.0])
@@ -218,6 +202,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
     if len(configurations) < MIN_CONFIGURATIONS:
         return found
     mean, peak = [], []
+    of: list[str] = []
     fold_of = {name: place % MOST_FOLDS for place, name in enumerate(configurations)}
     for fold in range(min(MOST_FOLDS, len(configurations))):
         c = fit_power([row for row in rows if fold_of[row["trial_id"]] != fold], prior, limit_w=limit_w)
@@ -226,19 +211,14 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
             power = predict(one.batch, with_solved_clock(one.step, c, limit_w), c, limit_w=limit_w)
             actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
             mean_w, peak_w = np.array(actual).T
-            mean.extend(np.abs(power.device_power_mean_w / mean_w - 1))
-            peak.extend(np.abs(power.node_device_power_peak_1s_w / peak_w - 1))
-    return replace(found, error_frac=_half_width(mean), peak_error_frac=_half_width(peak))
-
-
-def _half_width(errors: Sequence[float]) -> float:
-    """Returns the least error that at least 95 % of errors like these stay below.
-
-    Of n errors it is the one of rank 0.95 (n + 1), rounded up (Lei et al. 2018, arXiv 1604.04173, section 2.2): the
-    95th percentile of few errors is too small for the next one.
-    """
-    rank = min(int(np.ceil(0.95 * (len(errors) + 1))), len(errors))
-    return float(np.sort(errors)[rank - 1])
+            mean.extend(power.device_power_mean_w / mean_w - 1)
+            peak.extend(power.node_device_power_peak_1s_w / peak_w - 1)
+            of.extend(these[place]["trial_id"] for place in one.positions)
+    return replace(
+        found,
+        error_frac=half_width(mean, of) or prior.error_frac,
+        peak_error_frac=half_width(peak, of) or prior.peak_error_frac,
+    )
 
 
 def _shares(step: StepTime) -> Floats:

@@ -10,6 +10,7 @@ from wattune.cost.batch import Floats, batches
 from wattune.cost.coefficients import Origin, PowerCoefficients, StepTimeCoefficients
 from wattune.cost.step_time import predict
 from wattune.errors import PlanError
+from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec
 
 Trial = tuple[TrialSpec, Mapping[str, float | None]]
@@ -102,11 +103,13 @@ def fit(trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoeffi
     kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
     other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], prior, power)
     coefficients, factors = _fitted(usable, prior, power)
-    error_frac = _p95(held_out, prior.error_frac)
+    of = [configuration(spec) for spec, _ in usable]
+    error_frac = half_width(held_out, of) or prior.error_frac
+    other_frac = half_width(other, of) or max(prior.error_frac, prior.elsewhere_error_frac)
     coefficients = replace(
         coefficients,
         error_frac=error_frac,
-        elsewhere_error_frac=max(_p95(other, max(prior.error_frac, prior.elsewhere_error_frac)), error_frac),
+        elsewhere_error_frac=max(other_frac, error_frac),
         seen=tuple(sorted({_family(spec) for spec, _ in usable})),
     )
     return StepTimeFit(
@@ -134,11 +137,6 @@ def _held_out(
             hidden = [one for one, number in zip(trials, folds, strict=True) if number == fold]
             errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
     return errors
-
-
-def _p95(errors: Floats, otherwise: float) -> float:
-    known = np.abs(errors[np.isfinite(errors)])
-    return float(np.quantile(known, 0.95)) if len(known) else otherwise
 
 
 def predicted_s(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:

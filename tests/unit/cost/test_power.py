@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import DEVICES, parse_cluster_label
 from wattune.catalog.models import model
 from wattune.cost.batch import Batch, batches
+from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import H200, power_coefficients, predict
+from wattune.cost.power import H200, H200_PRIOR, power_coefficients, predict
+from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
@@ -181,14 +183,56 @@ def test_stages_that_a_candidate_lacks_count_for_nothing() -> None:
     assert power.node_device_power_mean_w.tolist() == pytest.approx([2800, 2800])
 
 
-@pytest.mark.parametrize("name", ["h100_sxm", "mi250_gcd"])
-def test_other_devices_draw_the_same_share_of_their_limit(name: str) -> None:
+@pytest.mark.parametrize("name", ["h100_sxm", "b200_sxm", "mi300x", "mi250_gcd"])
+def test_other_devices_idle_at_the_same_share_of_their_limit(name: str) -> None:
     device = DEVICES[name]
     found = power_coefficients(device)
     assert found is not None and device.power_limit_w is not None
     assert found.origin == "datasheet" and found.error_frac > H200.error_frac
-    assert found.idle_w / device.power_limit_w == pytest.approx(H200.idle_w / 700)
-    assert found.exponent == H200.exponent
+    assert found.idle_w / device.power_limit_w == pytest.approx(H200_PRIOR.idle_w / 700)
+    assert found.exponent == H200_PRIOR.exponent
+
+
+def test_an_operation_takes_the_same_energy_on_devices_of_one_process() -> None:
+    def joules(name: str) -> float:
+        device = DEVICES[name]
+        found = power_coefficients(device)
+        assert found is not None and device.peak_bf16_flop_per_s is not None
+        return found.matrix_w / device.peak_bf16_flop_per_s
+
+    assert joules("h100_pcie") == pytest.approx(joules("h100_sxm")) == pytest.approx(joules("b200_sxm"))
+    assert joules("a100_sxm_80gb") == pytest.approx(joules("h100_sxm") / 0.7)
+
+
+B200_PRODUCTS = (  # m, k, n, achieved over 2,250 TFLOP/s: SimuMax e691807, configs/system/b200_bf16_ceperm.json
+    (4096, 8192, 28672, 0.494),
+    (4096, 28672, 8192, 0.485),
+    (4096, 16384, 53248, 0.489),
+    (4096, 53248, 16384, 0.512),
+    (8192, 8192, 28672, 0.480),
+    (8192, 28672, 8192, 0.505),
+    (16384, 5120, 24576, 0.501),
+    (16384, 12288, 5120, 0.500),
+    (65536, 5120, 12288, 0.495),
+)
+
+
+def test_products_on_a_b200_are_slowed_by_its_limit_as_published() -> None:
+    """No figure of a B200 is in the coefficients: its peaks, its limit and an H200's energy an operation tell."""
+    device = DEVICES["b200_sxm"]
+    coefficients = power_coefficients(device)
+    assert coefficients is not None and device.peak_bf16_flop_per_s and device.memory_bandwidth_bytes_per_s
+    m, k, n, measured = np.array(B200_PRODUCTS).T
+    full = matmul_s(m, n, k, flop_per_s=device.peak_bf16_flop_per_s, bytes_per_s=device.memory_bandwidth_bytes_per_s)
+    rate = 2 * m * n * k / full / device.peak_bf16_flop_per_s
+    moved = 2 * (m * k + k * n + m * n) / full / device.memory_bandwidth_bytes_per_s
+    clock = clock_frac(coefficients, dynamic_w(coefficients, rate, moved, np.zeros_like(m)), 1000.0)
+    error = rate * clock / measured - 1
+    assert np.median(np.abs(error)) < 0.15
+    # With the energy of an operation scaled by the limits, as before, products would be predicted 1.4 times as fast.
+    by_limit = replace(coefficients, matrix_w=coefficients.matrix_w * (1000 / 700) / (2250 / 989.4))
+    clock = clock_frac(by_limit, dynamic_w(by_limit, rate, moved, np.zeros_like(m)), 1000.0)
+    assert np.median(rate * clock / measured) > 1.35
 
 
 def test_a_device_without_a_limit_has_no_coefficients() -> None:

@@ -73,7 +73,8 @@ def test_slower_products_are_found_through_noise():
 def test_the_interval_is_that_of_configurations_held_out():
     found = fit(trials(slower(0.8), scatter=0.02), PUBLISHED_STEP_TIME, POWER)
     assert found.coefficients.origin == "measured here"
-    assert found.coefficients.error_frac == pytest.approx(np.quantile(np.abs(found.held_out_frac), 0.95))
+    away = np.abs(1 / (1 + found.held_out_frac) - 1)
+    assert np.quantile(away, 0.95) <= found.coefficients.error_frac <= away.max()
 
 
 def test_one_wild_trial_does_not_carry_the_fit():

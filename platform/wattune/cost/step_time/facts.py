@@ -36,6 +36,10 @@ class EngineFacts:
     """More of them where experts exchange tokens. They follow a wait for the device, so nothing runs beside them."""
     exchanges_always: bool
     """True where experts wait so without expert parallelism too."""
+    gathers_rows: bool
+    """True where ranks that split an expert gather the rows that tokens chose; else they gather tokens."""
+    recomputed_frac: float
+    """Share of a layer's forward pass that full recomputation repeats."""
     host_ops_gather: float
     """More of them where weights are gathered for each pass."""
     grad_bytes: float
@@ -44,6 +48,10 @@ class EngineFacts:
     """The same where they are reduced after every micro-batch."""
     hides_reduction_from: int
     """Lowest stage of ZeRO that reduces gradients beside compute if asked to."""
+    hides_replicas_beside_tp: bool
+    """True where a plan whose tensor parallel collectives run beside products also hides those between replicas."""
+    sent_grad_bytes: float
+    """Bytes a parameter of the gradients that replicas reduce."""
     gathers_in_update: bool
     """True where weights that are gathered once a step are gathered in the update, beside nothing."""
     update_bytes: float
@@ -66,10 +74,14 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_split=2.2,
         host_ops_exchange=40,
         exchanges_always=False,
+        gathers_rows=False,
+        recomputed_frac=1.0,
         host_ops_gather=150,
         grad_bytes=10,
         reduced_bytes=8,
         hides_reduction_from=0,
+        hides_replicas_beside_tp=False,
+        sent_grad_bytes=4,
         gathers_in_update=False,
         update_bytes=40,
     ),
@@ -88,10 +100,14 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_split=1.3,
         host_ops_exchange=50,
         exchanges_always=True,
+        gathers_rows=False,
+        recomputed_frac=1.0,
         host_ops_gather=0,
         grad_bytes=10,
         reduced_bytes=10,
         hides_reduction_from=0,
+        hides_replicas_beside_tp=False,
+        sent_grad_bytes=4,
         gathers_in_update=False,
         update_bytes=48,
     ),
@@ -110,10 +126,14 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_split=1.5,
         host_ops_exchange=50,
         exchanges_always=True,
+        gathers_rows=False,
+        recomputed_frac=1.0,
         host_ops_gather=150,
         grad_bytes=12,
         reduced_bytes=32,
         hides_reduction_from=3,
+        hides_replicas_beside_tp=False,
+        sent_grad_bytes=4,
         gathers_in_update=True,
         update_bytes=52,
     ),

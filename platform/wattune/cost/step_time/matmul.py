@@ -45,7 +45,7 @@ def weights(knots: Floats, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
     return below, np.clip((x - knots[below]) / (knots[below + 1] - knots[below]), 0.0, 1.0)
 
 
-def roofline_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: float, bytes_per_s: float) -> Floats:
+def roofline_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: Floats | float, bytes_per_s: float) -> Floats:
     """Computes the least time of bf16 products [m, k] x [k, n] in whole tiles.
 
     Williams et al. 2009 (Roofline), with the waves of tiles of NeuSight (Lee et al. 2025, arXiv 2407.13853, section 4).
@@ -74,7 +74,7 @@ def ratio(m: Floats, n: Floats, k: Floats) -> Floats:
     return np.exp(np.maximum(total, 0.0))
 
 
-def matmul_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: float, bytes_per_s: float) -> Floats:
+def matmul_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: Floats | float, bytes_per_s: float) -> Floats:
     """Predicts the time of bf16 products [m, k] x [k, n] at the highest clock, without the launch.
 
     Args:

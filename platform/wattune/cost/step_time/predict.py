@@ -248,11 +248,12 @@ class _Pipeline:
         width = self.model.machine.item_bytes
         trains, updates = float(self.model.trains), self.model.updates
         gather_s = weights.gather_s(links, width)
-        reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0)
-        copies_s = updates * weights.sum_copies_s(links)
+        reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0, item_bytes=facts.sent_grad_bytes)
+        copies_s = updates * weights.sum_copies_s(links, item_bytes=facts.sent_grad_bytes)
         units = np.maximum(weights.units, 1)
-        hides_reduce = ((self.overlap == 1) | (self.overlap == 2)).astype(float)
-        hides_gather = (self.overlap == 2).astype(float)
+        beside_tp = (self.overlap == 3) & facts.hides_replicas_beside_tp
+        hides_reduce = ((self.overlap == 1) | (self.overlap == 2) | beside_tp).astype(float)
+        hides_gather = ((self.overlap == 2) | beside_tp).astype(float)
         hides_reduce = hides_reduce * (self.sharding >= facts.hides_reduction_from)
         forward_s = self.forward.matrix_s + self.forward.memory_s
         backward_s = self.backward.matrix_s + self.backward.memory_s

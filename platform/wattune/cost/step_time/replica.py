@@ -41,25 +41,27 @@ class Weights:
         """Predicts gathering all of them once."""
         return self._collective_s(links, "all_gather", item_bytes)
 
-    def reduce_s(self, links: Links, *, scatter: npt.NDArray[np.bool_]) -> Floats:
-        """Predicts reducing all gradients once in fp32, to shards where `scatter` is true."""
+    def reduce_s(self, links: Links, *, scatter: npt.NDArray[np.bool_], item_bytes: float) -> Floats:
+        """Predicts reducing all gradients once, to shards where `scatter` is true."""
         return np.where(
-            scatter, self._collective_s(links, "reduce_scatter", 4), self._collective_s(links, "all_reduce", 4)
+            scatter,
+            self._collective_s(links, "reduce_scatter", item_bytes),
+            self._collective_s(links, "all_reduce", item_bytes),
         )
 
-    def sum_copies_s(self, links: Links) -> Floats:
-        """Predicts summing the fp32 gradients of shards over their copies, once."""
+    def sum_copies_s(self, links: Links, *, item_bytes: float) -> Floats:
+        """Predicts summing the gradients of shards over their copies, once."""
         total: Floats = np.zeros_like(self.dense)
         units = np.maximum(self.units, 1)
         for group, copies, count in (
             (self.dense_group, self.dense_copies, self.dense),
             (self.expert_group, self.expert_copies, self.experts),
         ):
-            one_s = links.collective_s("all_reduce", copies, 4 * count / group.size / units)
+            one_s = links.collective_s("all_reduce", copies, item_bytes * count / group.size / units)
             total = total + np.where(count > 0, one_s * units, 0.0)
         return total
 
-    def _collective_s(self, links: Links, kind: str, item_bytes: int) -> Floats:
+    def _collective_s(self, links: Links, kind: str, item_bytes: float) -> Floats:
         total: Floats = np.zeros_like(self.dense)
         for group, count in ((self.dense_group, self.dense), (self.expert_group, self.experts)):
             one_s = links.collective_s(kind, group, count * item_bytes / np.maximum(self.units, 1))

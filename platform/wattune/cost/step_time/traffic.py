@@ -65,17 +65,21 @@ def layer_traffic(
       backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Overlapped with products, a fifth stays exposed.
     - Context parallel: keys and values travel a ring beside attention (Liu et al. 2023, arXiv 2310.01889); what is
       longer than attention is exposed.
-    - Expert parallel: two all-to-alls a pass.
+    - Expert parallel: two all-to-alls a pass. Where experts are split too and the engine `gathers_rows`, ranks exchange
+      the rows of their own tokens, then the ranks of a split expert gather each other's and scatter the sums (Megatron-
+      Core, `MoEAlltoAllTokenDispatcher`); of the pairs of tensor parallel, that of attention is left.
     """
     h, width, tokens = model.hidden_size, machine.item_bytes, shapes.tokens
     ones = np.ones_like(tokens)
-    again = (shapes.recompute == 2).astype(float)
+    again = facts.recomputed_frac * (shapes.recompute == 2)
     whole = tokens * h * width
+    gathers_rows = model.is_moe and facts.gathers_rows
     across = links.group(shapes.tp, ones)
     if facts.splits_sequence:
         gather_s = links.collective_s("all_gather", across, whole)
         pair_s = gather_s + links.collective_s("reduce_scatter", across, whole)
-        forward_s, backward_s = 2 * pair_s, 2 * pair_s
+        pairs = 1 if gathers_rows else 2
+        forward_s, backward_s = pairs * pair_s, pairs * pair_s
         if facts.gathers_again:
             backward_s = backward_s + gather_s  # half of both hide behind the product for gradients of inputs
     else:
@@ -93,9 +97,13 @@ def layer_traffic(
     cp_backward_s = np.maximum(2 * hops_s - 2.5 * attention_s, 0.0) + 0.4 * first_s + again * cp_forward_s
 
     if model.is_moe:
-        sent = tokens * model.num_experts_per_token * h * width * shapes.etp / shapes.tp
-        exchange = links.group(shapes.ep, shapes.etp)
+        held = tokens * model.num_experts_per_token * h * width * shapes.etp / shapes.tp
+        exchange, split = links.group(shapes.ep, shapes.etp), links.group(shapes.etp, ones)
+        sent = held / shapes.etp if gathers_rows else held
         two_s = 2 * links.collective_s("all_to_all", exchange, sent)
+        if gathers_rows:
+            two_s = two_s + links.collective_s("all_gather", split, held)
+            two_s = two_s + links.collective_s("reduce_scatter", split, held)
         ep_forward_s, ep_backward_s = two_s, two_s * (1 + again)
     else:
         ep_forward_s = ep_backward_s = np.zeros_like(tokens)

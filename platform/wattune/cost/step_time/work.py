@@ -23,6 +23,11 @@ from wattune.trial import Workload
 EAGER_BYTES: Final = 1.6
 """Bytes of element-wise kernels over those of fused ones, where a layer is not compiled."""
 
+NARROW_ENERGY_EXPONENT: Final = 0.5
+"""An operation s times as fast in a narrower type draws s^-0.5 of the energy: its operands have 1/s of the bits, its
+sum stays fp32. Of steps of 1/8 between 0 and 1 it fits the published fp8 steps on H100 best, and also when any one of
+their six sources but MaxText is left out (0.375 without MaxText); fp8 and fp4 on Blackwell were not fitted to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -37,7 +42,7 @@ class Work:
     stall_s: Floats
     """Of the host to issue kernels that follow a wait for the device; the device idles."""
     flop: Floats
-    """Floating-point operations of the products."""
+    """Floating-point operations of the products, those of a narrower type counted by their energy."""
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -109,7 +114,7 @@ class Machine:
             item_bytes=ITEM_BYTES[dtype],
         )
 
-    def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: float) -> tuple[Floats, Floats]:
+    def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: Floats | float) -> tuple[Floats, Floats]:
         """Predicts matrix products that run one after another.
 
         Returns:
@@ -171,7 +176,21 @@ class _Layer:
         backward = [(rows, k, n) for n, k in layers]
         if self.trained:
             backward += [(n, k, rows) for n, k in layers]
-        return self.machine.products(forward, frac), self.machine.products(backward, frac)
+        return self._drawn(self.machine.products(forward, frac)), self._drawn(self.machine.products(backward, frac))
+
+    def _drawn(self, products: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        """Counts operations of a narrower type as so many of the batch's type as draw their energy."""
+        seconds, flop = products
+        return seconds, flop * self.kernel.linear_speedup**-NARROW_ENERGY_EXPONENT
+
+    def narrowing_bytes(self, numbers: Floats) -> Floats:
+        """Counts bytes to write inputs of products in a narrower type.
+
+        Each is read and written once for the product, and once more transposed for the gradient of weights
+        (TransformerEngine, `cast_transpose`).
+        """
+        copies = 0 if self.kernel.linear_speedup == 1 else 2 if self.trained else 1
+        return numbers * (self.machine.item_bytes * min(copies, 1) + copies)
 
     def attention(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Predicts fused causal attention: 2 products forward, 5 backward (Dao 2023, arXiv 2307.08691, section 4.1)."""
@@ -203,7 +222,15 @@ class _Layer:
         # Four collectives of the sequence a pass.
         placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
         width = self.machine.item_bytes
-        return (forward * self.passes + placed) * width, (backward * self.passes + placed) * width
+        # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do not.
+        dense = 0 if model.is_moe else f
+        gates = 2 if model.activation == "swiglu" else 1
+        inputs = self.narrowing_bytes((h + dense) * tokens / shapes.tp)
+        gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * dense) * tokens / shapes.tp)
+        return (
+            (forward * self.passes + placed) * width + inputs,
+            (backward * self.passes + placed) * width + gradients,
+        )
 
     def adapters(self) -> tuple[Floats, Floats]:
         """Counts inputs and outputs of low-rank adapters, whose products memory bounds."""
@@ -229,15 +256,18 @@ class _Layer:
         backward = [(m, k, n) for m, n, k in forward]
         if self.trained:
             backward += [(n, k, m) for m, n, k in forward]
-        frac = self.kernel.grouped_frac * self.kernel.linear_speedup
-        forward_s, forward_flop = machine.products(forward, frac)
-        backward_s, backward_flop = machine.products(backward, frac)
+        # One expert is a plain product.
+        frac = np.where(held > 1, self.kernel.grouped_frac, self.kernel.matmul_frac) * self.kernel.linear_speedup
+        forward_s, forward_flop = self._drawn(machine.products(forward, frac))
+        backward_s, backward_flop = self._drawn(machine.products(backward, frac))
         # Tokens to rows by expert and back, weighted and summed; silu and product in between.
         moved = width * rows * (9 * h + 5 * f)
+        moved_back = 2 * moved + self.narrowing_bytes(rows * (h + sum(n for n, _ in ins)))
+        moved = moved + self.narrowing_bytes(rows * (h + f))
         nothing = np.zeros_like(rows)
         return (
             Work(forward_s * held, machine.moving_s(moved, 25), nothing, nothing, forward_flop * held),
-            Work(backward_s * held, machine.moving_s(2 * moved, 40), nothing, nothing, backward_flop * held),
+            Work(backward_s * held, machine.moving_s(moved_back, 40), nothing, nothing, backward_flop * held),
         )
 
     def host_s(self) -> tuple[Floats, Floats]:
@@ -276,7 +306,7 @@ class _Layer:
         selective = (shapes.recompute == 1).astype(float)
         nothing = np.zeros_like(mixed_s)
         again = Work(mixed_s, nothing, nothing, nothing, mixed_flop) * selective
-        return Part(forward, backward + again + forward * (shapes.recompute == 2).astype(float))
+        return Part(forward, backward + again + forward * (self.facts.recomputed_frac * (shapes.recompute == 2)))
 
 
 def layer_work(machine: Machine, model: ModelSpec, workload: Workload, shapes: Shapes, facts: EngineFacts) -> Part:

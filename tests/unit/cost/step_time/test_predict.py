@@ -15,6 +15,7 @@ from wattune.cost.batch import batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
 from wattune.cost.flops import model_flop_per_step
 from wattune.cost.step_time import predict
+from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.predict import PARTS
 from wattune.cost.tables import StepTime
 from wattune.errors import PlanError
@@ -162,6 +163,14 @@ def test_overlap_exposes_less(sharding):
     )
     exposed = times.parts_s["exposed_comm_dp_s"]
     assert exposed[0] > exposed[1] > exposed[2]
+
+
+def test_software_that_hides_replicas_beside_tensor_parallel_exposes_less(monkeypatch):
+    plans = [Plan(tp=4, etp=4, sharding="zero1", overlap=overlap) for overlap in ("tp", "none", "grad_param")]
+    exposed = of(plans, engine="megatron").parts_s["exposed_comm_dp_s"]
+    assert exposed[0] == exposed[1] > 2 * exposed[2]
+    monkeypatch.setitem(FACTS, "megatron", replace(FACTS["megatron"], hides_replicas_beside_tp=True))
+    assert of(plans, engine="megatron").parts_s["exposed_comm_dp_s"][0] == pytest.approx(exposed[2])
 
 
 def test_deepspeed_reduces_beside_nothing_below_zero3():

@@ -40,16 +40,22 @@ def weights(size, dense, experts=0.0, copies=1, cluster="1x8 h200_sxm"):
 
 def test_reducing_moves_more_than_gathering():
     links, held = weights(8, 1e9)
-    gather_s, scatter_s = held.gather_s(links, 2)[0], held.reduce_s(links, scatter=np.array([True]))[0]
-    whole_s = held.reduce_s(links, scatter=np.array([False]))[0]
+    gather_s, scatter_s = held.gather_s(links, 2)[0], held.reduce_s(links, scatter=np.array([True]), item_bytes=4)[0]
+    whole_s = held.reduce_s(links, scatter=np.array([False]), item_bytes=4)[0]
     assert 1.8 < scatter_s / gather_s < 2.1  # fp32 gradients, bf16 weights
     assert 1.8 < whole_s / scatter_s < 2.1  # an all-reduce is a reduce-scatter and an all-gather
+
+
+def test_gradients_in_half_the_bytes_take_half_as_long():
+    links, held = weights(8, 1e9)
+    wide_s, narrow_s = (held.reduce_s(links, scatter=np.array([True]), item_bytes=each)[0] for each in (4, 2))
+    assert 1.9 < wide_s / narrow_s < 2.0  # latency stays
 
 
 def test_a_single_replica_sends_nothing():
     links, held = weights(1, 1e9, 1e9)
     assert held.gather_s(links, 2)[0] == 0
-    assert held.reduce_s(links, scatter=np.array([True]))[0] == 0
+    assert held.reduce_s(links, scatter=np.array([True]), item_bytes=4)[0] == 0
 
 
 def test_experts_add_to_the_rest():
@@ -60,12 +66,14 @@ def test_experts_add_to_the_rest():
 
 def test_copies_are_summed_by_shards_and_only_where_there_are_some():
     links, alone = weights(8, 1e9, 1e9)
-    assert alone.sum_copies_s(links)[0] == 0
+    assert alone.sum_copies_s(links, item_bytes=4)[0] == 0
     links, between_nodes = weights(8, 1e9, copies=2, cluster="2x8 h200_sxm")
     _, in_a_node = weights(4, 1e9, copies=2, cluster="2x8 h200_sxm")
-    assert in_a_node.sum_copies_s(links)[0] < between_nodes.sum_copies_s(links)[0]  # although shards are twice as large
+    assert (
+        in_a_node.sum_copies_s(links, item_bytes=4)[0] < between_nodes.sum_copies_s(links, item_bytes=4)[0]
+    )  # although shards are twice as large
     _, twice = weights(8, 2e9, copies=2, cluster="2x8 h200_sxm")
-    assert 1.8 < twice.sum_copies_s(links)[0] / between_nodes.sum_copies_s(links)[0] < 2.0
+    assert 1.8 < twice.sum_copies_s(links, item_bytes=4)[0] / between_nodes.sum_copies_s(links, item_bytes=4)[0] < 2.0
 
 
 def test_hybrid_sharding_keeps_most_traffic_inside_a_node():
@@ -73,7 +81,8 @@ def test_hybrid_sharding_keeps_most_traffic_inside_a_node():
     links, over_all = weights(16, 1e9, cluster="8x2 h200_sxm")
     _, in_each = weights(2, 1e9, copies=8, cluster="8x2 h200_sxm")
     step_s = [
-        4 * (2 * one.gather_s(links, 2) + one.reduce_s(links, scatter=np.array([True]))) + one.sum_copies_s(links)
+        4 * (2 * one.gather_s(links, 2) + one.reduce_s(links, scatter=np.array([True]), item_bytes=4))
+        + one.sum_copies_s(links, item_bytes=4)
         for one in (over_all, in_each)
     ]
     assert step_s[1][0] < 0.8 * step_s[0][0]

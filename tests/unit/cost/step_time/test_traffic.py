@@ -72,6 +72,16 @@ def test_experts_exchange_in_both_passes():
     assert found["ep_forward_s"] == found["ep_backward_s"] > 0
 
 
+def test_gathered_rows_are_as_many_as_experts_a_token(monkeypatch):
+    """Two experts a token: rows take a pair of collectives as large as two of tokens; attention keeps its own."""
+    tokens = traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4)
+    monkeypatch.setitem(FACTS, "megatron", replace(FACTS["megatron"], gathers_rows=True))
+    rows = traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4)
+    assert tokens["ep_forward_s"] == 0
+    assert rows["tp_forward_s"] == pytest.approx(tokens["tp_forward_s"] / 2)
+    assert 1.6 < rows["ep_forward_s"] / rows["tp_forward_s"] < 2.0  # latency is paid once
+
+
 @pytest.mark.parametrize(
     ("routing", "least", "most"),
     [(Routing(by="balanced"), 1.0, 1.0), (Routing(by="skew", skew=1.2), 1.5, 4.0), (Routing(by="learned"), 1.05, 1.2)],

@@ -1,5 +1,7 @@
 """Work of layers and ends: its floating-point operations are those of the model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,8 +22,15 @@ def shapes(**degrees):
     return Shapes(**{name: np.array([float(value)]) for name, value in values.items()})
 
 
-def layer(name="llama3_70b", engine="torch", workload=WORKLOAD, **degrees):
-    return layer_work(MACHINE, model(name), workload, shapes(**degrees), FACTS[engine])
+def layer(name="llama3_70b", engine="torch", workload=WORKLOAD, machine=MACHINE, **degrees):
+    return layer_work(machine, model(name), workload, shapes(**degrees), FACTS[engine])
+
+
+def narrow(**kernel):
+    """The machine with linear layers in a type of half the width."""
+    published = PUBLISHED_STEP_TIME
+    kernel = replace(published.kernel, linear_speedup=2.0, **kernel)
+    return Machine.of(device("h200_sxm"), "bf16", replace(published, kernel=kernel))
 
 
 @pytest.mark.parametrize("engine", FACTS)
@@ -47,6 +56,50 @@ def test_full_recomputation_adds_a_forward_pass():
     forward = layer().forward.flop[0]
     assert full == pytest.approx(none + forward)
     assert none < selective < full
+
+
+def test_what_is_kept_is_not_computed_again(monkeypatch):
+    none, all_again = (layer(recompute=mode).backward.flop[0] for mode in (0, 2))
+    monkeypatch.setitem(FACTS, "torch", replace(FACTS["torch"], recomputed_frac=0.65))
+    assert layer(recompute=2).backward.flop[0] - none == pytest.approx(0.65 * (all_again - none))
+
+
+def test_a_narrower_type_is_faster_moves_more_and_draws_less_an_operation():
+    wide, half = layer(engine="megatron"), layer(engine="megatron", machine=narrow())
+    assert 0.5 < half.forward.matrix_s[0] / wide.forward.matrix_s[0] < 0.65  # attention stays
+    assert half.forward.memory_s[0] > wide.forward.memory_s[0]
+    # Twice the rate at 0.71 of the energy: more power, not twice as much.
+    power = (half.forward.flop / half.forward.matrix_s)[0] / (wide.forward.flop / wide.forward.matrix_s)[0]
+    assert 1.2 < power < 1.5
+
+
+def test_writing_a_narrower_type_by_hand():
+    """The inputs of the output and the down projection, and the gradients of all outputs; 2 bytes read, 2 written."""
+    wide, half = (layer(engine="megatron", machine=one) for one in (MACHINE, narrow()))
+    h, kv, f, rate = 8192, 1024, 28672, 4.8e12 * PUBLISHED_STEP_TIME.kernel.memory_frac
+    forward_s, backward_s = (4096 * 4 * numbers / rate for numbers in (h + f, 3 * h + 2 * kv + 2 * f))
+    assert (half.forward.memory_s - wide.forward.memory_s)[0] == pytest.approx(forward_s)
+    assert (half.backward.memory_s - wide.backward.memory_s)[0] == pytest.approx(backward_s)
+
+
+def test_frozen_weights_need_no_transposed_copy():
+    lora = Workload(mode="lora", seq_len=4096, global_batch_size=8, lora=Lora(rank=16))
+    frozen, trained = (
+        [layer(workload=workload, machine=one).backward.memory_s[0] for one in (MACHINE, narrow())]
+        for workload in (lora, WORKLOAD)
+    )
+    assert (frozen[1] - frozen[0]) / (trained[1] - trained[0]) == pytest.approx(3 / 4)
+
+
+def test_one_expert_is_a_plain_product():
+    grouped = replace(PUBLISHED_STEP_TIME, kernel=replace(PUBLISHED_STEP_TIME.kernel, grouped_frac=0.4))
+    slow = Machine.of(device("h200_sxm"), "bf16", grouped)
+    one, two = (
+        layer("mixtral_8x7b", machine=slow, ep=ep).forward.matrix_s[0]
+        / layer("mixtral_8x7b", ep=ep).forward.matrix_s[0]
+        for ep in (8, 4)
+    )
+    assert one == pytest.approx(1.0) and two > 1.6
 
 
 def test_experts_of_other_ranks_cost_nothing_here():
