@@ -85,7 +85,7 @@ def _matern(distances2: NDArray[Any], length: float) -> NDArray[Any]:
     matern *= r
     matern += 1
     matern *= decay
-    return matern
+    return np.asarray(matern)
 
 
 @dataclass(slots=True)
