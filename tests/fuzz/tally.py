@@ -5,7 +5,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -34,6 +34,7 @@ class Tally:
     examples: dict[str, str] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     longest_s: float = 0.0
+    wall_s: float = 0.0
 
     @property
     def sound(self) -> bool:
@@ -85,7 +86,14 @@ class Tally:
             sum(self.tracebacks.values()),
             len(self.slow),
         )
-        return f"| {self.name} | {' | '.join(f'{one:,}' for one in found)} | {self.longest_s:.1f} |"
+        shown = " | ".join(f"{one:,}" for one in found)
+        return f"| {self.name} | {shown} | {self.longest_s:.1f} | {self.wall_s:,.0f} |"
+
+    def cells(self, seed: int) -> dict[str, str]:
+        """Returns a row of the table on disk."""
+        found = (self.cases, self.refused, self.accepted, len(self.silent), self.tracebacks.total(), len(self.slow))
+        cells = [f"seed {seed}", self.name, *map(str, found), f"{self.longest_s:.2f}", f"{self.wall_s:.1f}"]
+        return dict(zip(COLUMNS, [*cells, self.problems().replace("\n", "; ") or "none"], strict=True))
 
     def problems(self) -> str:
         """Returns a line for every kind of failure, with a case that shows it."""
@@ -95,8 +103,31 @@ class Tally:
 
 
 HEADER = "\n".join(
-    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest s |", "|---" * 8 + "|"),
+    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest s | all s |", "|---" * 9 + "|"),
 )
+
+COLUMNS = ["seed", "fuzzer", "num_cases", "num_refused", "num_accepted", "num_silent", "num_tracebacks", "num_slow"]
+COLUMNS += ["longest_s", "wall_s", "problems"]
+"""Of the table on disk: a row for each seed and fuzzer."""
+
+
+def sum_of(rows: Iterable[Mapping[str, str]]) -> list[Tally]:
+    """Adds up rows of the table on disk, by fuzzer."""
+    found: dict[str, Tally] = {}
+    for row in rows:
+        one = found.setdefault(row["fuzzer"], Tally(row["fuzzer"]))
+        one.cases += int(row["num_cases"])
+        one.refused += int(row["num_refused"])
+        one.accepted += int(row["num_accepted"])
+        case = f"{row['seed']}: {row['problems']}"
+        one.silent += [case] * int(row["num_silent"])
+        one.slow += [case] * int(row["num_slow"])
+        if int(row["num_tracebacks"]):
+            one.tracebacks[row["seed"]] += int(row["num_tracebacks"])
+            one.examples[row["seed"]] = row["problems"]
+        one.longest_s = max(one.longest_s, float(row["longest_s"]))
+        one.wall_s += float(row["wall_s"])
+    return list(found.values())
 
 
 def seed_of(*parts: object) -> int:
