@@ -35,6 +35,9 @@ class Study:
     def __init__(self, folder: Path) -> None:
         """Writes the study."""
         self.study = make_study(folder)
+        document = self.study.document()
+        document["cluster"] = [{name: value for name, value in one.items() if value} for one in document["cluster"]]
+        self.study.commit(document, self.study.candidates())  # a second space, which can be planned again
         self.trials = [one.path for one in self.study.trials() if one.spans() is not None]
         for path in self.trials:
             trial = self.study.trial(*path.name.split("-"))  # type: ignore[arg-type]
@@ -194,8 +197,17 @@ def _table(dice: random.Random, path: Path) -> str:
     return f"{name}: {said}"
 
 
-def check(study: Study, *, digested: bool, rare: bool) -> str:
-    """Runs what reads a study. Returns `refused` where the damage is named, `silent` where figures changed unsaid."""
+def check(study: Study, *, digested: bool, rare: int | None) -> str:
+    """Runs what reads a study.
+
+    Args:
+        study: With its damage.
+        digested: Whether its digests still stand.
+        rare: Which of `RARE` to run besides; None for none of them.
+
+    Returns:
+        `refused` where the damage is named, `silent` where figures changed unsaid.
+    """
     said: list[str] = []
 
     def told(action: Callable[[], Any]) -> str | None:
@@ -208,13 +220,8 @@ def check(study: Study, *, digested: bool, rare: bool) -> str:
     ranking = told(lambda: api.rank(study.study).to_json())
     named = ranking is None or json.loads(ranking)["unreadable"] != []
     analysis = told(lambda: inspect(study.target).to_json())
-    if rare:
-        told(lambda: api.report(study.study).name)
-        told(lambda: api.compare(str(study.target), str(study.others[0])).to_json())
-        told(lambda: api.frontier(study.study).to_json())
-        told(lambda: api.suggest(study.study, budget="1h").to_json())
-        told(lambda: len(api.export(study.study, "csv")))
-        told(lambda: _tables(study.study.path))
+    if rare is not None:
+        told(lambda: RARE[rare % len(RARE)](study))
     finished = (study.target / "result.json").is_file()  # else it is a trial that was cut off, and runs again
     told(lambda: len(recover(StudyFolder(study.study.path), {}).results))
     try:
@@ -222,7 +229,7 @@ def check(study: Study, *, digested: bool, rare: bool) -> str:
     except (TelemetryError, KeyError) as error:
         if isinstance(error, KeyError) and error.args[0] != ("gpu0", "fast"):
             raise
-    if rare:
+    if rare is not None:
         kept = json_text(inspect(study.others[0]).to_json(), sort_keys=True)
         assert kept == study.other, "another trial suffered"
     elif ranking is not None:
@@ -241,6 +248,20 @@ def _tables(path: Path) -> list[int]:
         return [study.metrics().num_rows, *(study.telemetry(tier).num_rows for tier in ("fast", "ring"))]
 
 
+RARELY = 8
+"""Cases for each one that runs one of `RARE` too."""
+
+RARE: tuple[Callable[[Study], Any], ...] = (
+    lambda study: api.report(study.study).name,
+    lambda study: api.compare(str(study.target), str(study.others[0])).to_json(),
+    lambda study: api.frontier(study.study).to_json(),
+    lambda study: api.suggest(study.study, budget="1h").to_json(),
+    lambda study: (len(api.export(study.study, "csv")), len(api.export(study.study, "json"))),
+    lambda study: _tables(study.study.path),
+)
+"""What reads a study and takes longer."""
+
+
 def _figures(analysis: str) -> Any:
     found = json.loads(analysis)
     return found["metrics"], found["quality"], found["detail"]
@@ -252,6 +273,6 @@ def fuzz_folder(tally: Tally, study: Study, seed: int, number: int) -> None:
     said, digested = damage(dice, study)
     try:
         case = f"folder {seed}/{number} ({said}; {'with' if digested else 'no'} digests)"
-        tally.run(case, lambda: check(study, digested=digested, rare=number % 16 == 0))
+        tally.run(case, lambda: check(study, digested=digested, rare=None if number % RARELY else number // RARELY))
     finally:
         study.restore()
