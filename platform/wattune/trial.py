@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -351,7 +352,7 @@ QUALITIES: Final = ("invalid", "", "indicative", "publishable")
 
 
 LARGEST_METRIC: Final = 10**30
-"""Largest whole number of a metric. No metric of a machine comes near it."""
+"""Largest number of a metric. No metric of a machine comes near it, and its square is a float."""
 
 _RESULT_KINDS: Final = (
     ("trial_id", str),
@@ -457,8 +458,8 @@ class TrialResult:
             if not kinds.issuperset(map(type, own)):
                 wrong = next(value for value in own if type(value) not in kinds)
                 raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
-        # A number of 400 digits is an integer to JSON, and no float.
-        large = [name for name, value in self.metrics.items() if type(value) is int and abs(value) > LARGEST_METRIC]
+        # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
+        large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
         if large:
             raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
         for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):
