@@ -13,6 +13,7 @@ import argparse
 import csv
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any
 from chaos_study import HAZARDS, Place, allowed, in_own_namespace, objects
 from mlflow import MlflowClient
 
+from wattune.orchestrate.ray_folder import remove_left
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, is_over
 
@@ -54,6 +56,8 @@ HELD_S = 12.0
 """Longest time that a process is stopped, a server is down or a disk is full."""
 
 SYNC_S = 300.0
+SETTLED_S = 65.0
+"""Age from which the next call removes a cluster's folder that has no owner."""
 
 
 @dataclass
@@ -177,6 +181,10 @@ class Watched:
         for process in self.place.remaining():
             self.breach("left behind", f"process {process.pid} {' '.join(process.cmdline())[:100]}")
         left = self.place.left()
+        if left:  # Ray may write a last file after its end; the next call removes it, once it is not new
+            time.sleep(SETTLED_S)
+            remove_left(self.place.temporary / f"wattune-{os.getuid()}")
+            left = self.place.left()
         if left:
             self.breach("left behind", f"{len(left)} file(s) and folder(s), such as {left[:4]}")
 

@@ -17,7 +17,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.kinds import default_of, require_kinds
 from wattune.masking import printable
-from wattune.plan.axes import Plan
+from wattune.plan.axes import AXES, Plan
 from wattune.plan.program import FlagValue, Program
 
 TRIAL_ID_DIGITS: Final = 12
@@ -249,10 +249,16 @@ class TrialSpec:
         for part in (spec.workload, spec.workload.tokens, spec.workload.lora, spec.workload.routing, spec.plan):
             if part is not None:
                 require_kinds(part)
+        for name, choices in _CHOICES.items():
+            if getattr(spec.plan, name) not in choices:
+                raise ValueError(f'plan.{name}: got "{getattr(spec.plan, name)[:60]}", allowed: {", ".join(choices)}')
         if type(spec.engine) is not str or not spec.engine:
             raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
         return spec
 
+
+_CHOICES: Final = {axis.name: axis.choices for axis in AXES.values() if axis.kind == "choice"}
+"""The names that an axis of a plan can have, where it has names alone."""
 
 _FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
     kind: frozenset(names.split())

@@ -206,6 +206,8 @@ def test_another_trials_specification_is_never_accepted(study: StudyFolder, watt
         ("model", {"vocab_size": "x"}),
         ("plan", {"micro_batch_size": 0}),
         ("plan", {"tp": 10**30}),
+        ("plan", {"dtype": "../../.."}),
+        ("plan", {"recompute": "some"}),
     ],
 )
 def test_a_specification_that_cannot_be_costs_its_trial_alone(
