@@ -357,7 +357,7 @@ QUALITIES: Final = ("invalid", "", "indicative", "publishable")
 """Qualities of a result from worst to best. Empty means that it was not assessed."""
 
 
-LARGEST_METRIC: Final = 10**30
+LARGEST_METRIC: Final = 1e30
 """Largest number of a metric. No metric of a machine comes near it, and its square is a float."""
 
 _RESULT_KINDS: Final = (
