@@ -208,6 +208,7 @@ def test_another_trials_specification_is_never_accepted(study: StudyFolder, watt
         ("plan", {"tp": 10**30}),
         ("plan", {"dtype": "../../.."}),
         ("plan", {"recompute": "some"}),
+        ("plan", {"cp": 10**9}),
     ],
 )
 def test_a_specification_that_cannot_be_costs_its_trial_alone(
