@@ -259,7 +259,7 @@ RARE: tuple[Callable[[Study], Any], ...] = (
     lambda study: (len(api.export(study.study, "csv")), len(api.export(study.study, "json"))),
     lambda study: _tables(study.study.path),
 )
-"""What reads a study and takes longer."""
+"""Readers of a study that take longer."""
 
 
 def _figures(analysis: str) -> Any:
