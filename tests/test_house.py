@@ -1,5 +1,6 @@
 """The house: which files stand where, what they may load, and that the standard library is not shadowed."""
 
+import ast
 import importlib.util
 import json
 import subprocess
@@ -135,6 +136,42 @@ def test_every_module_has_the_unit_test_of_its_name_or_a_reason() -> None:
 def test_no_file_is_two_things() -> None:
     lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE_LINES} == {}
+
+
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}
+UNSAFE_CALLS = {
+    "eval", "exec", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "yaml.load",
+    "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "torch.load", "pd.read_pickle", "pandas.read_pickle",
+}  # fmt: skip
+UNSAFE_OPTIONS = {"shell", "allow_pickle"}
+
+
+def unsafe(source: str) -> list[str]:
+    """Lists what runs data as a program: pickles, evaluation, shells, YAML's objects."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [one.name for one in node.names if one.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module] if (node.module or "").split(".")[0] in UNSAFE_MODULES else []
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+            found += [called] if called in UNSAFE_CALLS else []
+            options = [one for one in node.keywords if one.arg in UNSAFE_OPTIONS]
+            found += [
+                str(one.arg) for one in options if not (isinstance(one.value, ast.Constant) and not one.value.value)
+            ]
+    return found
+
+
+def test_nothing_of_ours_unpickles_evaluates_or_asks_a_shell() -> None:
+    found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
+    written = (
+        "import pickle\nfrom shelve import open\neval(a)\nrun(b, shell=c)\nyaml.load(d)\nnp.load(e, allow_pickle=True)"
+    )
+    assert len(unsafe(written)) == 6
+    assert unsafe("run(b, shell=False)\nyaml.safe_load(d)\nmodel.eval()") == []
 
 
 def test_the_standard_library_platform_is_not_shadowed() -> None:

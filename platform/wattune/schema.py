@@ -145,6 +145,7 @@ BOUNDS: Final[dict[str, Bound]] = {
     **dict.fromkeys(("start_mono_ns", "end_mono_ns", "start_wall_ns", "end_wall_ns", "start_ns", "end_ns"), _TIME),
     **dict.fromkeys(("rank", "micro_batch", "chunk"), Bound(least=0, most=2**24)),
     "step": Bound(least=-(2**31), most=2**31),
+    "event_reasons": Bound(least=0, most=2**64),
     # The highest sample ever seen on a limit of 700 W is 969 W (benchmarks/results/nvml_check.md).
     **dict.fromkeys(
         ("power_w", "power_instant_w", "power_average_w"), Bound(least=0, most=10_000, fact="power_limit_w", times=3)

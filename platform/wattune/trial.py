@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -16,7 +17,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.kinds import default_of, require_kinds
 from wattune.masking import printable
-from wattune.plan.axes import Plan
+from wattune.plan.axes import AXES, Plan
 from wattune.plan.program import FlagValue, Program
 
 TRIAL_ID_DIGITS: Final = 12
@@ -248,10 +249,16 @@ class TrialSpec:
         for part in (spec.workload, spec.workload.tokens, spec.workload.lora, spec.workload.routing, spec.plan):
             if part is not None:
                 require_kinds(part)
+        for name, choices in _CHOICES.items():
+            if getattr(spec.plan, name) not in choices:
+                raise ValueError(f'plan.{name}: got "{getattr(spec.plan, name)[:60]}", allowed: {", ".join(choices)}')
         if type(spec.engine) is not str or not spec.engine:
             raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
         return spec
 
+
+_CHOICES: Final = {axis.name: axis.choices for axis in AXES.values() if axis.kind == "choice"}
+"""The names that an axis of a plan can have, where it has names alone."""
 
 _FIRST_FIELDS: Final[dict[type, frozenset[str]]] = {
     kind: frozenset(names.split())
@@ -350,8 +357,8 @@ QUALITIES: Final = ("invalid", "", "indicative", "publishable")
 """Qualities of a result from worst to best. Empty means that it was not assessed."""
 
 
-LARGEST_METRIC: Final = 10**30
-"""Largest whole number of a metric. No metric of a machine comes near it."""
+LARGEST_METRIC: Final = 1e30
+"""Largest number of a metric. No metric of a machine comes near it, and its square is a float."""
 
 _RESULT_KINDS: Final = (
     ("trial_id", str),
@@ -457,8 +464,8 @@ class TrialResult:
             if not kinds.issuperset(map(type, own)):
                 wrong = next(value for value in own if type(value) not in kinds)
                 raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
-        # A number of 400 digits is an integer to JSON, and no float.
-        large = [name for name, value in self.metrics.items() if type(value) is int and abs(value) > LARGEST_METRIC]
+        # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
+        large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
         if large:
             raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
         for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):

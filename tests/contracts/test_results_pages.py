@@ -84,7 +84,7 @@ def test_the_commands_exist_with_their_options(page: Path) -> None:
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z]\w*=\S*", word)]
         if words[0] == "wattune":  # test_docs.py parses those
             continue
-        assert words[0] == "python" and words[1].startswith("benchmarks/"), command
+        assert words[0] == "python" and words[1].startswith(("benchmarks/", "tests/fuzz/")), command
         source = (ROOT / words[1]).read_text()
         assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source] == [], command
 

@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import mutate
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from small_study import make_study
 from tally import Tally, seed_of
 
@@ -32,6 +35,9 @@ class Study:
     def __init__(self, folder: Path) -> None:
         """Writes the study."""
         self.study = make_study(folder)
+        document = self.study.document()
+        document["cluster"] = [{name: value for name, value in one.items() if value} for one in document["cluster"]]
+        self.study.commit(document, self.study.candidates())  # a second space, which can be planned again
         self.trials = [one.path for one in self.study.trials() if one.spans() is not None]
         for path in self.trials:
             trial = self.study.trial(*path.name.split("-"))  # type: ignore[arg-type]
@@ -46,6 +52,7 @@ class Study:
         self.others = [path for path in self.trials if path != self.target]
         self._kept = folder / "kept"
         shutil.copytree(self.target, self._kept)
+        self._own = {path: path.read_bytes() for path in self.own_files()}
         self.analysis = json_text(inspect(self.target).to_json(), sort_keys=True)
         self.other = json_text(inspect(self.others[0]).to_json(), sort_keys=True)
         self.ranking = json_text(api.rank(self.study).to_json(), sort_keys=True)
@@ -56,6 +63,14 @@ class Study:
             if path == self.target or "stray" in path.name:
                 shutil.rmtree(path)
         shutil.copytree(self._kept, self.target)
+        for path, content in self._own.items():
+            if path.is_dir():
+                path.rmdir()
+            path.write_bytes(content)
+
+    def own_files(self) -> list[Path]:
+        """Lists the files of the study that are no trial's: its spaces, and the table of combinations."""
+        return sorted(path for path in self.study.path.iterdir() if path.suffix in (".yaml", ".parquet"))
 
     def files(self) -> list[Path]:
         """Lists the files of the target."""
@@ -69,8 +84,10 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def damage(dice: random.Random, study: Study) -> tuple[str, bool]:
-    """Damages the target. Returns a description, and whether its digests still stand."""
+    """Damages the target or the study's own files. Returns a description, and whether its digests still stand."""
     digested = dice.random() < 0.4
+    if dice.random() < 0.1:
+        return _own_file(dice, dice.choice(study.own_files()), digested=digested), digested
     if not digested:
         data = json.loads((study.target / "result.json").read_text())
         (study.target / "result.json").write_text(json.dumps({k: v for k, v in data.items() if k not in KEYS}))
@@ -93,6 +110,31 @@ def damage(dice: random.Random, study: Study) -> tuple[str, bool]:
     if path.suffix == ".json":
         return f"{name}: {_json(dice, path)}", digested
     return f"{name}: {_table(dice, path)}", digested
+
+
+def _own_file(dice: random.Random, path: Path, *, digested: bool) -> str:
+    """Damages a file of the study that is no trial's. Returns a description."""
+    kind = dice.randrange(8)
+    if kind == 0:
+        path.unlink()
+        return f"{path.name} removed"
+    if kind == 1:
+        path.unlink()
+        path.mkdir()
+        return f"{path.name} is a folder"
+    content = path.read_bytes()
+    if path.suffix == ".parquet":
+        if kind > 4:
+            return f"{path.name}: {_table(dice, path)}"
+    elif not digested:
+        content = content.partition(b"\n")[2]  # without the line of its digest
+        if kind > 3:
+            data, said = mutate.data_of(dice, yaml.safe_load(content))
+            with suppress(yaml.YAMLError, RecursionError):
+                path.write_text(yaml.safe_dump(data))
+            return f"{path.name}: {said}"
+    path.write_bytes(mutate.bytes_of(dice, content))
+    return f"{path.name}: bytes"
 
 
 def _json(dice: random.Random, path: Path) -> str:
@@ -155,8 +197,17 @@ def _table(dice: random.Random, path: Path) -> str:
     return f"{name}: {said}"
 
 
-def check(study: Study, *, digested: bool, rare: bool) -> str:
-    """Runs what reads a study. Returns `refused` where the damage is named, `silent` where figures changed unsaid."""
+def check(study: Study, *, digested: bool, rare: int | None) -> str:
+    """Runs what reads a study.
+
+    Args:
+        study: With its damage.
+        digested: Whether its digests still stand.
+        rare: Which of `RARE` to run besides; None for none of them.
+
+    Returns:
+        `refused` where the damage is named, `silent` where figures changed unsaid.
+    """
     said: list[str] = []
 
     def told(action: Callable[[], Any]) -> str | None:
@@ -169,8 +220,8 @@ def check(study: Study, *, digested: bool, rare: bool) -> str:
     ranking = told(lambda: api.rank(study.study).to_json())
     named = ranking is None or json.loads(ranking)["unreadable"] != []
     analysis = told(lambda: inspect(study.target).to_json())
-    if rare:
-        told(lambda: api.report(study.study).name)
+    if rare is not None:
+        told(lambda: RARE[rare % len(RARE)](study))
     finished = (study.target / "result.json").is_file()  # else it is a trial that was cut off, and runs again
     told(lambda: len(recover(StudyFolder(study.study.path), {}).results))
     try:
@@ -178,7 +229,7 @@ def check(study: Study, *, digested: bool, rare: bool) -> str:
     except (TelemetryError, KeyError) as error:
         if isinstance(error, KeyError) and error.args[0] != ("gpu0", "fast"):
             raise
-    if rare:
+    if rare is not None:
         kept = json_text(inspect(study.others[0]).to_json(), sort_keys=True)
         assert kept == study.other, "another trial suffered"
     elif ranking is not None:
@@ -187,6 +238,28 @@ def check(study: Study, *, digested: bool, rare: bool) -> str:
         same = ranking == study.ranking and (analysis is None or _figures(analysis) == _figures(study.analysis))
         return "accepted" if same or (analysis and '"missing": []' not in analysis) else "silent"
     return "refused" if named or said else "accepted"
+
+
+def _tables(path: Path) -> list[int]:
+    """Reads a study as tables, as a program of a user's would. Returns their lengths."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they name what is damaged
+        study = api.load_study(path)
+        return [study.metrics().num_rows, *(study.telemetry(tier).num_rows for tier in ("fast", "ring"))]
+
+
+RARELY = 8
+"""Cases for each one that runs one of `RARE` too."""
+
+RARE: tuple[Callable[[Study], Any], ...] = (
+    lambda study: api.report(study.study).name,
+    lambda study: api.compare(str(study.target), str(study.others[0])).to_json(),
+    lambda study: api.frontier(study.study).to_json(),
+    lambda study: api.suggest(study.study, budget="1h").to_json(),
+    lambda study: (len(api.export(study.study, "csv")), len(api.export(study.study, "json"))),
+    lambda study: _tables(study.study.path),
+)
+"""Readers of a study that take longer."""
 
 
 def _figures(analysis: str) -> Any:
@@ -200,6 +273,6 @@ def fuzz_folder(tally: Tally, study: Study, seed: int, number: int) -> None:
     said, digested = damage(dice, study)
     try:
         case = f"folder {seed}/{number} ({said}; {'with' if digested else 'no'} digests)"
-        tally.run(case, lambda: check(study, digested=digested, rare=number % 16 == 0))
+        tally.run(case, lambda: check(study, digested=digested, rare=None if number % RARELY else number // RARELY))
     finally:
         study.restore()

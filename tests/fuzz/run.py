@@ -2,9 +2,12 @@
 
 python tests/fuzz/run.py --seconds 3600 --seed 7       # as `make fuzz`
 python tests/fuzz/run.py --spaces 50000 --folders 20000 --seed 7
+python tests/fuzz/run.py --spaces 2500 --folders 500 --seed 7 --csv fuzz.csv      # appends its rows to a table
+python tests/fuzz/run.py --table --csv fuzz.csv                                   # sums the rows of all seeds
 """
 
 import argparse
+import csv
 import sys
 import time
 from collections.abc import Callable
@@ -12,16 +15,17 @@ from pathlib import Path
 
 from folders import Study, fuzz_folder
 from spaces import fuzz_expression, fuzz_space, scratch
-from tally import HEADER, Tally
+from tally import COLUMNS, HEADER, Tally, sum_of
 
 
-def repeat(case: Callable[[int], None], most: int, seconds: float) -> None:
-    """Runs cases until there were enough, or the time is over."""
-    end_s = time.monotonic() + seconds
+def repeat(case: Callable[[int], None], most: int, seconds: float) -> float:
+    """Runs cases until there were enough, or the time is over. Returns the seconds it took."""
+    start_s = time.monotonic()
     for number in range(most):
-        if time.monotonic() > end_s:
-            return
+        if time.monotonic() > start_s + seconds:
+            break
         case(number)
+    return time.monotonic() - start_s
 
 
 def fuzz(seed: int, *, spaces: int, expressions: int, folders: int, seconds: float) -> list[Tally]:
@@ -37,29 +41,61 @@ def fuzz(seed: int, *, spaces: int, expressions: int, folders: int, seconds: flo
     found = [Tally("search spaces"), Tally("objectives and constraints"), Tally("study folders")]
     with scratch() as name:
         folder = Path(name)
-        repeat(lambda number: fuzz_space(found[0], seed, number, folder), spaces, seconds)
-        repeat(lambda number: fuzz_expression(found[1], seed, number), expressions, seconds)
+        found[0].wall_s = repeat(lambda number: fuzz_space(found[0], seed, number, folder), spaces, seconds)
+        found[1].wall_s = repeat(lambda number: fuzz_expression(found[1], seed, number), expressions, seconds)
         if folders:
             study = Study(folder / "storage")
-            repeat(lambda number: fuzz_folder(found[2], study, seed, number), folders, seconds)
+            found[2].wall_s = repeat(lambda number: fuzz_folder(found[2], study, seed, number), folders, seconds)
     return found
+
+
+def append(path: Path, rows: list[dict[str, str]]) -> None:
+    """Appends rows to a table, made with its heading if need be."""
+    fresh = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Reads a table.
+
+    Raises:
+        SystemExit: It has other columns.
+    """
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != COLUMNS:
+            sys.exit(f"{path} has columns {reader.fieldnames}, expected {COLUMNS}; give --csv another file")
+        return list(reader)
 
 
 def main() -> int:
     """Prints the table. Returns 1 where anything happened that must never happen."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--spaces", type=int, default=10**9)
+    parser.add_argument("--spaces", type=int, default=10**9, help="search spaces, and as many expressions")
     parser.add_argument("--folders", type=int, default=10**9)
+    parser.add_argument("--csv", type=Path, help="table that rows are appended to")
+    parser.add_argument("--table", action="store_true", help="only print what --csv holds")
     given = parser.parse_args()
-    found = fuzz(
-        given.seed,
-        spaces=given.spaces,
-        expressions=given.spaces,
-        folders=given.folders,
-        seconds=given.seconds / 3,
-    )
+    if given.table:
+        if given.csv is None:
+            parser.error("--table prints the table of --csv; name it")
+        found = sum_of(read(given.csv))
+    else:
+        found = fuzz(
+            given.seed,
+            spaces=given.spaces,
+            expressions=given.spaces,
+            folders=given.folders,
+            seconds=given.seconds / 3,
+        )
+        if given.csv is not None:
+            append(given.csv, [one.cells(given.seed) for one in found if one.cases])
     sys.stdout.write(
         "\n".join([HEADER, *(one.row() for one in found), *filter(None, (t.problems() for t in found))]) + "\n"
     )

@@ -5,7 +5,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -13,10 +13,14 @@ from types import FrameType
 from wattune.errors import WattuneError
 
 SLOW_S = 10.0
+"""Most seconds of CPU time of a case: a busy machine makes no case slow."""
+
+HANGS_S = 120.0
+"""Most seconds of wall time of a case, for one that waits."""
 
 
 class TooSlowError(BaseException):
-    """A case that took longer than `SLOW_S`; no handler of the code under test catches it."""
+    """A case that took longer than it may; no handler of the code under test catches it."""
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Tally:
     examples: dict[str, str] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     longest_s: float = 0.0
+    """CPU time of the case that took most."""
+    wall_s: float = 0.0
 
     @property
     def sound(self) -> bool:
@@ -48,7 +54,7 @@ class Tally:
             action: Does the work. Returns `refused`, `accepted` or `silent`; an error of wattune counts as refused.
         """
         self.cases += 1
-        start_s = time.monotonic()
+        start_s = time.process_time()
         try:
             with _deadline():
                 outcome = action()
@@ -62,7 +68,7 @@ class Tally:
         except Exception as error:
             outcome = ""
             self._note(error, case)
-        self.longest_s = max(self.longest_s, time.monotonic() - start_s)
+        self.longest_s = max(self.longest_s, time.process_time() - start_s)
         self.refused += outcome == "refused"
         self.accepted += outcome == "accepted"
         if outcome == "silent":
@@ -85,7 +91,14 @@ class Tally:
             sum(self.tracebacks.values()),
             len(self.slow),
         )
-        return f"| {self.name} | {' | '.join(f'{one:,}' for one in found)} | {self.longest_s:.1f} |"
+        shown = " | ".join(f"{one:,}" for one in found)
+        return f"| {self.name} | {shown} | {self.longest_s:.1f} | {self.wall_s:,.0f} |"
+
+    def cells(self, seed: int) -> dict[str, str]:
+        """Returns a row of the table on disk."""
+        found = (self.cases, self.refused, self.accepted, len(self.silent), self.tracebacks.total(), len(self.slow))
+        cells = [f"seed {seed}", self.name, *map(str, found), f"{self.longest_s:.2f}", f"{self.wall_s:.1f}"]
+        return dict(zip(COLUMNS, [*cells, self.problems().replace("\n", "; ") or "none"], strict=True))
 
     def problems(self) -> str:
         """Returns a line for every kind of failure, with a case that shows it."""
@@ -95,8 +108,31 @@ class Tally:
 
 
 HEADER = "\n".join(
-    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest s |", "|---" * 8 + "|"),
+    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest CPU s | all s |", "|---" * 9 + "|"),
 )
+
+COLUMNS = ["seed", "fuzzer", "num_cases", "num_refused", "num_accepted", "num_silent", "num_tracebacks", "num_slow"]
+COLUMNS += ["longest_s", "wall_s", "problems"]
+"""Of the table on disk: a row for each seed and fuzzer."""
+
+
+def sum_of(rows: Iterable[Mapping[str, str]]) -> list[Tally]:
+    """Adds up rows of the table on disk, by fuzzer."""
+    found: dict[str, Tally] = {}
+    for row in rows:
+        one = found.setdefault(row["fuzzer"], Tally(row["fuzzer"]))
+        one.cases += int(row["num_cases"])
+        one.refused += int(row["num_refused"])
+        one.accepted += int(row["num_accepted"])
+        case = f"{row['seed']}: {row['problems']}"
+        one.silent += [case] * int(row["num_silent"])
+        one.slow += [case] * int(row["num_slow"])
+        if int(row["num_tracebacks"]):
+            one.tracebacks[row["seed"]] += int(row["num_tracebacks"])
+            one.examples[row["seed"]] = row["problems"]
+        one.longest_s = max(one.longest_s, float(row["longest_s"]))
+        one.wall_s += float(row["wall_s"])
+    return list(found.values())
 
 
 def seed_of(*parts: object) -> int:
@@ -109,10 +145,13 @@ def _deadline() -> Iterator[None]:
     def late(_number: int, _frame: FrameType | None) -> None:
         raise TooSlowError
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SLOW_S)
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, SLOW_S), (signal.ITIMER_REAL, signal.SIGALRM, HANGS_S))
+    before = [signal.signal(number, late) for _, number, _ in timers]
+    for timer, _, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (timer, number, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)

@@ -1,14 +1,20 @@
 """The fuzzers with fixed seeds, for two minutes; `make fuzz` runs them for an hour."""
 
+import itertools
 import os
 import sys
+import time
 from pathlib import Path
 
+import pytest
+import tally
 from folders import Study, fuzz_folder
 from hypothesis import given, settings
-from run import repeat
+from run import append, read, repeat
 from spaces import PLAIN, fuzz_document, fuzz_expression, fuzz_space
 from tally import Tally
+
+from wattune.errors import PlanError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "25"))
 """Most seconds of each fuzzer. A slow machine runs fewer cases of the same sequence."""
@@ -23,31 +29,59 @@ def sound(tally: Tally) -> None:
     assert tally.sound, tally.problems()
 
 
+def raising(error: Exception) -> str:
+    raise error
+
+
+def test_every_outcome_is_counted_and_seeds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "SLOW_S", 0.2)
+    one, two = Tally("spaces"), Tally("spaces")
+    one.run("a", lambda: "accepted")
+    one.run("b", lambda: raising(PlanError("no such axis")))
+    one.run("c", lambda: "silent")
+    one.run("d", lambda: raising(KeyError("tp")))
+    one.run("e", lambda: str(sum(1 for _ in itertools.count())))  # never ends
+    counts = [one.cases, one.refused, one.accepted, len(one.silent), one.tracebacks.total(), len(one.slow)]
+    assert counts == [5, 1, 1, 1, 1, 1]
+    assert not one.sound and 0.2 <= one.longest_s < 5
+    two.run("f", lambda: time.sleep(0.3) or "accepted")  # a busy machine makes no case slow
+    assert two.sound
+    table = tmp_path / "fuzz.csv"
+    for seed, each in enumerate((one, two)):
+        append(table, [each.cells(seed)])
+    (both,) = tally.sum_of(read(table))
+    assert (both.cases, both.accepted, len(both.silent), both.tracebacks.total()) == (6, 2, 1, 1)
+    assert not both.sound and "KeyError" in both.problems() and "seed 0" in both.problems()
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit, match="has columns"):
+        read(table)
+
+
 def test_a_mutated_space_is_refused_in_words_or_planned(tmp_path: Path) -> None:
-    tally = Tally("search spaces")
-    repeat(lambda number: fuzz_space(tally, SEED, number, tmp_path), 3000, SECONDS)
-    sound(tally)
+    found = Tally("search spaces")
+    repeat(lambda number: fuzz_space(found, SEED, number, tmp_path), 3000, SECONDS)
+    sound(found)
 
 
 def test_a_mutated_objective_or_constraint_is_refused_in_words_or_taken() -> None:
-    tally = Tally("objectives and constraints")
-    repeat(lambda number: fuzz_expression(tally, SEED, number), 5000, SECONDS)
-    sound(tally)
+    found = Tally("objectives and constraints")
+    repeat(lambda number: fuzz_expression(found, SEED, number), 5000, SECONDS)
+    sound(found)
 
 
 def test_any_plain_data_is_no_space_or_one() -> None:
-    tally = Tally("plain data")
+    found = Tally("plain data")
 
     @settings(max_examples=100, deadline=None, derandomize=True, database=None)
     @given(data=PLAIN)
     def each(data: object) -> None:
-        fuzz_document(tally, data)
+        fuzz_document(found, data)
 
     each()
-    sound(tally)
+    sound(found)
 
 
 def test_a_damaged_folder_costs_itself_alone(tmp_path: Path) -> None:
-    tally, study = Tally("study folders"), Study(tmp_path)
-    repeat(lambda number: fuzz_folder(tally, study, SEED, number), 200, 2 * SECONDS)
-    sound(tally)
+    found, study = Tally("study folders"), Study(tmp_path)
+    repeat(lambda number: fuzz_folder(found, study, SEED, number), 200, 2 * SECONDS)
+    sound(found)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from small_study import make_study
@@ -66,7 +68,7 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
     "result_bytes": ("TRIAL/result.json", b"\xff\xfe", "no trial of this version"),
     "spec_half": ("TRIAL/spec.json", '{"model"', "no trial of this version"),
-    "candidates_half": ("candidates.parquet", b"PAR1", "candidates.parquet cannot be read"),
+    "candidates_half": ("candidates.parquet", b"PAR1", "candidates.parquet does not agree with its digest"),
     "kernels_no_table": ("TRIAL/kernels.parquet", b"hello", "kernels.parquet cannot be read"),
     "manifest_devices": ("TRIAL/telemetry/node0/manifest.json", '{"devices": []}', "devices: got []"),
     "manifest_device": ("TRIAL/telemetry/node0/manifest.json", '{"devices": {"gpu0": 5}}', "devices.gpu0: got 5"),
@@ -150,6 +152,30 @@ def test_a_file_that_does_not_agree_with_its_digest_is_named(study: StudyFolder,
     assert code != 0 and trial.name in err
 
 
+@pytest.mark.parametrize("damage", ["edited", "cut", "missing", "folder"])
+def test_a_table_of_combinations_that_is_damaged_is_named_and_costs_no_trial(
+    study: StudyFolder, wattune: Run, damage: str
+) -> None:
+    sound = json.loads(wattune("rank", STUDY, "--json")[1])
+    path = study.path / "candidates.parquet"
+    table = pq.read_table(path)
+    path.unlink()
+    if damage == "edited":  # a table like any other: only its digest tells
+        pq.write_table(table.set_column(1, "status", pa.array(["x"] * table.num_rows)), path)
+    elif damage == "cut":
+        path.write_bytes(b"PAR1")
+    elif damage == "folder":
+        path.mkdir()
+    code, out, err = wattune("rank", STUDY, "--json")
+    found = json.loads(out)
+    assert code == 0, err
+    assert [row["trial_id"] for row in found["feasible"]] == [row["trial_id"] for row in sound["feasible"]]
+    assert sound["space"] and found["space"] == []
+    (named,) = found["unreadable"]
+    assert named["name"] == "candidates.parquet" and "`wattune run` of the space writes it anew" in named["reason"]
+    assert " ".join(named["reason"].split()) in " ".join(wattune("rank", STUDY)[1].split())
+
+
 def test_files_edited_on_purpose_are_accepted_and_the_quality_says_so(study: StudyFolder, wattune: Run) -> None:
     trial = measured(study)
     edit_json(trial.path / "telemetry" / "node0" / "manifest.json", sampled_by="hand")
@@ -180,6 +206,9 @@ def test_another_trials_specification_is_never_accepted(study: StudyFolder, watt
         ("model", {"vocab_size": "x"}),
         ("plan", {"micro_batch_size": 0}),
         ("plan", {"tp": 10**30}),
+        ("plan", {"dtype": "../../.."}),
+        ("plan", {"recompute": "some"}),
+        ("plan", {"cp": 10**9}),
     ],
 )
 def test_a_specification_that_cannot_be_costs_its_trial_alone(
@@ -191,7 +220,15 @@ def test_a_specification_that_cannot_be_costs_its_trial_alone(
     _costs_itself_alone(study, wattune, lost)
 
 
-@pytest.mark.parametrize("wrong", [{"metrics": {"tokens_per_s": 10**400}}, {"start_wall_ns": 10**30}, {"repeat": True}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metrics": {"tokens_per_s": 10**400}},
+        {"metrics": {"mfu_frac": -1e300}},
+        {"start_wall_ns": 10**30},
+        {"repeat": True},
+    ],
+)
 def test_a_result_that_cannot_be_costs_its_trial_alone(study: StudyFolder, wattune: Run, wrong: dict[str, Any]) -> None:
     lost = measured(study).path
     without_digests(lost)

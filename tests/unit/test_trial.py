@@ -50,7 +50,7 @@ RESULTS = st.builds(
     repeat=st.integers(0, 9),
     status=st.sampled_from(TrialStatus),
     reason=st.text(max_size=20),
-    metrics=st.dictionaries(st.sampled_from(sorted(METRICS)), st.floats(allow_nan=False, allow_infinity=False)),
+    metrics=st.dictionaries(st.sampled_from(sorted(METRICS)), st.floats(-1e30, 1e30)),
     quality=st.sampled_from(["", "publishable", "indicative", "invalid"]),
     quality_reasons=st.lists(st.text(max_size=9), max_size=3).map(tuple),
     tags=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +50,7 @@ _own: Final[list[Path]] = []
 def ray_folder() -> Iterator[Path]:
     """Makes the folder, and removes it at the end, with what killed processes of this user left before.
 
-    After an error it stays for a day, for Ray's logs in it.
+    After an error it stays for a day, for Ray's logs in it, or until another one has failed.
 
     Raises:
         NotPrivateError: A folder above it is not this user's own.
@@ -115,16 +115,21 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def remove_left(base: Path) -> None:
-    """Removes folders of clusters whose owner has ended, except one that was left for its logs within a day.
+    """Removes folders of clusters whose owner has ended, except the latest that was left for its logs within a day.
 
     Args:
         base: The folder above them.
     """
+    failed_at_s = {}
+    for path in base.glob(f"{_PREFIX}*/{_FAILED}"):
+        with suppress(FileNotFoundError):  # another call removed it meanwhile
+            failed_at_s[path.parent] = path.stat().st_mtime
+    latest = max(failed_at_s, key=lambda folder: failed_at_s[folder], default=None)
     for folder in base.glob(f"{_PREFIX}*"):
-        failed = folder / _FAILED
-        kept = failed.exists() and time.time() - failed.stat().st_mtime < KEPT_S
+        kept = folder == latest and time.time() - failed_at_s[folder] < KEPT_S
         # Ray's dashboard may write a last file, and make the folder anew, after the cluster has ended.
-        begins = not (folder / _LOCK).exists() and time.time() - folder.lstat().st_mtime < _BEGINS_S
+        # One from the future was made before the wall clock was set back.
+        begins = not (folder / _LOCK).exists() and abs(time.time() - folder.lstat().st_mtime) < _BEGINS_S
         if not kept and not begins and lock_holder(folder / _LOCK) is None:
             end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from wattune.clock import ClockAnchor
 from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.cluster import Cluster
@@ -81,7 +82,7 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
         cluster: The nodes. The first that fit the trial are used.
         lanes: The study's warm workers; None gives the trial workers of its own.
     """
-    start_wall_ns = time.time_ns()
+    begun = ClockAnchor.now()  # a wall clock that is set meanwhile makes no trial longer
     folder, spec = TrialFolder(request.folder), request.spec
     folder.write_spec(spec)
     # Each command starts anew, though its lane stays.
@@ -100,12 +101,12 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
             answer=attempt.answer,
             limits=request.limits,
             tags=tags,
-            start_wall_ns=start_wall_ns,
+            start_wall_ns=begun.wall_ns,
         )
-        result = trial_result(ended, folder, spans)
+        result = replace(trial_result(ended, folder, spans), end_wall_ns=begun.to_wall_ns(time.monotonic_ns()))
         if attempt.assignment is not None and (lost := workers.settle(attempt.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
-        conclude(folder, replace(result, end_wall_ns=time.time_ns()))
+        conclude(folder, replace(result, end_wall_ns=begun.to_wall_ns(time.monotonic_ns())))
         if attempt.telemetry is not None:
             forget(request.key, attempt.telemetry)
     return result

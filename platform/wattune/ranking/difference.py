@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
-from wattune.ranking.scatter import Floats
+from wattune.ranking.scatter import Floats, factor
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
 from wattune.schema import METRICS
 from wattune.trial import TrialResult
@@ -114,7 +114,7 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
         change=change,
         low=None,
         high=None,
-        change_frac=math.expm1(apart) if logarithmic else None,
+        change_frac=_share(apart) if logarithmic else None,
         low_frac=None,
         high_frac=None,
         statistic=None,
@@ -135,10 +135,15 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
     )
     if not logarithmic:
         return found
-    low_frac, high_frac = math.expm1(apart - reach), math.expm1(apart + reach)
+    low_frac, high_frac = _share(apart - reach), _share(apart + reach)
     return replace(
         found, low=of_a.value * low_frac, high=of_a.value * high_frac, low_frac=low_frac, high_frac=high_frac
     )
+
+
+def _share(log_change: float) -> float:
+    """Returns a change on the logarithmic scale as a share; exact where it is small."""
+    return math.expm1(log_change) if log_change < 1.0 else factor(log_change) - 1.0
 
 
 def tell_apart(found: Iterable[Difference], first: str) -> tuple[Difference, ...]:

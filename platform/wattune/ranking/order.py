@@ -30,7 +30,7 @@ from wattune.ranking.best import order, standing
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
-from wattune.ranking.scatter import Scatter
+from wattune.ranking.scatter import Scatter, factor
 from wattune.ranking.spreads import Results, Spreads
 from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.storage.study import UnreadableTrial
@@ -378,7 +378,7 @@ def compared(rows: Sequence[Row], objective: Objective) -> tuple[list[tuple[int,
     assert rows[0].objective is not None
     first, lost = rows[0].objective.value, outcome.regression * (-1.0 if objective.maximize else 1.0)
     logarithmic = all(found.typical is None for found, _, _ in parts)
-    return told, first * math.exp(lost) if logarithmic else first + lost
+    return told, first * factor(lost) if logarithmic else first + lost
 
 
 def finalists(ranking: Ranking) -> list[TrialSpec]:

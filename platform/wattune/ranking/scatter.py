@@ -38,6 +38,9 @@ DRIFT_SPREAD: Final = 0.03
 """Prior standard deviation of the machine's drift from the first to the last run, on the logarithmic scale. Our
 choice."""
 
+_MOST_LOG: Final = 700.0
+"""Largest exponent that a float holds, rounded down."""
+
 _ROUNDS: Final = 4
 """Rounds between variances and effects; the third changes the variance by less than 0.1 %."""
 
@@ -52,6 +55,14 @@ _SIMILAR_TRIALS: Final = 4.0
 _SIMILAR_DEGREES: Final = 24.0
 """Before data, trials of a study scatter alike: as if four trials had shown variances that differ as a chi-square of 24
 degrees of freedom does. Our choice; `benchmarks/coverage.py` shows the coverage that follows."""
+
+
+def factor(log_change: float) -> float:
+    """Returns the factor of a change on the logarithmic scale: at most e to 700, where floats end.
+
+    An interval that reaches further says that nothing is known, and is no reason to stop.
+    """
+    return math.exp(min(log_change, _MOST_LOG))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

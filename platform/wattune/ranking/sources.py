@@ -9,14 +9,14 @@ from typing import TypedDict, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.errors import PlanError, SpaceError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
 from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.spreads import Results
-from wattune.storage.parquet import read_table
+from wattune.storage.spaces import CANDIDATES, candidates_table
 from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.reader import read_study
 from wattune.trial import TrialStatus
@@ -47,12 +47,17 @@ class Source:
         objective, constraints = document.get("objective"), document.get("constraints", [])
         if not isinstance(objective, str | None) or not _is_texts(constraints):
             raise PlanError(f"{study.path / 'study.yaml'}: objective and constraints are not texts; restore it")
+        candidates, unreadable = None, list(finished.unreadable)
+        try:
+            candidates = _candidates(study)
+        except PlanError as error:  # the trials say nothing less: how much of the space they are is unknown
+            unreadable.append(UnreadableTrial(name=CANDIDATES, reason=str(error)))
         return cls(
             name=study.name,
             results=of_folder(study, finished.results),
-            unreadable=tuple(finished.unreadable),
+            unreadable=tuple(unreadable),
             num_undigested=finished.num_undigested,
-            candidates=_candidates(study),
+            candidates=candidates,
             objective=objective,
             constraints=tuple(constraints),
             place=str(study.path),
@@ -161,16 +166,16 @@ def _candidates(study: StudyFolder) -> frozenset[str] | None:
     A million combinations may be rejected, so two columns are read and no rows are made.
 
     Raises:
-        PlanError: The file is not such a table.
+        PlanError: The file is not such a table, or does not agree with its digest.
     """
-    path = study.path / "candidates.parquet"
-    if not path.exists():
+    table = candidates_table(study.path)
+    if table is None:
         return None
     try:
-        table = read_table(path)
         kept = table.filter(pc.equal(table["status"], "kept"))
         return frozenset(kept["trial_id"].to_pylist())
-    except (TelemetryError, KeyError, pa.ArrowException) as error:
+    except (KeyError, pa.ArrowException) as error:
+        path = study.path / CANDIDATES
         raise PlanError(f"{path}: {error}; `wattune run` of the space writes it anew") from error
 
 

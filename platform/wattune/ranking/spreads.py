@@ -15,7 +15,7 @@ import numpy as np
 
 from wattune.fidelity import is_burst
 from wattune.intervals import Interval, t_quantile
-from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, fit
+from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, factor, fit
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_quantity
@@ -164,7 +164,7 @@ class Spreads:
         assert fitted is not None, "a number has a model"
         change = float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number])
         value = _mean(ordinary(counted), metric)
-        return value * math.exp(change) if fitted.logarithmic else value + change
+        return value * factor(change) if fitted.logarithmic else value + change
 
     def interval(self, counted: Sequence[TrialResult], metric: str) -> Interval | None:
         """Computes a metric over repeats of one trial, None if one of them did not measure it.
@@ -189,8 +189,8 @@ class Spreads:
         reach = t_quantile(float(found.degrees_of_freedom[number])) * error
         method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.num_repeats else "prior"
         if fitted.logarithmic:
-            value *= math.exp(change)
-            low, high = value * math.exp(-reach), value * math.exp(reach)
+            value *= factor(change)
+            low, high = value * factor(-reach), value * factor(reach)
         else:
             value += change
             low, high = value - reach, value + reach

@@ -21,7 +21,7 @@ from wattune.storage.files import (
     write_table,
 )
 from wattune.storage.manifests import checked_manifest, device_facts
-from wattune.storage.parquet import ParquetTier, read_table
+from wattune.storage.parquet import ParquetTier, read_table, typed
 from wattune.storage.values import Facts, wrong_columns
 from wattune.storage.versions import DIGESTS_SINCE, RENAMED_FILES, VERSION, check_version
 
@@ -146,7 +146,10 @@ class MeasuredFolder:
 
     def _table(self, name: str) -> pa.Table | None:
         path = table_path(self.path, name)
-        return read_table(path) if path is not None else None
+        if path is None:
+            return None
+        table = read_table(path)
+        return table.cast(typed(table.schema, name))
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
         """Writes one node's tables and, last, its manifest. A node with a manifest is complete."""
@@ -171,7 +174,8 @@ class MeasuredFolder:
             try:
                 parts = [read_table(path, facts) for path in self._tier_paths(tier)]
                 if parts:
-                    tables[tier] = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+                    whole = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+                    tables[tier] = whole.cast(typed(whole.schema, tier))
             except ImpossibleValueError:
                 raise
             except (TelemetryError, pa.ArrowException) as error:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.errors import TelemetryError
+from wattune.schema import KERNELS, SPANS, TELEMETRY
 from wattune.storage.values import Facts, require_possible, require_possible_rows, require_schema
 
 Device: TypeAlias = tuple[str, str]
@@ -96,6 +97,25 @@ def read_table(path: Path, facts: Facts | None = None) -> pa.Table:
     return table
 
 
+def typed(schema: pa.Schema, name: str) -> pa.Schema:
+    """Returns a table's schema, where a column that has no value at all has the type it should have.
+
+    Some tools write such a column with Arrow's type `null`, which few functions take.
+
+    Args:
+        schema: The table's own.
+        name: A key of `wattune.schema.TELEMETRY`, `spans` or `kernels`; the columns of any other table stay.
+    """
+    known = {**TELEMETRY, "spans": SPANS, "kernels": KERNELS}.get(name)
+    if known is None:
+        return schema
+    fields = [
+        one.with_type(known.field(one.name).type) if pa.types.is_null(one.type) and one.name in known.names else one
+        for one in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
 def in_a_line(error: BaseException) -> str:
     """Returns what an error says, in a line."""
     return " ".join(str(error).split())[:500]
@@ -129,7 +149,7 @@ class ParquetTier:
         # Where the values of one file are simulated, the whole tier counts as simulated.
         said = [schema.metadata or {} for schema in schemas]
         simulated = [each for each in said if each.get(b"wattune.simulated") == b"true"]
-        self.schema = unified.with_metadata((simulated or said)[0])
+        self.schema = typed(unified.with_metadata((simulated or said)[0]), paths[0].stem)
         self._small: dict[int, pa.Table] = {}
         self._devices: list[Device] | None = None
         self._owners = [self._owners_of(number) for number in range(len(self._files))]

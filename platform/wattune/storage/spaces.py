@@ -45,6 +45,7 @@ SPACE_TAG: Final = "space"
 """Tag of a result: the number of the space that held when its trial ran."""
 
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
+_ANEW: Final = "`wattune run` of the space writes it anew"
 
 
 def space_name(number: int) -> str:
@@ -207,22 +208,31 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
     Raises:
         PlanError: The table cannot be read, or does not agree with its digest.
     """
-    anew = "`wattune run` of the space writes it anew"
+    table = candidates_table(folder)
+    return [] if table is None else [upgraded_candidate(row) for row in table.to_pylist()]
+
+
+def candidates_table(folder: Path) -> pa.Table | None:
+    """Reads the table of every combination of a study's spaces, as it was written; None before it was.
+
+    Raises:
+        PlanError: The table cannot be read, or does not agree with its digest.
+    """
     for _ in range(2):  # a study that runs may change its space between two of these lines
         wanted = read_space(folder / STUDY).files.get(CANDIDATES) if (folder / STUDY).exists() else None
-        paths = [path for path in (folder / CANDIDATES, folder / NEXT_CANDIDATES) if path.exists()]
+        paths = [path for path in (folder / CANDIDATES, folder / NEXT_CANDIDATES) if path.is_file()]
         agreeing = [path for path in paths if wanted in (None, _sha256(path))]
         if agreeing or (not paths and wanted is None):
             break
     if not paths and wanted is None:
-        return []
+        return None
     if not agreeing:
         why = "does not agree with its digest: damaged, or edited" if paths else "is missing"
-        raise PlanError(f"{folder / CANDIDATES} {why}; {anew}")
+        raise PlanError(f"{folder / CANDIDATES} {why}; {_ANEW}")
     try:
-        return [upgraded_candidate(row) for row in read_table(agreeing[0]).to_pylist()]
+        return read_table(agreeing[0])
     except TelemetryError as error:
-        raise PlanError(f"{error}; {anew}") from error
+        raise PlanError(f"{error}; {_ANEW}") from error
 
 
 def known_candidates(folder: Path) -> list[dict[str, Any]]:

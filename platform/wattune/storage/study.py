@@ -200,7 +200,7 @@ class UnreadableTrial:
     """One repeat of a trial that ended and whose files cannot be read."""
 
     name: str
-    """Name of its folder: the trial's id and the repeat."""
+    """Name of its folder: the trial's id and the repeat. Or `candidates.parquet`, which is the study's own."""
     reason: str
     """The cause and the remedy, in a line."""
 

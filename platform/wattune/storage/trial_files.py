@@ -73,6 +73,10 @@ def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
     trial_id = spec.trial_id
     if data.get("trial_id") != trial_id:
         raise ValueError(f"trial_id of spec.json: got {str(data.get('trial_id'))[:60]}, its content is {trial_id}")
+    if spec.plan.dp(spec.cluster.world_size) < 1:
+        raise ValueError(
+            f"plan: {spec.plan.label[:60]} needs more than the {spec.cluster.world_size} rank(s) there are"
+        )
     return spec, trial_id
 
 

@@ -37,6 +37,9 @@ def require_possible(table: pa.Table, where: str, facts: Mapping[str, Any] | Non
             most = bound.most if bound.rise_per_s is not None else _most(bound, bound.most, facts)
             _require_within(table[name], bound.least, most, f"{where}: {name}")
     if "mono_ns" in table.column_names and table.num_rows > 1:
+        kind = table.schema.field("mono_ns").type
+        if not (_is_number(kind) or pa.types.is_null(kind)):
+            raise ImpossibleValueError(f"{where}: mono_ns is {kind}, allowed: whole numbers")
         _require_rates(table, where, facts)
 
 

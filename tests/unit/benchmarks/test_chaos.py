@@ -1,6 +1,7 @@
 """The chaos benchmark notices what it looks for, and its table can be collected over several calls."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,24 @@ def test_a_result_that_is_lost_or_changed_is_a_breach_and_a_repeated_failure_is_
     (tmp_path / "trials" / "d-0" / "result.json").unlink()
     watched.look()
     assert watched.breaches == ["changed: b-0", "lost: d-0"]
+
+
+def test_logs_that_an_error_names_are_kept_on_purpose_and_nothing_else_is(chaos, tmp_path: Path) -> None:
+    from chaos_study import Place
+
+    temporary = tmp_path / "t"
+    place = SimpleNamespace(temporary=temporary, folder=tmp_path, mounts=False, servers={})
+    folders = [temporary / f"wattune-{os.getuid()}" / f"ray-{name}" for name in "ab"]
+    for folder in folders:
+        (folder / "tmp").mkdir(parents=True)
+        (folder / "failed").touch()
+    assert len(Place.left(place)) == 6  # no message named them
+    (tmp_path / "log.txt").write_text(f"error: Ray does not start; see the logs in {folders[0]}, and try again\n")
+    assert Place.left(place) == [
+        str(path.relative_to(temporary)) for path in (folders[1], *sorted(folders[1].iterdir()))
+    ]
+    (tmp_path / "log.txt").write_text("".join(f"see the logs in {folder}\n" for folder in folders))
+    assert len(Place.left(place)) == 6  # the latest alone may stay
 
 
 def test_half_a_result_is_a_breach(chaos, tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_logs_of_a_failed_study_stay_for_a_day(base: Path) -> None:
     assert not folder.exists()
 
 
+def test_of_several_failed_studies_the_latest_logs_alone_stay(base: Path) -> None:
+    folders = []
+    for age_s in (300, 100, 200):
+        with pytest.raises(ValueError), ray_folder() as folder:
+            raise ValueError
+        then_s = time.time() - age_s
+        os.utime(folder / "failed", (then_s, then_s))
+        folders.append(folder)
+    remove_left(base)
+    assert [folder.exists() for folder in folders] == [False, True, False]
+
+
 def test_an_error_that_a_stop_caused_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wattune.orchestrate.ray_folder.asked", lambda: True)
     with pytest.raises(ValueError), ray_folder():
@@ -130,7 +142,9 @@ def test_what_ray_wrote_after_its_end_goes_later(base: Path) -> None:
         (late / "session").mkdir(parents=True)
         remove_left(base)
         assert late.exists()  # it may be one that another study is making
-        old_s = time.time() - 100
-        os.utime(late, (old_s, old_s))
-        remove_left(base)
-        assert not late.exists() and len(list(base.glob("ray-*"))) == 1
+        for age_s in (100, -3600):  # or the wall clock was set back since
+            late.mkdir(exist_ok=True)
+            then_s = time.time() - age_s
+            os.utime(late, (then_s, then_s))
+            remove_left(base)
+            assert not late.exists() and len(list(base.glob("ray-*"))) == 1

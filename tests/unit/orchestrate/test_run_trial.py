@@ -1,5 +1,6 @@
 """One trial's request, limit and last write. No Ray is started."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -117,6 +118,26 @@ def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> T
     stored = TrialFolder(asked.folder).result()
     assert stored is not None and replace(stored, end_wall_ns=0) == replace(result, end_wall_ns=0)
     return result
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_wall_clock_that_is_set_meanwhile_makes_no_trial_longer_or_shorter(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    true_ns, ahead_ns = time.time_ns, [0]
+    monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_ns[0])
+
+    class Jumps(FakeLanes):
+        def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+            ahead_ns[0] = jump_s * 10**9
+            return super().run(assignment, over_limit)
+
+    result = ran(tmp_path, cluster, Jumps())
+    stored = TrialFolder(request(tmp_path).folder).result()
+    assert stored is not None
+    for each in (result, stored):
+        assert abs(each.start_wall_ns - true_ns()) < 600 * 10**9
+        assert 0 <= each.end_wall_ns - each.start_wall_ns < 600 * 10**9
 
 
 @pytest.mark.usefixtures("telemetry")

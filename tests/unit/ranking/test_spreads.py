@@ -26,6 +26,15 @@ def test_without_repeats_the_prior_is_named() -> None:
     assert text == ("run-to-run scatter: 1 % by a prior of 1 %, 6 degrees of freedom; nothing was repeated")
 
 
+@pytest.mark.parametrize("error", [800.0, 2.0**63, 1e30])
+def test_an_uncertainty_beyond_all_bounds_is_an_interval_of_anything(error: float) -> None:
+    """As a file of an earlier version may hold, which has no digest."""
+    spec, result = on_n0(speed(1, 100.0))
+    result = replace(result, metrics={**result.metrics, "step_time_uncertainty_frac": error})
+    found = Spreads([(spec, result), on_n0(speed(2, 100.0))]).interval([result], "tokens_per_s")
+    assert found.low == 0.0 and found.high > 1e300 and found.value > 0.0
+
+
 def test_repeats_are_counted_and_pooled() -> None:
     spreads = Spreads(reference_runs([100.0, 103.0, 97.0, 104.0, 96.0]))
     assert "pooled from 4 repeats" in spreads.scatter_text("tokens_per_s")

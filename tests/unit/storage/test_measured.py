@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.errors import PlanError, TelemetryError
-from wattune.schema import KERNELS, SPANS, table_schema
+from wattune.schema import KERNELS, SPANS, TELEMETRY, table_schema
+from wattune.storage.files import write_table
 from wattune.storage.measured import MeasuredFolder, RecordingFolder
+
+KEYS = {"node": ["a"], "device": ["gpu0"], "mono_ns": [1], "wall_ns": [2]}
 
 
 def ring(node: str) -> pa.Table:
@@ -40,6 +44,25 @@ def test_a_table_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
     (folder.path / "telemetry" / "a" / "ring.parquet").write_bytes(b"PAR1 and nothing")
     with pytest.raises(TelemetryError, match="a ring table cannot be read"):
         folder.telemetry()
+
+
+def test_a_column_without_any_value_has_the_type_it_should_have(tmp_path: Path) -> None:
+    """Other tools write such a column with Arrow's type `null`, which few functions take."""
+    folder = MeasuredFolder(tmp_path)
+    folder.write_telemetry("a", {"fast": pa.table({**KEYS, "sm_clock_mhz": [1980], "gpu_temp_c": [50]})}, {})
+    folder.write_spans(SPANS.empty_table())
+    for path in tmp_path.rglob("*.parquet"):
+        table = pq.read_table(path)
+        for name in ("gpu_temp_c", "phase", "chunk"):
+            if name in table.column_names:
+                table = table.set_column(table.column_names.index(name), name, pa.nulls(table.num_rows))
+        write_table(path, table)
+    spans = folder.spans()
+    assert spans is not None and spans.schema.types == SPANS.types
+    expected = TELEMETRY["fast"].field("gpu_temp_c").type
+    assert folder.telemetry()["fast"]["gpu_temp_c"].type == expected
+    (part,) = folder.stored()["fast"].parts(("a", "gpu0"), ["gpu_temp_c"])
+    assert part["gpu_temp_c"].type == expected and part["gpu_temp_c"].null_count == 1
 
 
 @given(devices=st.lists(st.sampled_from(["gpu0", "gpu1", "gpu10"]), max_size=12))

@@ -1,6 +1,7 @@
 """Studies at a URL: what is sent, what is fetched, and what a store that is gone does."""
 
 import threading
+import zipfile
 from pathlib import Path
 
 import fsspec
@@ -228,6 +229,22 @@ def test_a_name_from_the_store_stays_inside_the_study(here: StudyFolder, tmp_pat
     there = remote.fetch_study("mine", tmp_path / "deep" / "there", whole=True)
     assert set(contents(there.path)) == {"study.yaml", "space.1.yaml"}
     assert not list(tmp_path.rglob("escaped.txt"))
+
+
+def test_a_zip_whose_names_lead_out_of_it_writes_nothing_outside(here: StudyFolder, tmp_path: Path) -> None:
+    """`zip::` makes any archive that somebody sends a store (`zip slip`)."""
+    outside = tmp_path / "target"
+    with zipfile.ZipFile(tmp_path / "sent.zip", "w") as archive:
+        for path in (path for path in here.path.rglob("*") if path.is_file()):
+            archive.write(path, f"mine/{path.relative_to(here.path)}")
+        for name in ("mine/../../escaped.txt", "mine/trials/../../../escaped.txt", f"mine/{outside}/escaped.txt"):
+            archive.writestr(name, "out")
+    deep = tmp_path / "deep"
+    remote = RemoteStorage(f"zip::{(tmp_path / 'sent.zip').as_uri()}")
+    there = remote.fetch_study("mine", deep / "there", whole=True)
+    assert (there.path / "study.yaml").read_bytes() == (here.path / "study.yaml").read_bytes()
+    escaped = [path for path in tmp_path.rglob("escaped.txt") if not path.is_relative_to(there.path)]
+    assert escaped == [] and not outside.exists()
 
 
 def test_repeats_are_trials_of_their_own(url: str, here: StudyFolder) -> None:

@@ -35,6 +35,11 @@ def table(tier: str, **columns: Any) -> pa.Table:
         (table("slow", energy_j=[0, 5e6]), "energy_j: rose by 5e.06"),
         (table("fast", gpu_temp_c=[1, 2, 3], mono_ns=[3, 2, 1]), "mono_ns runs back"),
         (table("fast", gpu_temp_c=[1, 2], mono_ns=[0, 2**61]), "mono_ns: rows of"),
+        (pa.table({"node": ["n0"] * 2, "device": ["gpu0"] * 2, "mono_ns": ["x", "y"]}), "mono_ns is string"),
+        (
+            pa.table({"node": ["n0"] * 2, "device": ["gpu0"] * 2, "mono_ns": [1, 2], "event_reasons": [4, -(2**63)]}),
+            "event_reasons: got -9.22",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_bound(rows: pa.Table, words: str) -> None:

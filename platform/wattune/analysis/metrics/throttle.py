@@ -115,6 +115,8 @@ def device_throttle(
         timeline: Its rank's phases, None where there are none.
     """
     causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS if cause_column(name) in readings.columns}
+    if not causes:
+        return None
     # Only readings with both clock and reasons count, so that all shares are of the same time.
     known = readings.complete("sm_clock_mhz", *causes.values())
     if known is None:

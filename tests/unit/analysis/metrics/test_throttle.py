@@ -101,6 +101,12 @@ def test_one_device_without_readings_makes_it_absent(bench):
     assert metrics_of(bench, tables, (GPU, TWIN)) == {}
 
 
+def test_a_table_without_reasons_says_nothing_of_throttling(bench):
+    tables = fast(bench, gpu0=(1000, POWER_CAP))
+    tables["fast"] = tables["fast"].drop_columns(["event_reasons"])
+    assert metrics_of(bench, tables) == {}
+
+
 @pytest.mark.parametrize(("watts", "throttled"), [(600.0, 0.0), (660.0, 0.0), (670.0, 1.0)])
 def test_the_cap_takes_clock_only_where_power_is_near_it(bench, watts, throttled):
     """The reason bit is set all the time, as on a busy H200."""
