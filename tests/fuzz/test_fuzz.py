@@ -43,7 +43,7 @@ def test_every_outcome_is_counted_and_seeds_add_up(tmp_path: Path, monkeypatch: 
     one.run("e", lambda: str(sum(1 for _ in itertools.count())))  # never ends
     counts = [one.cases, one.refused, one.accepted, len(one.silent), one.tracebacks.total(), len(one.slow)]
     assert counts == [5, 1, 1, 1, 1, 1]
-    assert not one.sound and 0.2 <= one.longest_s < 5
+    assert not one.sound and 0.1 <= one.longest_s < 5  # two clocks: what ends it and what counts
     two.run("f", lambda: time.sleep(0.3) or "accepted")  # a busy machine makes no case slow
     assert two.sound
     table = tmp_path / "fuzz.csv"
