@@ -103,10 +103,11 @@ def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = Non
             tags=tags,
             start_wall_ns=begun.wall_ns,
         )
-        result = replace(trial_result(ended, folder, spans), end_wall_ns=begun.to_wall_ns(time.monotonic_ns()))
+        result = trial_result(ended, folder, spans)
         if attempt.assignment is not None and (lost := workers.settle(attempt.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
-        conclude(folder, replace(result, end_wall_ns=begun.to_wall_ns(time.monotonic_ns())))
+        result = replace(result, end_wall_ns=begun.to_wall_ns(time.monotonic_ns()))
+        conclude(folder, result)
         if attempt.telemetry is not None:
             forget(request.key, attempt.telemetry)
     return result

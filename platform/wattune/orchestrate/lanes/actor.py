@@ -282,7 +282,7 @@ class _Launcher:
 
 
 # What follows loads a library where it is needed: the study's own process and Tune's import this module for its actor,
-# and torch takes them two seconds and 200 MB.
+# and torch would take each of them seconds and much memory.
 
 
 def _of_commands() -> Callable[..., DataParallelTrainer]:

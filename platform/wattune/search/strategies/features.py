@@ -112,8 +112,8 @@ class Features:
     ) -> Matrix:
         """Computes squared distances between rows and others, each column counting by its weight."""
         near, far = self.place[rows], self.place[others]
-        by_place = np.ones(self.num_columns) if weights is None else weights
-        scale = by_place.astype(np.float32)[self.place_column] if self.num_columns else np.ones(1, dtype=np.float32)
+        by_place = np.ones(self.place.shape[1]) if weights is None else weights[self.place_column]
+        scale = by_place.astype(np.float32)
         squares = (near**2 @ scale)[:, None] + (far**2 @ scale)[None, :] - 2.0 * ((near * scale) @ far.T)
         return np.asarray(np.maximum(squares, 0.0, out=squares))
 

@@ -33,8 +33,8 @@ RELEVANCE_LOG_STD: Final = 1.0
 RELEVANCE_AT: Final = 200
 """With fewer results the weights are held closer to 1, by the root of their number.
 
-The mode of many weights takes the chance of few results for a pattern, and says so with confidence: from forty of the
-results of `benchmarks/search_ask.py` free weights predict the others worse, from two hundred five times better.
+A choice of caution: the mode of many weights can take chance for a pattern. From forty results free weights predicted
+other plans better, not worse (`benchmarks/search_ask.py`), but no search found its answer sooner by them.
 """
 
 _BLOCK: Final = 4096

@@ -112,14 +112,16 @@ class StepWriter:
 
     def _write_pending(self, now_ns: int) -> None:
         # Held by another thread, which writes, or by this one, into whose write a signal's handler came.
-        if self._lock.locked():
+        if not self._lock.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             self._next_write_ns = now_ns + FLUSH_EVERY_NS
             self._flush()
             if now_ns >= self._next_peak_ns:
                 self._next_peak_ns = now_ns + PEAK_EVERY_NS
                 self._write(line_of(_json({"event": "peak", **peak_bytes()})))
+        finally:
+            self._lock.release()
 
     def flush(self) -> None:
         """Writes the steps that are not written yet."""
