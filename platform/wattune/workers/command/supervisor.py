@@ -43,9 +43,14 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, ends.ask)
+    started, starting = os.pipe()
     pid = os.fork()
     if pid == 0:
         _become(command, libc, status_fd)
+    os.close(starting)
+    # The command's own end closes with `exec`. Before that, a signal would meet this program's handlers, or no group.
+    os.read(started, 1)
+    os.close(started)
     _tell(status_fd, pid=pid)
     return _Watch(pid, grace_s, status_fd, woken, ends).until_over()
 

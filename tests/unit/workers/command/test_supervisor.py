@@ -41,7 +41,7 @@ def test_it_tells_start_end_and_that_nothing_is_left():
 def test_the_end_of_its_input_ends_the_command():
     begun_s = time.monotonic()
     facts = run("sleep", "600", stdin=subprocess.DEVNULL)
-    assert facts["exit"] in (-15, -9) and time.monotonic() - begun_s < 20
+    assert facts["exit"] == -15 and time.monotonic() - begun_s < 20
 
 
 def test_it_stops_when_told():
