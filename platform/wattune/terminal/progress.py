@@ -192,7 +192,7 @@ class Tally:
             typical_s = statistics.median(self.took_s)
             begun_s = sum(min(typical_s, now_s - one.begun_s) for one in self.running.values())
             left_s = max(0.0, (self.total - self.done) * typical_s - begun_s) / self.lanes
-        return None if left_s is None else min(left_s, max(0.0, self.end_s - now_s))
+        return left_s and min(left_s, max(0.0, self.end_s - now_s) if self.total > self.done else 0.0)
 
 
 def _key(event: TrialEvent) -> tuple[str, int]:
