@@ -239,38 +239,21 @@ def assess(
         risk: Accepted probability of a wrong verdict on a bound.
     """
     counted = completed(repeats)
-    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_NOT_ITS_OWN)]
     bursts = [result for result in repeats if is_burst(result) and result.status is TrialStatus.COMPLETED]
-    failures = broken or ([] if counted or bursts else list(repeats))
     simulated = any(is_simulated(result) for result in counted)
     checked = (margin(bound, counted, spreads, risk=risk, simulated=simulated) for bound in constraints)
     margins = tuple(one for one in checked if one is not None)
     needed = dict.fromkeys([objective.metric, *(name for bound in constraints for name in bound.missing({}))])
     missing = [name for name in needed if any(name not in result.metrics for result in counted)]
     groups = {METRICS[name].group for name in needed}
-    failing = [one for one in margins if one.verdict is Holds.BREAKS]
-    open_ones = [one for one in margins if one.verdict is Holds.UNDECIDED]
-    if failures:
-        runs_again = not broken and any(not result.status.is_final for result in failures)
-        verdict = Verdict.INTERRUPTED if runs_again else Verdict.FAILED
-        share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
-        reason = "; ".join(sorted({": ".join(filter(None, (str(r.status), r.reason))) for r in failures})) + share
-    elif bursts and not counted:
-        value = bursts[0].metrics.get(objective.metric)
-        verdict, shown = Verdict.BURST, "not measured" if value is None else format_quantity(objective.metric, value)
-        reason = f"{objective.metric} {shown} in a burst; not promoted to a full measurement"
-    elif failing:
-        verdict = Verdict.INFEASIBLE
-        reason = "; ".join(f"{one.constraint} fails at {one.got:.6g}" for one in failing)
-    elif missing:
-        verdict, reason = Verdict.UNKNOWN, f"not measured: {', '.join(missing)}"
-    elif open_ones:
-        verdict = Verdict.UNDECIDED
-        reason = "; ".join(
-            f"{one.constraint} undecided at {one.got:.6g}, P {one.holds_probability:.2f}" for one in open_ones
-        )
-    else:
-        verdict, reason = Verdict.FEASIBLE, ""
+    verdict, reason = (
+        _failed(repeats, counted, bursts)
+        or (None if counted else _burst(bursts, objective))
+        or _broken_bound(margins)
+        or ((Verdict.UNKNOWN, f"not measured: {', '.join(missing)}") if missing else None)
+        or _open_bound(margins)
+        or (Verdict.FEASIBLE, "")
+    )
     return Assessment(
         verdict=verdict,
         objective=spreads.interval(counted, objective.metric),
@@ -280,6 +263,47 @@ def assess(
         quality=min((group_quality(result, groups) for result in counted), key=QUALITIES.index, default=""),
         simulated=simulated,
     )
+
+
+_Verdict = tuple[Verdict, str]
+"""A verdict and its reason."""
+
+
+def _failed(
+    repeats: Sequence[TrialResult], counted: Sequence[TrialResult], bursts: Sequence[TrialResult]
+) -> _Verdict | None:
+    """Judges runs of which one failed by itself, or none was measured."""
+    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_NOT_ITS_OWN)]
+    failures = broken or ([] if counted or bursts else list(repeats))
+    if not failures:
+        return None
+    runs_again = not broken and any(not result.status.is_final for result in failures)
+    share = "" if len(repeats) == 1 else f" ({len(failures)} of {len(repeats)} repeats)"
+    reasons = sorted({": ".join(filter(None, (str(one.status), one.reason))) for one in failures})
+    return Verdict.INTERRUPTED if runs_again else Verdict.FAILED, "; ".join(reasons) + share
+
+
+def _burst(bursts: Sequence[TrialResult], objective: Objective) -> _Verdict | None:
+    """Judges runs of which only bursts were measured."""
+    if not bursts:
+        return None
+    value = bursts[0].metrics.get(objective.metric)
+    shown = "not measured" if value is None else format_quantity(objective.metric, value)
+    return Verdict.BURST, f"{objective.metric} {shown} in a burst; not promoted to a full measurement"
+
+
+def _broken_bound(margins: Sequence[Margin]) -> _Verdict | None:
+    broken = [f"{one.constraint} fails at {one.got:.6g}" for one in margins if one.verdict is Holds.BREAKS]
+    return (Verdict.INFEASIBLE, "; ".join(broken)) if broken else None
+
+
+def _open_bound(margins: Sequence[Margin]) -> _Verdict | None:
+    undecided = [
+        f"{one.constraint} undecided at {one.got:.6g}, P {one.holds_probability:.2f}"
+        for one in margins
+        if one.verdict is Holds.UNDECIDED
+    ]
+    return (Verdict.UNDECIDED, "; ".join(undecided)) if undecided else None
 
 
 def is_simulated(result: TrialResult) -> bool:

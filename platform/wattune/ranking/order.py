@@ -6,7 +6,7 @@ listed by the middle of their intervals: a wide or narrow interval moves no row.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Final, Protocol
@@ -267,46 +267,31 @@ def rank(
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     studies = results if isinstance(results, Mapping) else {"": results}
     several = len(studies) > 1
-    assessed: dict[Verdict, list[RankedTrial]] = {verdict: [] for verdict in Verdict}
+    groups = {METRICS[name].group for name in (objective.metric, *(n for one in constraints for n in one.missing({})))}
+    rows: list[RankedTrial] = []
+    num_filtered = 0
     scatter: list[str] = []
     shared: dict[str, dict[str, Any]] = {}
     corrections: list[str] = []
-    num_filtered = 0
-    groups = {METRICS[name].group for name in (objective.metric, *(n for one in constraints for n in one.missing({})))}
     for study, own in studies.items():
         kept = [(spec, finite(result)) for spec, result in own]
         spreads = Spreads(kept)
-        specs = {result.trial_id: spec for spec, result in kept}
-        repeats: dict[str, list[TrialResult]] = {}
-        for _, result in kept:
-            repeats.setdefault(result.trial_id, []).append(result)
-        for trial_id, unordered in repeats.items():
-            if not _passes(specs[trial_id], unordered, where, least_quality, groups):
+        for spec, repeats in _trials(kept):
+            if not _passes(spec, repeats, where, least_quality, groups):
                 num_filtered += 1
                 continue
-            ordered = tuple(sorted(unordered, key=lambda result: result.repeat))
             name = study if several else ""
-            row = assess_trial(name, specs[trial_id], ordered, spreads, objective, constraints, risk=risk)
-            assessed[row.verdict].append(row)
+            rows.append(assess_trial(name, spec, repeats, spreads, objective, constraints, risk=risk))
         fitted, front = spreads.fitted(objective.metric), f"study {study}, " if several else ""
         if fitted is not None:
             scatter.append(front + spreads.scatter_text(objective.metric))
             shared[study] = fitted.to_json()
             corrections += [front + text for text in spreads.corrections(objective.metric)]
 
-    def best_first(row: RankedTrial) -> tuple[float, str, str]:
-        if row.objective is None:
-            return math.inf, row.trial_id, row.study
-        return -row.objective.value if objective.maximize else row.objective.value, row.trial_id, row.study
+    def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
+        return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
 
-    def burst_first(row: RankedTrial) -> tuple[float, str, str]:
-        figures = [one.metrics[objective.metric] for one in row.repeats if objective.metric in one.metrics]
-        return math.inf if not figures else -figures[0] if objective.maximize else figures[0], row.trial_id, row.study
-
-    def by_reason(row: RankedTrial) -> tuple[str, str, str]:
-        return row.reason, row.trial_id, row.study
-
-    leading = sorted(assessed[Verdict.FEASIBLE], key=best_first)
+    leading = those(Verdict.FEASIBLE, _best_first)
     told, expected = compared(leading, objective)
     return Ranking(
         objective=objective,
@@ -315,12 +300,12 @@ def rank(
         feasible=tuple(
             replace(row, rank=rank, best_probability=likely) for row, (rank, likely) in zip(leading, told, strict=True)
         ),
-        undecided=tuple(sorted(assessed[Verdict.UNDECIDED], key=best_first)),
-        infeasible=tuple(sorted(assessed[Verdict.INFEASIBLE], key=best_first)),
-        unknown=tuple(sorted(assessed[Verdict.UNKNOWN], key=best_first)),
-        burst=tuple(sorted(assessed[Verdict.BURST], key=burst_first)),
-        interrupted=tuple(sorted(assessed[Verdict.INTERRUPTED], key=by_reason)),
-        failed=tuple(sorted(assessed[Verdict.FAILED], key=by_reason)),
+        undecided=those(Verdict.UNDECIDED, _best_first),
+        infeasible=those(Verdict.INFEASIBLE, _best_first),
+        unknown=those(Verdict.UNKNOWN, _best_first),
+        burst=those(Verdict.BURST, _burst_first),
+        interrupted=those(Verdict.INTERRUPTED, _by_reason),
+        failed=those(Verdict.FAILED, _by_reason),
         num_filtered=num_filtered,
         least_quality=least_quality,
         studies=tuple(studies) if several else (),
@@ -331,6 +316,36 @@ def rank(
         expected=expected,
         unmet=tuple(unmet(where, (spec for own in studies.values() for spec, _ in own))),
     )
+
+
+def _trials(results: Results) -> Iterator[tuple[TrialSpec, tuple[TrialResult, ...]]]:
+    """Yields each trial with its repeats in order."""
+    specs = {result.trial_id: spec for spec, result in results}
+    repeats: dict[str, list[TrialResult]] = {}
+    for _, result in results:
+        repeats.setdefault(result.trial_id, []).append(result)
+    for trial_id, unordered in repeats.items():
+        yield specs[trial_id], tuple(sorted(unordered, key=lambda result: result.repeat))
+
+
+def _best_first(row: RankedTrial, objective: Objective) -> tuple[float, str, str]:
+    return _price(None if row.objective is None else row.objective.value, objective), row.trial_id, row.study
+
+
+def _burst_first(row: RankedTrial, objective: Objective) -> tuple[float, str, str]:
+    figures = (one.metrics[objective.metric] for one in row.repeats if objective.metric in one.metrics)
+    return _price(next(figures, None), objective), row.trial_id, row.study
+
+
+def _by_reason(row: RankedTrial, _objective: Objective) -> tuple[str, str, str]:
+    return row.reason, row.trial_id, row.study
+
+
+def _price(value: float | None, objective: Objective) -> float:
+    """Returns what is smaller the better a value is; without a value, infinity."""
+    if value is None:
+        return math.inf
+    return -value if objective.maximize else value
 
 
 class Row(Protocol):
