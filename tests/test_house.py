@@ -33,7 +33,7 @@ ROOMS = {
     "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
     "fitting": "beside device interval least_squares links memory power step_time store temperature",
-    "orchestrate": "cluster command_result cooldown events failures node_products power_limit ray_folder "
+    "orchestrate": "cluster command_result cooldown events failures lost_cluster node_products power_limit ray_folder "
     "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook race "

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import psutil
 import ray
 
 from wattune import hard_stop
@@ -22,6 +21,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator
 from wattune.deadline import within
 from wattune.errors import EngineError
 from wattune.orchestrate import ray_settings
+from wattune.orchestrate.lost_cluster import watched
 from wattune.orchestrate.node_products import ask_products
 from wattune.orchestrate.ray_folder import end_processes, ray_folder, remove_by_force, temporary_files_in
 
@@ -40,12 +40,6 @@ KNOCK_S: Final = 2.0
 
 SHUTDOWN_S: Final = 4.0
 """Longest Ray may take to end a cluster of our own; then its processes are killed."""
-
-_LOST_LOOK_S: Final = 0.5
-"""Seconds between two looks at the processes of a cluster of our own."""
-
-_VITAL: Final = frozenset(("raylet", "gcs_server"))
-"""Processes without which a cluster of our own cannot go on."""
 
 DEVICE_LABEL: Final = "wattune.io/device"
 """Ray node label with the catalog name of a node's devices; it overrides what Ray detected."""
@@ -222,7 +216,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         with hard_stop.last_act(partial(remove_by_force, folder)):
             try:
                 _reach(None, folder)
-                with _watched():
+                with watched():
                     yield _inventory(ours=True)
             finally:
                 _end_local(folder)
@@ -255,56 +249,6 @@ def own_addresses() -> tuple[tuple[str, int], ...]:
     here = context.get_node_id()
     raylets = [(one["NodeManagerAddress"], one["NodeManagerPort"]) for one in ray.nodes() if one["NodeID"] == here]
     return (host, int(port)), *raylets
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Raises `EngineError` within seconds where the cluster of our own loses its head or its raylet.
-
-    Ray itself takes a minute to give up, and then ends the process it runs in. A stop of the study comes first: it may
-    be what ended them, as a signal to the whole process group does.
-    """
-    named = [(name, child) for child in psutil.Process().children() if (name := child.name()) in _VITAL]
-    over, lost = threading.Event(), list[str]()
-
-    def watch() -> None:
-        while not over.wait(_LOST_LOOK_S):
-            dead = [name for name, process in named if not _runs(process)]
-            if dead:
-                if not over.wait(_LOST_LOOK_S) and not hard_stop.asked():
-                    lost.extend(dead)
-                    _interrupt_main_thread()
-                return
-
-    threading.Thread(target=watch, daemon=True, name="cluster").start()
-    try:
-        yield
-    finally:
-        over.set()
-        if lost:
-            raise EngineError(
-                f"the study was cut short: Ray's {' and '.join(lost)} on this machine ended; finished trials are kept; "
-                "run the same command to continue"
-            )
-
-
-def _interrupt_main_thread() -> None:
-    """Raises `KeyboardInterrupt` in the main thread, also where it waits in a system call.
-
-    A process in the background of a shell ignores SIGINT; then it is SIGTERM, where somebody handles it.
-    """
-    main = threading.main_thread().ident
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if main is not None and callable(signal.getsignal(number)):
-            signal.pthread_kill(main, number)  # `_thread.interrupt_main` does not end a system call
-            return
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _reach(target: str | None, folder: Path | None) -> None:

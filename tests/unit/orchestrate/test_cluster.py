@@ -1,14 +1,10 @@
 """Nodes that fit a trial, resources of a rank, and the message if there are too few nodes."""
 
-import contextlib
 import inspect
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,30 +289,6 @@ def test_an_address_nobody_answers_at_is_said_at_once(address: str) -> None:
     said = f"the Ray cluster at {address} did not answer: .*; check the address"
     with pytest.raises(EngineError, match=said), connect(address):
         pass
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child of this process with the name of Ray's head."""
-    program = tmp_path / "gcs_server"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
-    process = subprocess.Popen([str(program), "600"])
-    yield process
-    process.kill()
-    process.wait(30)
-
-
-@pytest.mark.parametrize("died_by_the_stop", [False, True])
-def test_a_head_that_died_ends_the_call_in_seconds_unless_a_stop_did_it(
-    head, monkeypatch: pytest.MonkeyPatch, died_by_the_stop: bool
-) -> None:
-    monkeypatch.setattr(cluster_module, "_LOST_LOOK_S", 0.05)
-    monkeypatch.setattr("wattune.hard_stop.asked", lambda: died_by_the_stop)
-    ended = pytest.raises(EngineError, match="Ray's gcs_server on this machine ended") if not died_by_the_stop else None
-    with ended or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt), cluster_module._watched():
-        time.sleep(0.2)  # while it lives nothing happens
-        head.kill()
-        time.sleep(0.6 if died_by_the_stop else 30)
 
 
 def test_a_shutdown_that_hangs_is_left_and_its_processes_are_killed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

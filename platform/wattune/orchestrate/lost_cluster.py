@@ -1,0 +1,94 @@
+"""Ends a study whose own Ray cluster is lost: a dead head or raylet, or a clock that keeps it from placing workers."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psutil
+
+from wattune import hard_stop
+from wattune.errors import EngineError
+
+LOOK_S: Final = 0.5
+"""Seconds between two looks."""
+
+MOST_BACK_S: Final = 60.0
+"""Largest step back of the wall clock that is waited for.
+
+After a step back Ray (2.60) places no new workers for as long as the step: it takes a node's reports for old ones
+(measured: `benchmarks/results/chaos.md`). The start of workers waits for 120 s, and a trial is tried twice.
+"""
+
+_VITAL: Final = frozenset(("raylet", "gcs_server"))
+"""Processes without which a cluster of our own cannot go on."""
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Ends the block within seconds where the cluster that this process started cannot go on.
+
+    Ray itself takes a minute to give up a head or raylet that is dead, and then ends the process it runs in. It never
+    gives up what a clock that was set back keeps it from placing. A stop of the study comes first: it may be what ended
+    the processes, as a signal to the whole process group does.
+
+    Raises:
+        EngineError: Its head or raylet ended, or the wall clock was set back by more than `MOST_BACK_S`.
+    """
+    named = [(name, child) for child in psutil.Process().children() if (name := child.name()) in _VITAL]
+    ahead_s = _wall_ahead_s()
+    over, lost = threading.Event(), list[str]()
+
+    def problem() -> str:
+        dead = [name for name, process in named if not _runs(process)]
+        if dead:
+            return f"Ray's {' and '.join(dead)} on this machine ended"
+        back_s = ahead_s - _wall_ahead_s()
+        if back_s > MOST_BACK_S:
+            return f"the clock of this machine was set back by {back_s:.0f} s, and Ray would start no workers as long"
+        return ""
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            found = problem()
+            if found:
+                if not over.wait(LOOK_S) and not hard_stop.asked():
+                    lost.append(found)
+                    _interrupt_main_thread()
+                return
+
+    threading.Thread(target=watch, daemon=True, name="cluster").start()
+    try:
+        yield
+    finally:
+        over.set()
+        if lost:
+            raise EngineError(
+                f"the study was cut short: {lost[0]}; finished trials are kept; run the same command to continue"
+            )
+
+
+def _wall_ahead_s() -> float:
+    """Returns how far the wall clock is ahead of the monotonic one: a constant, until somebody sets it."""
+    return time.time() - time.monotonic()
+
+
+def _interrupt_main_thread() -> None:
+    """Raises `KeyboardInterrupt` in the main thread, also where it waits in a system call.
+
+    A process in the background of a shell ignores SIGINT; then it is SIGTERM, where somebody handles it.
+    """
+    main = threading.main_thread().ident
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if main is not None and callable(signal.getsignal(number)):
+            signal.pthread_kill(main, number)  # `_thread.interrupt_main` does not end a system call
+            return
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

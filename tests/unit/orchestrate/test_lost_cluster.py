@@ -1,0 +1,57 @@
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wattune.errors import EngineError
+from wattune.orchestrate import lost_cluster
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A child of this process with the name of Ray's head."""
+    program = tmp_path / "gcs_server"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    process = subprocess.Popen([str(program), "600"])
+    yield process
+    process.kill()
+    process.wait(30)
+
+
+@pytest.mark.parametrize("died_by_the_stop", [False, True])
+def test_a_head_that_died_ends_the_call_in_seconds_unless_a_stop_did_it(
+    head, monkeypatch: pytest.MonkeyPatch, died_by_the_stop: bool
+) -> None:
+    monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
+    monkeypatch.setattr("wattune.hard_stop.asked", lambda: died_by_the_stop)
+    ended = pytest.raises(EngineError, match="Ray's gcs_server on this machine ended") if not died_by_the_stop else None
+    with ended or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
+        time.sleep(0.2)  # while it lives nothing happens
+        head.kill()
+        time.sleep(0.6 if died_by_the_stop else 30)
+
+
+@pytest.mark.parametrize("back_s", [3600.0, 61.0])
+def test_a_clock_set_back_ends_the_call_and_says_so(monkeypatch: pytest.MonkeyPatch, back_s: float) -> None:
+    moved_s, real = [0.0], time.time
+    monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
+    monkeypatch.setattr(lost_cluster.time, "time", lambda: real() + moved_s[0])
+    said = rf"cut short: the clock of this machine was set back by {back_s:.0f} s, .*; run the same command to continue"
+    with pytest.raises(EngineError, match=said), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
+        time.sleep(0.2)
+        moved_s[0] = -back_s
+        time.sleep(30)
+
+
+@pytest.mark.parametrize("moved_by_s", [-59.0, 3600.0, 1e6])
+def test_a_small_step_back_and_any_forward_end_nothing(monkeypatch: pytest.MonkeyPatch, moved_by_s: float) -> None:
+    moved_s, real = [0.0], time.time
+    monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
+    monkeypatch.setattr(lost_cluster.time, "time", lambda: real() + moved_s[0])
+    with lost_cluster.watched():
+        moved_s[0] = moved_by_s
+        time.sleep(0.4)
