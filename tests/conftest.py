@@ -21,6 +21,9 @@ import psutil
 import pytest
 
 RAY_GROUP = "ray"
+STANDING_CLUSTER = "on_standing_cluster"
+"""Fixture of the tests that share a cluster. They come last of the Ray group, so that it stands beside no other."""
+
 LONG_FOLDERS = (
     "tests/contracts/",
     "tests/unit/engines/",
@@ -62,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if starts_ray(item.path):
-            return -1
+            return -1 if STANDING_CLUSTER in getattr(item, "fixturenames", ()) else -2
         folders = enumerate(LONG_FOLDERS)
         return next((number for number, folder in folders if item.nodeid.startswith(folder)), len(LONG_FOLDERS))
 

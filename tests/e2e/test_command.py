@@ -12,7 +12,7 @@ import yaml
 PROGRAM = Path(__file__).parents[1] / "fakes" / "own_training.py"
 FOUND_BY = f"{PROGRAM.name} --mode"
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("on_standing_cluster")]
 
 
 def space_of(tmp_path: Path, **changes: object) -> Path:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("on_standing_cluster"),
+]
 
 
 def test_bursts_come_first_the_best_is_promoted_and_no_burst_is_ranked(

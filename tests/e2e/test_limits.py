@@ -99,6 +99,6 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     assert hot["status"] == "aborted" and said is not None, hot
     assert 2000 < float(said[1]) < 2980, "the highest 1 s mean that the recording holds is 2974 W"
     assert hot["took_s"] - float(hot["tags"]["group_start_s"]) < 40, "its measured steps alone would have taken 60 s"
-    # What the sensors say is another machine's, so the trial is none to be published; but it ran to its end.
-    assert cool["status"] in ("completed", "invalid") and cool["tags"]["lane_trial"] == "4", cool
+    # What the sensors say is another machine's, so how good the measurement is, is not asked; it ran to its end.
+    assert cool["status"] != "aborted" and cool["tags"]["lane_trial"] == "4", cool
     assert "group_lost" not in hot["tags"]
