@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors fidelity hard_stop inspection intervals kinds masking metric_meanings "
-    "objective private_folder schema spans trial units upload version",
+    ".": "__main__ clock deadline doctor errors fidelity forced_exit inspection intervals kinds masking "
+    "metric_meanings objective private_folder schema spans trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
     "thermal throttle utilization waterfall",
@@ -32,7 +32,7 @@ ROOMS = {
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
     "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
-    "fitting": "beside device interval least_squares links memory power step_time store temperature",
+    "fitting": "device estimate_and_result interval least_squares links memory power step_time store temperature",
     "orchestrate": "cluster command_result cooldown events failures lost_cluster node_products power_limit ray_folder "
     "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",
@@ -43,8 +43,8 @@ ROOMS = {
     "recordings scatter sources spreads suggestions table",
     "record": "command recorder recording sensors steps window",
     "record/serving": "families follower server",
-    "report": "charts coverage figure frontier labels markup page predictions race sections spaces step_throughput "
-    "traces trade_off write",
+    "report": "charts coverage figure frontier labels markup page pareto predictions race sections spaces "
+    "step_throughput traces write",
     "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry plausible problems prune "
     "reference search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
@@ -60,11 +60,11 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "beside decisions forecast links preview progress ranking recording tables",
+    "terminal": "decisions estimate_and_result forecast links preview progress ranking recording tables",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers/command": "environment failure launcher measuring output process supervisor",
-    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check outcome phases "
-    "process_groups profiler provenance recorder watchdog",
+    "workers": "calibration_load device early_stop engine last_words link_load loop memory_check out_of_memory outcome "
+    "phases process_groups profiler provenance recorder watchdog",
 }
 """Every module of the package. A new file is a decision: it is listed here, or the test fails."""
 

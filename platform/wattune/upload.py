@@ -20,7 +20,7 @@ from wattune.analysis.signals.align import Aligned, align
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.summary import node_power_series
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
-from wattune.hard_stop import asked
+from wattune.forced_exit import asked
 from wattune.ranking.assessment import is_simulated
 from wattune.ranking.order import Ranking
 from wattune.storage.measured import MeasuredFolder

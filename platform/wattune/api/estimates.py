@@ -26,8 +26,8 @@ from wattune.cost.estimate import estimate as estimate_specs
 from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst
-from wattune.fitting.beside import Beside, beside
 from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.estimate_and_result import Beside, beside
 from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit

@@ -26,7 +26,7 @@ from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Question
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
-from wattune.terminal.beside import print_beside
+from wattune.terminal.estimate_and_result import print_beside
 from wattune.terminal.forecast import print_fit
 from wattune.terminal.ranking import print_comparison, print_front, print_ranking, print_recordings
 from wattune.terminal.tables import print_metrics

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from wattune.errors import WattuneError
-from wattune.hard_stop import end_now
+from wattune.forced_exit import end_now
 from wattune.masking import printable, without_secrets
 from wattune.ranking.order import Ranking
 from wattune.ranking.recordings import RecordingRanking

@@ -26,7 +26,7 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.errors import TrackingError, WattuneError
-from wattune.hard_stop import ended_in_time
+from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.storage.files import write_table

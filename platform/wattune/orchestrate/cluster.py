@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import ray
 
-from wattune import hard_stop
+from wattune import forced_exit
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.deadline import within
 from wattune.errors import EngineError
@@ -213,7 +213,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             finally:
                 ray.shutdown()
             return
-        with hard_stop.last_act(partial(remove_by_force, folder)):
+        with forced_exit.last_act(partial(remove_by_force, folder)):
             try:
                 _reach(None, folder)
                 with watched():

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from wattune import hard_stop
+from wattune import forced_exit
 from wattune.errors import EngineError
 
 LOOK_S: Final = 0.5
@@ -54,7 +54,7 @@ def watched() -> Iterator[None]:
         while not over.wait(LOOK_S):
             found = problem()
             if found:
-                if not over.wait(LOOK_S) and not hard_stop.asked():
+                if not over.wait(LOOK_S) and not forced_exit.asked():
                     lost.append(found)
                     _interrupt_main_thread()
                 return

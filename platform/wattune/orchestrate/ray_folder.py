@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from wattune.hard_stop import asked
+from wattune.forced_exit import asked
 from wattune.private_folder import own_folder, temporary_folder
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
 

@@ -19,6 +19,7 @@ from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
 from wattune.report.frontier import frontier_chart
 from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.pareto import pareto
 from wattune.report.predictions import predictions
 from wattune.report.race import race
 from wattune.report.sections import (
@@ -35,7 +36,6 @@ from wattune.report.sections import (
 from wattune.report.spaces import spaces_section
 from wattune.report.step_throughput import step_throughput
 from wattune.report.traces import power
-from wattune.report.trade_off import trade_off
 from wattune.storage.spaces import StoredSpace
 from wattune.units import format_change, format_quantity
 
@@ -70,7 +70,7 @@ def draw(
     closely = (*ranking.feasible[:1], *others, *ranking.feasible[1:])
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
-        trade_off(ranking),
+        pareto(ranking),
         frontier_chart(price) if price is not None else None,
         predictions(ranking),
         race(ranking),

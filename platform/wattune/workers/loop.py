@@ -7,7 +7,6 @@ measurement may end early (`wattune.workers.early_stop`), rounds are shorter, an
 
 import gc
 import math
-import re
 import statistics
 import time
 import traceback
@@ -24,8 +23,9 @@ from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
-from wattune.workers.outcome import OutOfMemory, RankOutcome
-from wattune.workers.phases import Span, failed_phase, spans_table
+from wattune.workers.out_of_memory import first_line, is_out_of_memory, out_of_memory_of
+from wattune.workers.outcome import RankOutcome
+from wattune.workers.phases import Span, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
 
 MOST_WARMUP_ROUNDS: Final = 4
@@ -34,10 +34,6 @@ MOST_WARMUP_ROUNDS: Final = 4
 Progress = Callable[[str, int, int], None]
 """Called on every rank with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do;
 never inside measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
-
-
-_REQUESTED: Final = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
-_UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class _NonFiniteLossError(ArithmeticError):
@@ -144,37 +140,6 @@ def measure_trial(
     )
 
 
-def out_of_memory_of(error: BaseException, ranks: Ranks, *, outside: str = "build") -> OutOfMemory:
-    """Reads an error for which `is_out_of_memory` holds; `outside` is where it was raised if in no phase."""
-    found = _REQUESTED.search(str(error))
-    return OutOfMemory(
-        rank=ranks.rank,
-        phase=failed_phase(error) or outside,
-        message=_first_line(error),
-        requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
-        memory=device_memory(ranks.device),
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True where an error means that host or device memory ran out.
-
-    PyTorch has a class of its own only for what its device allocator is asked for. Its CPU allocator, the driver, and
-    the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS, cuDNN and MIOpen) end up in a
-    RuntimeError, the operating system in an OSError.
-    """
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(str(error)) is not None
-
-
-_NO_MEMORY: Final = re.compile(
-    r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
-    r"|failed to (cuda|hip) (host )?[cm]alloc",
-    re.IGNORECASE,
-)
-
-
 PROFILE_STEPS: Final = 2
 """Steps profiled on GPUs unless a study says otherwise: the second shows whether the first was usual."""
 
@@ -211,7 +176,7 @@ def _profile(engine: Engine, spec: TrialSpec, ranks: Ranks, num_steps: int) -> C
 
 
 def _profile_problem(error: Exception, ranks: Ranks) -> str:
-    problem = f"rank {ranks.rank}: {type(error).__name__}: {_first_line(error)}"
+    problem = f"rank {ranks.rank}: {type(error).__name__}: {first_line(error)}"
     if is_out_of_memory(error):
         problem = f"out of memory, {out_of_memory_of(error, ranks, outside='profile')}"
     traceback.clear_frames(error.__traceback__)  # they hold the activations of a step
@@ -220,10 +185,6 @@ def _profile_problem(error: Exception, ranks: Ranks) -> str:
 
 def _silent(_part: str, _done: int, _total: int) -> None:
     """Reports progress to nobody."""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _checked(result: StepSpans) -> StepSpans:

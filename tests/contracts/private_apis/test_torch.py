@@ -144,7 +144,7 @@ def test_export_chrome_trace(tmp_path: Path) -> None:
 @pytest.mark.private_api("torch.OutOfMemoryError")
 def test_outofmemoryerror() -> None:
     from wattune.workers.engine import Ranks
-    from wattune.workers.loop import is_out_of_memory, out_of_memory_of
+    from wattune.workers.out_of_memory import is_out_of_memory, out_of_memory_of
 
     torch = load("torch")
     with pytest.raises(RuntimeError) as raised:

@@ -27,7 +27,7 @@ def test_a_head_that_died_ends_the_call_in_seconds_unless_a_stop_did_it(
     head, monkeypatch: pytest.MonkeyPatch, died_by_the_stop: bool
 ) -> None:
     monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
-    monkeypatch.setattr("wattune.hard_stop.asked", lambda: died_by_the_stop)
+    monkeypatch.setattr("wattune.forced_exit.asked", lambda: died_by_the_stop)
     ended = pytest.raises(EngineError, match="Ray's gcs_server on this machine ended") if not died_by_the_stop else None
     with ended or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
         time.sleep(0.2)  # while it lives nothing happens

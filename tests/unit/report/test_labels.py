@@ -7,7 +7,7 @@ import pytest
 from made_report import figure_of, ranked, trial
 
 from wattune.report.labels import CHAR_WIDTH_PX, placed
-from wattune.report.trade_off import PLOT_PX, trade_off
+from wattune.report.pareto import PLOT_PX, pareto
 
 SIZE = (800.0, 400.0)
 
@@ -52,7 +52,7 @@ def test_names_in_the_trade_off_do_not_meet():
     ranking = ranked(
         [trial(n, 40_000.0 + 40 * n, 2300.0 + 3 * n) for n in range(1, 10)] + [trial(16, 60_000.0, 2900.0)]
     )
-    data, layout = figure_of(trade_off(ranking))
+    data, layout = figure_of(pareto(ranking))
     (low_x, high_x), (low_y, high_y) = layout["xaxis"]["range"], layout["yaxis"]["range"]
     boxes = []
     for trace in data:

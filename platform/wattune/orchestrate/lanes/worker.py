@@ -28,8 +28,9 @@ from wattune.trial import TrialSpec, TrialStatus
 from wattune.workers.device import device_uuid
 from wattune.workers.engine import Ranks
 from wattune.workers.last_words import kept
-from wattune.workers.loop import is_out_of_memory, measure_trial
+from wattune.workers.loop import measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
+from wattune.workers.out_of_memory import is_out_of_memory
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store

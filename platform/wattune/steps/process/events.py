@@ -17,7 +17,7 @@ NO_MEMORY: Final = (
     r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
     r"|failed to (cuda|hip) (host )?[cm]alloc"
 )
-"""Messages of errors that mean that memory ran out, as `wattune.workers.loop.is_out_of_memory` knows them."""
+"""Messages of errors that mean that memory ran out, as `wattune.workers.out_of_memory.is_out_of_memory` knows them."""
 
 _WRITER: Final = StepWriter(EVENTS)
 _TOLD: Final[set[str]] = set()

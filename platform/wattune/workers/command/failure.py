@@ -16,7 +16,7 @@ _NO_MEMORY: Final = re.compile(
     r"|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed|failed to (cuda|hip) (host )?[cm]alloc",
     re.IGNORECASE,
 )
-"""Words of allocators, drivers and the libraries beside torch; as `wattune.workers.loop.is_out_of_memory`."""
+"""Words of allocators, drivers and the libraries beside torch; as `wattune.workers.out_of_memory.is_out_of_memory`."""
 
 _NO_FLAG: Final = tuple(
     re.compile(pattern)

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from wattune.hard_stop import asked, ended_in_time, last_act
+from wattune.forced_exit import asked, ended_in_time, last_act
 
 STUCK = """
 import signal, sys, time
-from wattune import hard_stop
-from wattune.hard_stop import asked, ended_in_time, last_act
+from wattune import forced_exit
+from wattune.forced_exit import asked, ended_in_time, last_act
 
-hard_stop._LAST_ACT_S = 0.3
+forced_exit._LAST_ACT_S = 0.3
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGHUP, lambda *_: None)
 def fails(): raise OSError("no more")
@@ -70,20 +70,20 @@ def test_a_process_that_ends_by_itself_or_was_not_asked_is_left_alone() -> None:
 
 HOLDS_THE_LOCK = """
 import ctypes, signal, time
-from wattune import hard_stop
+from wattune import forced_exit
 
-hard_stop._FORCE_S = 0.5
+forced_exit._FORCE_S = 0.5
 signal.signal(signal.SIGTERM, lambda *_: None)
-with hard_stop.ended_in_time("never said", within_s=1):
+with forced_exit.ended_in_time("never said", within_s=1):
     print("ready", flush=True)
-    while not hard_stop.asked():
+    while not forced_exit.asked():
         time.sleep(0.01)
     ctypes.PyDLL(None).sleep(600)  # a library that keeps the interpreter's lock
 """
 
 LEAVES = """
 import atexit, signal, time
-from wattune.hard_stop import asked, end_now, ended_in_time
+from wattune.forced_exit import asked, end_now, ended_in_time
 
 atexit.register(time.sleep, 600)  # as a library that asks a dead server
 end_now(1)  # nobody asked

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from wattune.fitting.beside import Beside, Figure
-from wattune.terminal.beside import print_beside
+from wattune.fitting.estimate_and_result import Beside, Figure
+from wattune.terminal.estimate_and_result import print_beside
 
 STEP = Figure(name="step_time_s", estimated=0.4, low=0.36, high=0.44, measured=0.5)
 INSIDE = Figure(name="tokens_per_s", estimated=100.0, low=90.0, high=110.0, measured=101.0)

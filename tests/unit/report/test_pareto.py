@@ -5,11 +5,11 @@ from made_report import POWER, figure_of, ranked, trial, whole
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.order import rank
-from wattune.report.trade_off import LABELLED, trade_off
+from wattune.report.pareto import LABELLED, pareto
 
 
 def test_the_trade_off_shows_verdicts_by_symbol_intervals_by_bars_and_the_bound():
-    data, layout = figure_of(trade_off(whole()[0]))
+    data, layout = figure_of(pareto(whole()[0]))
     front, infeasible, feasible = data
     assert (infeasible["name"], infeasible["marker"]["symbol"]) == ("infeasible", "x")
     assert (feasible["name"], feasible["marker"]["symbol"]) == ("feasible", "circle")
@@ -26,19 +26,19 @@ def test_a_bound_that_differs_by_trial_has_no_line():
     pairs = [trial(n, 1000.0 * n, 2000.0) for n in (1, 2)]
     for number, (_, result) in enumerate(pairs):
         result.metrics["device_power_limit_w"] = 600.0 + number
-    assert "shapes" not in figure_of(trade_off(ranked(pairs, f"{POWER} <= 4 * device_power_limit_w")))[1]
+    assert "shapes" not in figure_of(pareto(ranked(pairs, f"{POWER} <= 4 * device_power_limit_w")))[1]
 
 
 def test_of_many_trials_only_the_front_and_the_best_have_a_label():
     # Slower and thirstier with every number: only the first is on the front. Beyond the bound the same again.
     pairs = [trial(n, 50_000.0 - n, 2000.0 + n) for n in range(1, 10)]
     pairs += [trial(n, 40_000.0 - n, 3200.0 + n) for n in range(10, 15)]
-    _, layout = figure_of(trade_off(ranked(pairs)))
-    data, _ = figure_of(trade_off(ranked(pairs)))
+    _, layout = figure_of(pareto(ranked(pairs)))
+    data, _ = figure_of(pareto(ranked(pairs)))
     infeasible, feasible = data
     assert [text for text in feasible["text"] if text] == ["<b>dp4 mbs1</b>"]
     assert [text for text in infeasible["text"] if text] == ["dp4 mbs10"]
-    few, _ = figure_of(trade_off(ranked(pairs[:3])))
+    few, _ = figure_of(pareto(ranked(pairs[:3])))
     assert few[0]["text"] == ["<b>dp4 mbs1</b>", "dp4 mbs2", "dp4 mbs3"]
     low, high = layout["xaxis"]["range"]
     assert low < 2001.0 < 3214.0 < high and low < 2750.0 < high
@@ -58,7 +58,7 @@ def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, met
     for _, result in pairs:
         result.metrics.update(metrics)
     ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [parse_constraint(text) for text in bounds])
-    chart = trade_off(ranking)
+    chart = pareto(ranking)
     if "device_temp_max_c" in str(bounds) and not metrics:
         assert chart is None, "a bound that was not measured leaves every trial unknown"
     else:
@@ -66,14 +66,14 @@ def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, met
 
 
 def test_without_a_trial_that_measured_both_there_is_no_chart():
-    assert trade_off(ranked([])) is None
-    assert trade_off(ranked([trial(1, 1.0, None)], "")) is None
+    assert pareto(ranked([])) is None
+    assert pareto(ranked([trial(1, 1.0, None)], "")) is None
 
 
 def test_a_long_front_has_names_at_even_distances_and_intervals_stay_in_view():
     pairs = [trial(n, 40_000.0 + 500 * n, 2000.0 + 50 * n) for n in range(1, 31)]
     ranking = ranked(pairs)
-    data, layout = figure_of(trade_off(ranking))
+    data, layout = figure_of(pareto(ranking))
     named = [text for trace in data for text in trace.get("text", ()) if text]
     assert 3 <= len(named) <= LABELLED and any(text.startswith("<b>") for text in named)
     for axis in "xy":
@@ -87,5 +87,5 @@ def test_a_long_front_has_names_at_even_distances_and_intervals_stay_in_view():
 def test_the_text_of_a_bound_stands_beside_its_line_where_there_is_more_room():
     for bound_w, anchor in ((2050, "left"), (2250, "right")):
         pairs = [trial(n, 1000.0 * n, 2000.0 + 100 * n) for n in range(4)]
-        _, layout = figure_of(trade_off(ranked(pairs, f"{POWER} <= {bound_w}")))
+        _, layout = figure_of(pareto(ranked(pairs, f"{POWER} <= {bound_w}")))
         assert [note["xanchor"] for note in layout["annotations"]] == [anchor]

@@ -8,7 +8,7 @@ import pytest
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
-from wattune.fitting.beside import UNDIVIDED, Beside, Figure, beside
+from wattune.fitting.estimate_and_result import UNDIVIDED, Beside, Figure, beside
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 

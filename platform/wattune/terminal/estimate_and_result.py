@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from wattune.fitting.beside import Beside, Figure
+from wattune.fitting.estimate_and_result import Beside, Figure
 from wattune.terminal.tables import make_table, print_table
 from wattune.units import format_quantity
 

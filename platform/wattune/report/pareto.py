@@ -28,7 +28,7 @@ _MOST_BAR: Final = 0.5
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
 
 
-def trade_off(ranking: Ranking) -> Chart | None:
+def pareto(ranking: Ranking) -> Chart | None:
     """Draws the objective over power: feasible and infeasible trials, the bounds, and the Pareto front.
 
     Returns:
