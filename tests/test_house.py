@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "wattune"
 
 ROOMS = {
-    ".": "__main__ clock deadline doctor errors fidelity forced_exit inspection intervals kinds masking "
+    ".": "__main__ clock deadline doctor errors fidelity field_types forced_exit inspection intervals masking "
     "metric_meanings objective private_folder schema spans trial units upload version",
     "analysis": "detail examine quality summary",
     "analysis/metrics": "energy excursion experts exposed_comm outlier phases power saturation speed step_breakdown "
@@ -53,7 +53,7 @@ ROOMS = {
     "steps": "files launch pattern reader source steady table",
     "steps/inject": "sitecustomize",
     "steps/process": "events huggingface importing install lightning optimizer writer",
-    "storage": "digests documents files growth lock manifests measured parquet remote spaces study trial_files "
+    "storage": "digests documents files lock manifests measured parquet remote space_changes spaces study trial_files "
     "trial_tables values versions",
     "telemetry": "backend host probe registry replay",
     "telemetry/amd_smi": "backend device library",
@@ -106,8 +106,8 @@ WITHOUT_TWIN = {
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock kinds schema metric_meanings intervals objective trial fidelity storage steps steps.process "
-    "spans catalog plan cost cost.memory cost.step_time fitting analysis analysis.metrics "
+    "units errors clock field_types schema metric_meanings intervals objective trial fidelity storage steps "
+    "steps.process spans catalog plan cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record record.serving workers.command terminal.recording"
 )

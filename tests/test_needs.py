@@ -40,13 +40,17 @@ NEEDS = {
     "what renders the page of a report?": "report/page.py",
     "which process samples sensors?": "telemetry/sampler/process.py",
     "what is written as Parquet in storage?": "storage/parquet.py",
-    "how does a stored study grow?": "storage/growth.py",
+    "which changes of a stored space are refused?": "storage/space_changes.py",
     "where are files of older versions of storage read?": "storage/versions.py",
     "what keeps a study within its budget?": "orchestrate/scheduling/budget.py",
     "what shows progress on a terminal?": "terminal/progress.py",
     "where is the node's power limit enforced on a running trial?": "orchestrate/power_limit.py",
     "where are simulated sensors computed?": "simulation/sensors.py",
     "how are confidence intervals computed?": "intervals.py",
+    "which error is out of memory?": "workers/out_of_memory.py",
+    "what draws the Pareto front in a report?": "report/pareto.py",
+    "where is an estimate put beside a result?": "fitting/estimate_and_result.py",
+    "what ends a study whose cluster is lost?": "orchestrate/lost_cluster.py",
 }
 _EMPTY = re.compile(
     r"\b(?:a|an|and|are|by|do|does|file|for|from|how|i|in|into|is|it|its|may|of|on|or|s|that|the|there|to|what|"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
-from wattune.kinds import default_of, require_kinds
+from wattune.field_types import default_of, require_kinds
 from wattune.masking import printable
 from wattune.plan.axes import AXES, Plan
 from wattune.plan.program import FlagValue, Program

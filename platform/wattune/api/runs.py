@@ -103,8 +103,8 @@ def run_study(
     """Runs a study to its end, or to Ctrl-C, and ranks what it found.
 
     Called again it continues: finished trials are not run again. The space may have changed meanwhile, as long as
-    nothing contradicts the results that are there (`wattune.storage.growth`). Where the call fails before its trials
-    can start, the study stays what it was.
+    nothing contradicts the results that are there (`wattune.storage.space_changes`). Where the call fails before its
+    trials can start, the study stays what it was.
 
     Args:
         space: The search space: its file, its content, or what `plan` returned.

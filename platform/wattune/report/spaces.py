@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from wattune.ranking.order import Ranking
 from wattune.report.markup import Html, section, table
-from wattune.storage.growth import changes
+from wattune.storage.space_changes import changes
 from wattune.storage.spaces import StoredSpace, space_number
 from wattune.trial import TrialResult
 from wattune.units import format_quantity

@@ -24,8 +24,8 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, body_of, with_digest_line
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import make_lasting, write_whole
-from wattune.storage.growth import changes
 from wattune.storage.parquet import encoded, read_table
+from wattune.storage.space_changes import changes
 from wattune.storage.versions import VERSION, check_version, upgraded_candidate, upgraded_space
 from wattune.trial import TrialResult
 

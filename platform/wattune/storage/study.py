@@ -38,9 +38,9 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
-from wattune.storage.growth import changes, contradictions
 from wattune.storage.lock import if_idle, run_lock
 from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder
+from wattune.storage.space_changes import changes, contradictions
 from wattune.storage.spaces import StoredSpace
 from wattune.storage.trial_files import (
     NO_TRIAL,

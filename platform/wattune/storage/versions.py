@@ -14,7 +14,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError
-from wattune.kinds import default_of
+from wattune.field_types import default_of
 from wattune.plan.axes import Plan
 from wattune.trial import Measure, Workload
 

@@ -8,7 +8,7 @@ import yaml
 from wattune.errors import SpaceError
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
-from wattune.storage.growth import changes, contradictions
+from wattune.storage.space_changes import changes, contradictions
 
 OWN = {
     "study": "own",

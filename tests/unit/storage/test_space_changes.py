@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from wattune.search.space import parse_space
-from wattune.storage.growth import changes, contradictions
+from wattune.storage.space_changes import changes, contradictions
 
 MODEL = {"name": "llama3_8b", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2}
 SPACE: dict[str, Any] = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from wattune.kinds import LARGEST_COUNT, default_of, require_kinds
+from wattune.field_types import LARGEST_COUNT, default_of, require_kinds
 
 
 @dataclass(frozen=True)
