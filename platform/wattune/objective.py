@@ -90,8 +90,10 @@ class Constraint:
     def holds(self, metrics: Mapping[str, float]) -> bool | None:
         """Tells whether the metric is within the bound; None where that is unknown."""
         slack = self.slack(metrics)
-        if slack is None:
-            return None
+        return None if slack is None else self.keeps(slack)
+
+    def keeps(self, slack: float) -> bool:
+        """Tells whether a metric at a distance from its bound is within it."""
         return slack > 0 if self.operator in ("<", ">") else slack >= 0
 
 

@@ -297,13 +297,16 @@ def _identity_text(value: Any) -> str:
     """
     if type(value) in _VALUES_OF:
         return _kept_text(type(value), *_VALUES_OF[type(value)](value))  # type: ignore[arg-type]  # a class is hashable
-    return json.dumps(_identity(value), sort_keys=True, separators=(",", ":"))
+    return _as_json(_identity(value))
+
+
+_as_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @lru_cache(maxsize=64, typed=True)  # typed: 1, 1.0 and true are equal, and not the same in an id
 def _kept_text(kind: type[Any], *values: Any) -> str:
     names = (each.name for each in fields(kind))
-    return json.dumps(_identity(kind(**dict(zip(names, values, strict=True)))), sort_keys=True, separators=(",", ":"))
+    return _as_json(_identity(kind(**dict(zip(names, values, strict=True)))))
 
 
 _VALUES_OF: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (ModelSpec, ClusterSpec)}
@@ -316,8 +319,11 @@ def _identity(value: Any) -> Any:
     """Returns the part of a specification that its id is a hash of, as plain data."""
     if type(value) in _LEAVES or not is_dataclass(value) or isinstance(value, type):
         return value
-    pairs = ((name, default, getattr(value, name)) for name, default in _counted(type(value)))
-    return {name: _identity(own) for name, default, own in pairs if default is MISSING or own != default}
+    return {
+        name: own if type(own) in _LEAVES else _identity(own)
+        for name, default in _counted(type(value))
+        if (own := getattr(value, name)) != default  # nothing is equal to MISSING
+    }
 
 
 @lru_cache(maxsize=64)
@@ -465,9 +471,10 @@ class TrialResult:
                 wrong = next(value for value in own if type(value) not in kinds)
                 raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
         # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
-        large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
-        if large:
-            raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
+        if not max(map(abs, self.metrics.values()), default=0.0) <= LARGEST_METRIC:
+            large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
+            if large:
+                raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
         for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):
             if not 0 <= value < 2**63:
                 raise ValueError(f"repeat, start_wall_ns and end_wall_ns: got {str(value)[:60]}, allowed: 0 to 2^63")

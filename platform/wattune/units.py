@@ -4,6 +4,7 @@ Quantities inside wattune are SI: seconds, watts, joules, bytes. Megahertz is th
 datasheet and sensor uses it. Nanoseconds appear only as integer timestamps and counters.
 """
 
+from functools import cache
 from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
@@ -76,6 +77,7 @@ def kib_to_bytes(size_kib: int) -> int:
     return size_kib * 1024
 
 
+@cache
 def unit_of(name: str) -> str | None:
     """Returns the unit that a name declares by its suffix.
 

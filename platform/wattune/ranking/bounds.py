@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from statistics import NormalDist
 from typing import Final
 
@@ -77,13 +78,16 @@ def margin(
         risk: Accepted probability of a wrong verdict.
         simulated: True if sensors were simulated: they have no gain error.
     """
-    checked = [(slack, result) for result in repeats if (slack := constraint.slack(result.metrics)) is not None]
-    if not checked:
+    slack, result = math.inf, None
+    for one in repeats:
+        own = constraint.slack(one.metrics)
+        if own is not None and (result is None or own < slack):
+            slack, result = own, one
+    if result is None:
         return None
-    slack, result = min(checked, key=lambda pair: pair[0])
     bound = constraint.bound(result.metrics)
     assert bound is not None, "a slack has a bound"
-    metric, kept = constraint.metric, bool(constraint.holds(result.metrics))
+    metric, kept = constraint.metric, constraint.keeps(slack)
     below = constraint.operator.startswith("<")
     gain = 0.0 if simulated else _gain(metric)
     nexts = spreads.next_runs(repeats, metric)
@@ -155,6 +159,7 @@ def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[flo
     return distance, (gain * size) ** 2 + step**2 / 12.0
 
 
+@cache
 def _gain(metric: str) -> float:
     """Returns the standard uncertainty of the sensor's gain, as a fraction; 0 for what is not measured in watts."""
     described = METRICS[metric]

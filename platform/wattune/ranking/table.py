@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,8 +116,7 @@ def to_table(ranking: Ranking) -> pa.Table:
         "wattune.simulated": str(ranking.simulated).lower(),
     }
     schema = ranking_schema(ranking).with_metadata(metadata)
-    measured = _measured(ranking)
-    return pa.Table.from_pylist([_cells(ranking, row, measured) for row in ranking.trials], schema)
+    return pa.Table.from_pylist(list(_rows(ranking)), schema)
 
 
 def to_csv(ranking: Ranking) -> str:
@@ -131,8 +130,8 @@ def to_csv(ranking: Ranking) -> str:
     written = io.StringIO()
     lines = csv.DictWriter(written, columns, restval="", lineterminator="\n")
     lines.writeheader()
-    for row in ranking.trials:
-        lines.writerow({name: cell_text(value) for name, value in _cells(ranking, row, measured).items()})
+    for row in _rows(ranking):
+        lines.writerow({name: cell_text(value) for name, value in row.items()})
     for one in ranking.unreadable:
         lines.writerow({"verdict": "unreadable", "trial_id": one.name, "reason": one.reason})
     return written.getvalue()
@@ -144,12 +143,21 @@ def _measured(ranking: Ranking) -> list[str]:
     return [name for name in METRICS if name in found]
 
 
-def _cells(ranking: Ranking, row: RankedTrial, measured: Sequence[str]) -> dict[str, Any]:
+def _rows(ranking: Ranking) -> Iterator[dict[str, Any]]:
+    """Yields each trial as one row of `ranking_schema`."""
+    trials, measured = ranking.trials, _measured(ranking)
+    flags = flag_columns(row.spec for row in trials)
+    for row in trials:
+        yield _cells(row, ranking.objective.metric, measured, flags)
+
+
+def _cells(
+    row: RankedTrial, objective: str, measured: Sequence[str], flags: Mapping[str, pa.DataType]
+) -> dict[str, Any]:
     """Returns a trial as one row of `ranking_schema`, without the columns that are null."""
-    objective = ranking.objective.metric
     whole = row.to_json()
     cells: dict[str, Any] = {name: whole[name] for name in (*_FACTS, "quality", "simulated", "reason")}
-    cells |= plan_values(row.spec.plan) | flag_values(row.spec, flag_columns(one.spec for one in ranking.trials))
+    cells |= plan_values(row.spec.plan) | flag_values(row.spec, flags)
     cells |= {"num_repeats": len(row.counted), "missing": ", ".join(row.missing)}
     counted = row.counted
     cells |= {name: value for name in measured if (value := row.spreads.middle(counted, name)) is not None}

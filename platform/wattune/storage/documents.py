@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
+from pydantic_core import from_json
 
 MOST_BYTES: Final = 64 * 2**20
 """Largest JSON file that is read. The manifest of a node with eight devices has some 50 kB."""
@@ -36,9 +37,11 @@ def parse_json(content: bytes | str, *, any_depth: bool = False) -> Any:
     if len(content) > MOST_BYTES:
         raise ValueError(f"{len(content):,} bytes, allowed: {MOST_BYTES:,}")
     try:
-        data = json.loads(content.decode() if isinstance(content, bytes) else content)
-    except RecursionError:
-        raise ValueError(f"more than {MOST_DEPTH} levels") from None
+        data = from_json(content)  # a third of the time of `json.loads`
+    except ValueError as error:
+        if "recursion" in str(error):
+            raise ValueError(f"more than {MOST_DEPTH} levels") from None
+        raise
     if not any_depth:
         check_depth(data)
     return data
