@@ -24,7 +24,7 @@ import plotly.graph_objects as go
 
 import wattune
 from wattune.report.charts import waterfall
-from wattune.report.trade_off import trade_off
+from wattune.report.pareto import pareto
 
 study = wattune.load_study("data/dense_h200x4")
 study.space["objective"], study.space["constraints"]
@@ -54,7 +54,7 @@ for trial in ranking.trials:
     print(f"{trial.verdict:<11} {trial.label:<28} {trial.reason}")
 
 # %%
-trade_off(ranking)
+pareto(ranking)
 
 # %% [markdown]
 # Each plan ran once. The interval of the objective is over the steps of that run, and says nothing about the variation

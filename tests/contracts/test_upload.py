@@ -1,4 +1,4 @@
-"""What `ray job submit --working-dir .` sends to the cluster: sources, and nothing that was measured or installed."""
+"""Uploads of `ray job submit --working-dir .`: sources, and nothing that was measured or installed."""
 
 import shutil
 import zipfile

@@ -1,4 +1,4 @@
-"""Which errors mean that memory ran out, and what they say of it."""
+"""The errors that mean that memory ran out, and what they say of it."""
 
 import re
 from typing import Final

@@ -63,9 +63,9 @@ def test_out_of_memory_is_known(error: BaseException, expected: bool) -> None:
 
 
 def test_the_words_are_those_of_the_built_in_engines() -> None:
-    from wattune.workers import loop
+    from wattune.workers import out_of_memory
 
-    assert loop._NO_MEMORY.pattern == events.NO_MEMORY
+    assert out_of_memory._NO_MEMORY.pattern == events.NO_MEMORY
 
 
 def test_a_hook_that_fails_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
