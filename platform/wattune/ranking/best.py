@@ -95,6 +95,8 @@ def order(one: Standing) -> Order:
     The last is the expected error of whichever trial leads, if trials were as measured and all were measured anew: a
     parametric bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, sections 6.5 and 10.2).
     """
+    if len(one.mean) == 1:  # as in the live view, at every event
+        return Order(_ranks(one), np.ones(1), 0.0)
     leader = int(one.mean.argmax())
     apart = (one.mean[leader] - one.mean) / np.sqrt(_variance(one, np.array([leader]))[0] + 1e-300)
     near = np.argsort(apart, kind="stable")[:_MOST_CANDIDATES]
