@@ -251,7 +251,9 @@ def test_nodes_meet_and_have_their_numbers(wattune, results, storage: Path, tmp_
 @pytest.mark.usefixtures("second_node")
 def test_torchrun_spans_two_nodes(wattune, results, storage: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node={devices_per_node}"]
-    torchrun += ["--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint={rendezvous}"]
+    # As docs/own_code.md says: with c10d each launcher asks its host name whether it is the first.
+    torchrun += ["--nnodes={num_nodes}", "--node-rank={node_rank}"]
+    torchrun += ["--rdzv-backend=static", "--rdzv-endpoint={rendezvous}"]
     program = str(ROOT / "experiments" / "own_code" / "plain_loop.py")
     space = own_space(
         tmp_path,

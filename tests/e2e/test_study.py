@@ -101,9 +101,11 @@ def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials
     running.says(r"^\[0/2\].* measure [1-9]")
     _worker(running.process.pid).kill()
     assert running.ends(300) == 3, running.text  # both failed: nothing is feasible
-    statuses = sorted((one["status"], one["reason"]) for one in results(storage / "killed").values())
-    assert [status for status, _ in statuses] == ["crashed", "timed_out"]
-    assert "timeout_s = 25" in statuses[1][1]
+    found = [(one["status"], one["reason"]) for one in results(storage / "killed").values()]
+    assert [status for status, _ in found] == ["timed_out", "timed_out"], found
+    assert all("timeout_s = 25" in reason for _, reason in found)
+    (attempt,) = (storage / "killed").glob("trials/*/attempts/1/result.json")
+    assert json.loads(attempt.read_text())["status"] == "infra_failed"  # not the plan's fault, so it was tried again
     assert "Traceback" not in running.text
 
 
