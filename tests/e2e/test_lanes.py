@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from raylet_cluster import Raylets
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -151,13 +152,14 @@ with connect() as cluster, Lanes() as lanes:
     assert len({one["pid"] for one in ranks}) == 2
 
 
+@pytest.mark.usefixtures("on_standing_cluster")
 def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
-    start_wattune, write_two_trials, results, storage: Path
+    start_wattune, write_two_trials, results, storage: Path, standing_cluster: Raylets
 ) -> None:
     running = start_wattune("run", write_two_trials("killed_worker", min_seconds=3))
     for number, pattern in ((signal.SIGKILL, r"^\[0/2\]"), (signal.SIGABRT, r"^\[1/2\]")):
         running.says(pattern + r".* measure [1-9]")
-        workers = [one for one in processes_of(running.process) if "RayTrainWorker" in one.name()]
+        workers = [one for one in processes_of(standing_cluster.process) if "RayTrainWorker" in one.name()]
         assert workers
         workers[-1].send_signal(number)
         if number == signal.SIGKILL:
@@ -176,7 +178,7 @@ def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
 
 
 def processes_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The processes of a study whose names can be read."""
+    """The processes below one whose names can be read."""
     found = []
     for one in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):

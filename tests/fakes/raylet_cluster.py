@@ -18,14 +18,14 @@ class Raylets:
     """The cluster, told what to do: `add NAME` or `kill NAME`."""
 
     def __init__(self, process: "subprocess.Popen[str]", address: str) -> None:
-        self._process, self.address = process, address
+        self.process, self.address = process, address
 
     def __call__(self, order: str) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{order}\n")
-        self._process.stdin.flush()
-        while (line := self._process.stdout.readline().strip()) != "done":
-            assert line or self._process.poll() is None, "the cluster's process ended"
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+        while (line := self.process.stdout.readline().strip()) != "done":
+            assert line or self.process.poll() is None, "the cluster's process ended"
 
 
 @contextmanager
