@@ -42,6 +42,8 @@ class DeviceSpec:
     """Whole names that its driver and its vendor's tools give it. A board of another form factor has another name."""
     ray_accelerator_types: tuple[str, ...] = ()
     """Values of Ray's label `ray.io/accelerator-type` on its nodes. Boards of other form factors may share them."""
+    matrix_energy: float = 1.0
+    """Energy of one operation of its matrix units over that on an H200, by the process it is made in."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     """Data types that training can run in; the first is the default."""
     source: str = ""
@@ -86,6 +88,10 @@ _LISTS: Final = ("product_names", "ray_accelerator_types", "dtypes")
 def _words(product: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z0-9]+", product.lower()))
 
+
+N7_ENERGY: Final = 1 / 0.7
+"""Energy of an operation on TSMC's N7 and N6 over that on N5 and its derivatives, such as an H200's 4N: at the same
+speed N5 draws 30 % less (TSMC)."""
 
 DEVICES: Final[dict[str, DeviceSpec]] = {
     device.name: device
@@ -190,6 +196,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=400.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
+            matrix_energy=N7_ENERGY,
             product_names=("NVIDIA A100-SXM4-80GB",),  # NVML; Ray labels every board A100, so the name decides
             source="NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM); Ampere architecture white paper; not measured",
         ),
@@ -204,6 +211,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=400.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
+            matrix_energy=N7_ENERGY,
             product_names=("NVIDIA A100-SXM4-40GB",),
             source="NVIDIA A100 Tensor Core GPU datasheet (40 GB SXM); Ampere architecture white paper; not measured",
         ),
@@ -218,6 +226,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             power_limit_w=300.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
+            matrix_energy=N7_ENERGY,
             product_names=("NVIDIA A100 80GB PCIe",),
             source="NVIDIA A100 80GB PCIe product brief PB-10577-001 and A100 datasheet (PCIe); not measured",
         ),
@@ -233,6 +242,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             sm_clock_max_mhz=1700.0,
             temp_slowdown_c=None,
             devices_per_package=2,
+            matrix_energy=N7_ENERGY,
             product_names=(
                 "AMD Instinct MI250",
                 "AMD Instinct MI250X / MI250",  # libdrm, amdgpu.ids: PCI device 740C, revision 01

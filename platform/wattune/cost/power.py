@@ -59,17 +59,11 @@ DATASHEET_ERROR_FRAC: Final = 0.3
 """Assumed where only a power limit is known."""
 
 
-OLDER_PROCESS: Final = ("a100_sxm_80gb", "a100_sxm_40gb", "a100_pcie_80gb", "mi250_gcd")
-"""Devices of TSMC's N7 and N6. The others of the catalog are of N5 and its derivatives, like the H200 of 4N."""
-OLDER_PROCESS_ENERGY: Final = 1 / 0.7
-"""Energy of an operation on N7 over that on N5: at the same speed N5 draws 30 % less (TSMC)."""
-
-
 def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     """Returns the coefficients of a device without a fit of its own.
 
-    A device other than H200 is `H200_PRIOR` scaled. An operation of the matrix units takes the same energy on devices
-    of one process, so `matrix_w` follows the peak rate. All else draws the same share of the power limit. Blackwell has
+    A device other than H200 is `H200_PRIOR` scaled. `matrix_w` follows the peak rate and the energy of an operation,
+    which is the same on devices of one process. All else draws the same share of the power limit. Blackwell has
     2.3 times the peak of an H200 with 1.4 times its limit, so its clock falls further: products on a B200 reach 0.49 of
     its peak (SimuMax, `b200_bf16_ceperm.json`, commit e691807, Apache-2.0), on an H200 0.70 (AIConfigurator 095f58a).
 
@@ -82,12 +76,11 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
         return None
     share = device.power_limit_w / H200_LIMIT_W
     peak = device.peak_bf16_flop_per_s
-    energy = OLDER_PROCESS_ENERGY if device.name in OLDER_PROCESS else 1.0
     watts = ("idle_w", "active_w", "memory_w", "link_w", "wait_w")
     return replace(
         H200_PRIOR,
         **{name: share * getattr(H200_PRIOR, name) for name in watts},
-        matrix_w=(share if peak is None else energy * peak / H200_PEAK_FLOP_PER_S) * H200_PRIOR.matrix_w,
+        matrix_w=(share if peak is None else device.matrix_energy * peak / H200_PEAK_FLOP_PER_S) * H200_PRIOR.matrix_w,
         origin="datasheet",
         error_frac=DATASHEET_ERROR_FRAC,
         peak_error_frac=DATASHEET_ERROR_FRAC,

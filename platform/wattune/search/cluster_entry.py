@@ -44,6 +44,8 @@ class DeviceEntry(Entry):
     """Core temperature from which the device slows down."""
     devices_per_package: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share one package and its power sensor."""
+    matrix_energy: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    """Energy of one operation of its matrix units over that on an H200. It counts in estimates of power."""
     product_names: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Whole names that its driver gives it. Nodes that have them get its trials."""
     ray_accelerator_types: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
