@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -82,3 +83,33 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
     shown = " ".join(shown.split())
     assert 0 < shown.index("stopping: running trials end") < shown.index("ENDED")
     assert "at most 15 s" in shown and "Traceback" not in shown and shown.count("stopping: running") == 1
+
+
+@pytest.mark.timeout(90)
+def test_a_closed_terminal_ends_it_as_any_other_stop(tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    told = tmp_path / "told"
+    study = STUDY.replace('print("ENDED"', f'open({str(told)!r}, "w").write("ENDED"); print("ENDED"')
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-c", study, str(space), str(tmp_path / "storage")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # without one nobody is told that it was closed
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"RUNS" not in shown:
+            shown += os.read(ours, 65536)
+        os.close(ours)
+        # What is printed from then on goes nowhere. It was an error once, and the exit code was 1.
+        assert running.wait(60) == 128 + signal.SIGHUP
+    finally:
+        running.kill()
+        running.wait(30)
+    assert told.read_text() == "ENDED"

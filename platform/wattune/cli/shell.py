@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import sys
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ _OF_THE_USER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, er
 _OF_THE_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 """Errors a disk or a mount has at any moment; like those of the user no fault of the program, so no traceback."""
 
+_STDOUT_FD: Final = 1
 _STDERR_FD: Final = 2
 
 _COLORLESS: Final = "--no-color"
@@ -225,6 +227,8 @@ class Stop:
     def announce(self, number: int) -> None:
         """Says that the end has begun, also where it has to wait, such as for Ray's start."""
         self._number = number
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         if not self._said:
             self._said = True
             try:
@@ -247,6 +251,18 @@ class Stop:
     def begin(self, text: str) -> None:
         """Begins to handle signals; what was heard before counts no more."""
         self.text, self._said, self._number = text, False, int(signal.SIGINT)
+
+
+def _leave_closed_terminal() -> None:
+    """Has what is printed from now on go nowhere where its terminal was closed: every write would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (_STDOUT_FD, _STDERR_FD):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # one that is no terminal has another error
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _say(text: str) -> None:
