@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 import time
@@ -279,7 +280,9 @@ def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
 
     The backends are part of it: trials of one study may need other sensors than a running actor reads.
     """
-    return f"telemetry-{'-'.join(backends)}-{job_id}-{node.node_id}"
+    # It names a folder too, and a backend may have an argument, such as the path of a recording to replay.
+    read = re.sub(r"[^\w.-]", "_", "-".join(backends))
+    return f"telemetry-{read}-{job_id}-{node.node_id}"
 
 
 def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:

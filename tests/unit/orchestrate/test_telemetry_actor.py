@@ -10,6 +10,7 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.telemetry_actor import TelemetryActor, actor_name, spare_cpus, without_own_processes
 from wattune.telemetry.sampler.process import SamplerProcess
 
@@ -120,3 +121,12 @@ def test_a_lease_that_cannot_be_renewed_once_does_not_end_the_renewing(
     actor._sampler = cast(SamplerProcess, WithoutFolder())
     assert all(renewed.acquire(timeout=10) for _ in range(2))
     actor._sampler = None
+
+
+def test_the_name_of_an_actor_is_one_folder_whatever_a_backend_is_given(monkeypatch, tmp_path: Path) -> None:
+    node = Node(node_id="n", name="node0", address="a", num_cpus=1, num_gpus=0)
+    named = telemetry_actor.actor_name(node, ["host", "replay:/a/../b?start_s=19"], "01")
+    assert named == "telemetry-host-replay__a_.._b_start_s_19-01-n"
+    assert telemetry_actor.actor_name(node, ["host", "nvml"], "01") == "telemetry-host-nvml-01-n"
+    monkeypatch.setattr(telemetry_actor, "temporary_folder", lambda *parts: tmp_path.joinpath(*parts))
+    assert telemetry_actor.spool_folder(named).parent == tmp_path / "spool"
