@@ -26,7 +26,7 @@ with connect() as cluster:
                 listening.setdefault(one.laddr.ip, []).append(process.name())
     polls = {process.environ().get("REPORTER_UPDATE_INTERVAL_MS") for process in processes[1:]
              if "raylet" in process.name() and process.is_running()}
-    print(json.dumps({"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}))
+    print("RESULT", json.dumps({"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}))
 """
 
 
@@ -37,7 +37,8 @@ def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(tmp_path: Path, 
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=180, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    (said,) = [line for line in done.stdout.splitlines() if "RESULT " in line]  # Ray's own words may come last
+    seen = json.loads(said.partition("RESULT ")[2])
     names = {name for processes in seen["listening"].values() for name in processes}
     assert {"gcs_server", "raylet"} <= names  # they were looked at
     assert set(seen["listening"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, seen["listening"]

@@ -27,7 +27,7 @@ with connect() as cluster:
     elapsed = time.monotonic() - begun
     stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
-    print(recorded.manifest["closed"], recorded.manifest["ended"], len(recorded.losses), len(stamps), gap, elapsed)
+    print("RESULT", recorded.manifest["closed"], recorded.manifest["ended"], len(recorded.losses), len(stamps), gap, elapsed)
     ray.get(actor.forget.remote("killed"))
     spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
     assert not (spool / "killed").exists()
@@ -42,7 +42,8 @@ def test_a_killed_actor_comes_back_to_its_sampler(tmp_path: Path, environment: d
         [sys.executable, str(script), "3", "16"], env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    closed, ended, losses, rows, gap_s, elapsed_s = done.stdout.splitlines()[-1].split()
+    (said,) = [line for line in done.stdout.splitlines() if "RESULT " in line]  # Ray's own words may come last
+    closed, ended, losses, rows, gap_s, elapsed_s = said.partition("RESULT ")[2].split()
     assert (closed, ended, losses) == ("True", "SIGTERM", "0")
     assert float(elapsed_s) > 16 and int(rows) >= float(elapsed_s) * 0.7  # the host tier is read once a second
     assert float(gap_s) < 4
