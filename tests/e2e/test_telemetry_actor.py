@@ -27,7 +27,8 @@ with connect() as cluster:
     elapsed = time.monotonic() - begun
     stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
-    print("RESULT", recorded.manifest["closed"], recorded.manifest["ended"], len(recorded.losses), len(stamps), gap, elapsed)
+    ending = recorded.manifest["closed"], recorded.manifest["ended"]
+    print("RESULT", *ending, len(recorded.losses), len(stamps), gap, elapsed)
     ray.get(actor.forget.remote("killed"))
     spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
     assert not (spool / "killed").exists()
