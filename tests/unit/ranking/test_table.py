@@ -14,7 +14,7 @@ from made_trials import FASTEST, POWER, on_n0, reference_runs, speed, trial
 from wattune.errors import PlanError
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import rank
-from wattune.ranking.table import to_csv, to_table, write_csv
+from wattune.ranking.table import flag_columns, to_csv, to_table, write_csv
 from wattune.schema import METRICS
 from wattune.trial import TrialStatus
 
@@ -111,3 +111,17 @@ def test_a_layout_is_one_cell_and_a_file_that_cannot_be_written_is_an_error(tmp_
     assert (tmp_path / "ranking.csv").read_text() == to_csv(ranking)
     with pytest.raises(PlanError, match="cannot be written"):
         write_csv(ranking, tmp_path / "none" / "ranking.csv")
+
+
+@pytest.mark.parametrize("write", [to_table, to_csv])
+def test_the_columns_of_flags_are_found_once_not_for_every_row(monkeypatch: pytest.MonkeyPatch, write) -> None:
+    looked_at = []
+
+    def counted(specs):
+        specs = list(specs)
+        looked_at.append(len(specs))
+        return flag_columns(specs)
+
+    monkeypatch.setattr("wattune.ranking.table.flag_columns", counted)
+    write(rank([speed(size, 100.0 + size) for size in range(1, 21)], FASTEST, []))
+    assert looked_at == [20, 20], "the schema and the rows"
