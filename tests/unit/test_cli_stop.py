@@ -46,21 +46,27 @@ main()
 """
 
 
-@pytest.mark.timeout(90)
-def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
-    space = tmp_path / "space.yaml"
+def on_terminal(study: str, folder: Path) -> tuple["subprocess.Popen[bytes]", int]:
+    """Starts a study on a terminal of its own; returns it, and the terminal's other end."""
+    space = folder / "space.yaml"
     space.write_text(SPACE)
     ours, theirs = pty.openpty()
     running = subprocess.Popen(
-        [sys.executable, "-c", STUDY, str(space), str(tmp_path / "storage")],
+        [sys.executable, "-c", study, str(space), str(folder / "storage")],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C reaches who has the terminal
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its signals reach who has the terminal
     )
     os.close(theirs)
+    return running, ours
+
+
+@pytest.mark.timeout(90)
+def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
+    running, ours = on_terminal(STUDY, tmp_path)
     shown, deadline_s = "", time.monotonic() + 60
 
     def until(text: str) -> None:
@@ -87,21 +93,9 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(90)
 def test_a_closed_terminal_ends_it_as_any_other_stop(tmp_path: Path) -> None:
-    space = tmp_path / "space.yaml"
-    space.write_text(SPACE)
     told = tmp_path / "told"
     study = STUDY.replace('print("ENDED"', f'open({str(told)!r}, "w").write("ENDED"); print("ENDED"')
-    ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        [sys.executable, "-c", study, str(space), str(tmp_path / "storage")],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # without one nobody is told that it was closed
-    )
-    os.close(theirs)
+    running, ours = on_terminal(study, tmp_path)
     shown = b""
     try:
         while b"RUNS" not in shown:

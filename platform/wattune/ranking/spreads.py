@@ -154,7 +154,7 @@ class Spreads:
         if not counted:
             return None
         soaks = True
-        for result in counted:  # of ten thousand trials: twice as fast as two expressions
+        for result in counted:  # one pass: a user waits for ten thousand trials
             if metric not in result.metrics:
                 return None
             soaks = soaks and is_soak(result)

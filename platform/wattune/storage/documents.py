@@ -37,7 +37,7 @@ def parse_json(content: bytes | str, *, any_depth: bool = False) -> Any:
     if len(content) > MOST_BYTES:
         raise ValueError(f"{len(content):,} bytes, allowed: {MOST_BYTES:,}")
     try:
-        data = from_json(content)  # a third of the time of `json.loads`
+        data = from_json(content)  # faster than `json.loads`: a user waits for ten thousand results
     except ValueError as error:
         if "recursion" in str(error):
             raise ValueError(f"more than {MOST_DEPTH} levels") from None
