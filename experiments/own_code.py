@@ -15,30 +15,9 @@ Commands run in the job's working directory, and name their scripts from there. 
 (`--storage`, else $WATTUNE_STORAGE, else ~/wattune-studies), which outlives the job.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "platform"))  # a job's nodes need the dependencies, not an installed wattune
-
-import wattune  # noqa: E402 - the path comes first
-from wattune.cli.shell import exit_code_of  # noqa: E402
-from wattune.cli.study import in_order, show, view_of  # noqa: E402
-
-
-def main() -> int:
-    """Runs the study and returns the exit code of `wattune run`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("space", nargs="?", default="experiments/own_code/plain_loop.yaml", help="search space file")
-    parser.add_argument("--storage", help="folder or URL that results go to")
-    arguments = parser.parse_args()
-    with in_order():
-        planned = wattune.plan(ROOT / arguments.space)
-        with view_of(planned) as view:
-            outcome = wattune.run_study(planned, storage=arguments.storage, listener=view)
-    return show(outcome)
-
+from shared.one_study import main
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(main(__doc__, "experiments/own_code/plain_loop.yaml"))

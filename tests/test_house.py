@@ -60,7 +60,7 @@ ROOMS = {
     "telemetry/files": "coverage manifest pacing segments stream",
     "telemetry/nvml": "backend device fields gpm ring",
     "telemetry/sampler": "lease loop process",
-    "terminal": "decisions estimate_and_result forecast links preview progress ranking recording tables",
+    "terminal": "decisions estimate_and_result forecast links preview progress ranking recording tables tally",
     "tracking": "artifacts locations picture reader run store tracker view",
     "workers/command": "environment failure launcher measuring output process supervisor",
     "workers": "calibration_load device early_stop engine last_words link_load loop memory_check out_of_memory outcome "

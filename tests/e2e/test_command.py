@@ -7,56 +7,27 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
-
-PROGRAM = Path(__file__).parents[1] / "fakes" / "own_training.py"
-FOUND_BY = f"{PROGRAM.name} --mode"
+from own_study import PROGRAM, commands, own_space
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("on_standing_cluster")]
-
-
-def space_of(tmp_path: Path, **changes: object) -> Path:
-    document = {
-        "study": "own",
-        "cluster": {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"},
-        "engine": "command",
-        "command": [sys.executable, str(PROGRAM), "--mode", "{how}"],
-        "env": {"NCCL_ALGO": "{algorithm}"},
-        "flags": {"how": ["good"], "algorithm": ["Ring"]},
-        "measure": {
-            "warmup_steps": 5,
-            "min_steps": 20,
-            "min_seconds": 1,
-            "timeout_s": 40,
-            "stall_s": 12,
-            "reference_every": 0,
-        },
-        "objective": "maximize tokens_per_s",
-        "constraints": ["node_device_power_mean_w <= 5000"],
-    } | changes
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def running() -> list[str]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if FOUND_BY in line and "supervisor.py" not in line:
-            found.append(line)
-    return found
 
 
 def test_commands_run_and_every_ending_has_its_status(wattune, results, storage: Path, tmp_path: Path) -> None:
     modes = ["good", "out_of_memory", "crash", "short", "hang", "silent"]
     left = tmp_path / "daemon"
-    command = [sys.executable, str(PROGRAM), "--mode={how}", "{how=good?--leave}", f"{{how=good?{left}}}"]
-    space = space_of(tmp_path, command=command, flags={"how": modes, "algorithm": ["Ring"]})
+    command = [
+        sys.executable,
+        str(PROGRAM),
+        "--mode={how}",
+        "{how=good?--leave}",
+        f"{{how=good?{left}}}",
+        f"--tag={tmp_path}",
+    ]
+    space = own_space(tmp_path, "own", command=command, flags={"how": modes, "algorithm": ["Ring"]})
 
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
-    assert not running()
+    assert not commands(tmp_path)
     assert not psutil.pid_exists(int(left.read_text()))  # nothing that a command leaves behind stays
 
     study = storage / "own"
@@ -104,13 +75,13 @@ def test_commands_run_and_every_ending_has_its_status(wattune, results, storage:
 def test_two_ranks_under_torchrun(wattune, results, storage: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "{devices_per_node}"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "{rendezvous}"]
-    command = [*torchrun, str(PROGRAM), "--mode", "{how}", "--step-s", "{step_s}"]
+    command = [*torchrun, str(PROGRAM), "--mode", "{how}", "--step-s", "{step_s}", f"--tag={tmp_path}"]
     flags = {"how": ["good", "crash"], "step_s": [0.02, 0.04], "algorithm": ["Ring"]}
-    space = space_of(tmp_path, command=command, flags=flags, requires=["how == good or step_s <= 0.02"])
+    space = own_space(tmp_path, "own", command=command, flags=flags, requires=["how == good or step_s <= 0.02"])
 
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
-    assert not running()
+    assert not commands(tmp_path)
     ranking = json.loads(done.stdout)
     assert [row["flags"]["step_s"] for row in ranking["feasible"]] == [0.02, 0.04]
     best = results(storage / "own")[f"{ranking['feasible'][0]['trial_id']}-0"]

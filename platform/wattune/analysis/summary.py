@@ -312,6 +312,7 @@ def metrics_over(
     tables: Tables,
     manifests: Mapping[str, Mapping[str, Any]],
     steps: tuple[int, int],
+    tokens_per_step: float | None = None,
 ) -> dict[str, float]:
     """Computes speed, energy and their uncertainties over some of a trial's steps.
 
@@ -321,14 +322,16 @@ def metrics_over(
         tables: Telemetry by tier.
         manifests: The manifest of each node's sampler.
         steps: First and last step, as indices of the stream of data.
+        tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
     """
     first = first_step(spans)
+    tokens = spec.tokens_per_step if tokens_per_step is None else tokens_per_step
     aligned = align(tables, spans, manifests, measured_steps=range(steps[0] + first, steps[1] + first + 1))
     if aligned is None or aligned.steps is None:
         return {}
     traces = powers(aligned)
-    speed = speed_metrics(aligned, spec)
-    energy = energy_metrics(aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=spec.tokens_per_step)
+    speed = speed_metrics(aligned, spec, tokens)
+    energy = energy_metrics(aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=tokens)
     return {**speed, **energy, **_uncertainties(aligned, traces)}
 
 

@@ -23,6 +23,11 @@ MOST_ALIKE: Final = 5
 CUT_OFF: Final = "the study's process ended while it ran"
 """Reason of trials that ran when the study's process was killed."""
 
+RUNS_AGAIN: Final = "; the same command runs it again"
+"""End of the reason of a trial whose call ended before it."""
+
+_CUT_SHORT: Final = "the study was cut short: "
+
 CAUSE_TAG: Final = "infra_cause"
 """Tag of a result with status `infra_failed`: one of `Cause`."""
 
@@ -80,6 +85,20 @@ class Failure:
             quality_reasons=(),
             tags={**result.tags, CAUSE_TAG: str(self.cause), **nodes},
         )
+
+
+def cut_short(cause: str) -> str:
+    """Returns the reason of trials that ran when their call ended by itself.
+
+    Args:
+        cause: The reason the call ended, such as a head of Ray that died.
+    """
+    return f"{_CUT_SHORT}{cause}{RUNS_AGAIN}"
+
+
+def may_end_calls(result: TrialResult) -> bool:
+    """Returns true if a trial ran when its study's process or cluster ended: it may have ended them, and runs last."""
+    return result.reason == CUT_OFF or result.reason.startswith(_CUT_SHORT)
 
 
 def is_of_the_machine(error: BaseException) -> bool:

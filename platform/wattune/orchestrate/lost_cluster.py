@@ -25,6 +25,17 @@ After a step back Ray (2.60) places no new workers for as long as the step: it t
 _VITAL: Final = frozenset(("raylet", "gcs_server"))
 """Processes without which a cluster of our own cannot go on."""
 
+_found: Final[list[str]] = []
+"""The reason that `watched` ends its block. A process has one cluster, and one main thread to interrupt."""
+
+
+def found() -> str:
+    """Returns the reason that `watched` interrupts its block; empty where it does not.
+
+    For those who are interrupted inside the block: an interrupt does not say whether a user or the watch sent it.
+    """
+    return _found[0] if _found else ""
+
 
 @contextmanager
 def watched() -> Iterator[None]:
@@ -39,7 +50,8 @@ def watched() -> Iterator[None]:
     """
     named = [(name, child) for child in psutil.Process().children() if (name := child.name()) in _VITAL]
     ahead_s = _wall_ahead_s()
-    over, lost = threading.Event(), list[str]()
+    over = threading.Event()
+    _found.clear()
 
     def problem() -> str:
         dead = [name for name, process in named if not _runs(process)]
@@ -52,10 +64,10 @@ def watched() -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(LOOK_S):
-            found = problem()
-            if found:
+            lost = problem()
+            if lost:
                 if not over.wait(LOOK_S) and not forced_exit.asked():
-                    lost.append(found)
+                    _found.append(lost)
                     _interrupt_main_thread()
                 return
 
@@ -64,9 +76,9 @@ def watched() -> Iterator[None]:
         yield
     finally:
         over.set()
-        if lost:
+        if _found:
             raise EngineError(
-                f"the study was cut short: {lost[0]}; finished trials are kept; run the same command to continue"
+                f"the study was cut short: {_found[0]}; finished trials are kept; run the same command to continue"
             )
 
 

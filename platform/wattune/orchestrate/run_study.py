@@ -21,6 +21,7 @@ from ray.tune.search import Searcher
 
 from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, TelemetryError
+from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
@@ -85,12 +86,14 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
         try:
             tuner.fit()
         except KeyboardInterrupt:
-            controller.interrupt()
+            controller.interrupt(lost_cluster.found())
             lanes.close(STOPPED_S)
         except (TuneError, RayError, ConnectionError) as error:
+            cause = _cause(error)
+            controller.interrupt(cause)
             raise EngineError(
-                f"the study was cut short: {_cause(error)}; finished trials are in {study.path}; run the same command "
-                "to continue"
+                f"the study was cut short: {cause}; finished trials are in {study.path}; run the same command to "
+                "continue"
             ) from error
     assert controller.ending is not None, "Tune goes on until the controller has an ending"
     return controller.ending

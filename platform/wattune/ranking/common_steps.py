@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from wattune.analysis.quality import INDICATIVE, INVALID
 from wattune.analysis.signals.steady_state import LEAST_STEPS
-from wattune.analysis.summary import metrics_over
+from wattune.analysis.summary import metrics_over, told_by_trial
 from wattune.errors import WattuneError
 from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
@@ -54,7 +54,10 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
         folder: TrialFolder = study.trial(result.trial_id, result.repeat)
         try:
             spans = folder.spans()
-            return {} if spans is None else metrics_over(spec, spans, folder.stored(), folder.manifests(), steps)
+            if spans is None:
+                return {}
+            told = told_by_trial(spec, result.tags)
+            return metrics_over(spec, spans, folder.stored(), folder.manifests(), steps, told)
         except WattuneError:  # without its files a trial is marked; `wattune analyze` says what they lack
             return {}
 

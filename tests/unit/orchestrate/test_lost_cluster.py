@@ -43,8 +43,15 @@ def test_a_clock_set_back_ends_the_call_and_says_so(monkeypatch: pytest.MonkeyPa
     said = rf"cut short: the clock of this machine was set back by {back_s:.0f} s, .*; run the same command to continue"
     with pytest.raises(EngineError, match=said), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
         time.sleep(0.2)
+        assert not lost_cluster.found(), "of the block before"
         moved_s[0] = -back_s
-        time.sleep(30)
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            assert "the clock of this machine was set back" in lost_cluster.found(), (
+                "whoever is interrupted can ask why"
+            )
+            raise
 
 
 @pytest.mark.parametrize("moved_by_s", [-59.0, 3600.0, 1e6])

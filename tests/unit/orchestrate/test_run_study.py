@@ -2,16 +2,18 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
 from wattune.errors import EngineError
-from wattune.orchestrate import run_study
+from wattune.orchestrate import lost_cluster, run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
@@ -24,6 +26,48 @@ def test_of_a_trials_own_failure_the_last_line_is_the_cause() -> None:
     assert _cause(TuneError(stack + "OSError: [Errno 28] No space left on device\n")).startswith("OSError: [Errno 28]")
     assert _cause(RayError("the node\nhas died")) == "the node has died"
     assert _cause(ConnectionError()) == "ConnectionError"
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "reason"),
+    [
+        (KeyboardInterrupt(), "", "stopped by the user; the same command runs it again"),
+        (
+            KeyboardInterrupt(),
+            "the clock of this machine was set back by 90 s",
+            "the study was cut short: the clock of this machine was set back by 90 s; the same command runs it again",
+        ),
+        (
+            TuneError("the raylet is dead"),
+            "",
+            "the study was cut short: the raylet is dead; the same command runs it again",
+        ),
+    ],
+)
+def test_a_trial_that_was_cut_short_names_what_ended_the_call(
+    world, specs, monkeypatch, error: BaseException, found: str, reason: str
+) -> None:
+    controller = world.controller(specs)
+    monkeypatch.setattr(lost_cluster, "found", lambda: found)
+
+    def fit() -> None:
+        controller.next("t0")
+        raise error
+
+    monkeypatch.setattr(run_study, "tune", MagicMock(Tuner=lambda *_, **__: SimpleNamespace(fit=fit)))
+    monkeypatch.setattr(run_study, "Lanes", MagicMock())
+    monkeypatch.setattr(run_study, "_quiet_ray", lambda: None)
+    monkeypatch.setattr(run_study, "_Alive", lambda *_: MagicMock(return_value=world.nodes))
+    cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
+    with pytest.raises(EngineError) if isinstance(error, TuneError) else nullcontext():
+        assert run_study.run_study(world.study, controller, MagicMock(), cluster) == "interrupted"
+    (result,) = [event.result for event in world.heard if getattr(event, "kind", "") == "finished"]
+    assert (result.status, result.reason) == (TrialStatus.INTERRUPTED, reason)
+    assert world.result(specs[0]).reason == reason
+    ran = [one.queued.spec for one in world.drain(world.controller(specs))]
+    assert ran.index(specs[0]) == (0 if "user" in reason else len(specs) - 1), (
+        "it may have ended the call: it runs last"
+    )
 
 
 def test_a_library_that_is_missing_here_is_said_before_a_trial_fails_for_good(

@@ -7,7 +7,7 @@ import pytest
 from made_trials import FASTEST, Pair, trial
 from small_study import make_study, ranking_of
 
-from wattune.analysis.summary import metrics_over
+from wattune.analysis.summary import TOLD_TOKENS, metrics_over
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint
 from wattune.ranking.common_steps import (
@@ -22,7 +22,7 @@ from wattune.ranking.common_steps import (
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
 from wattune.storage.study import StudyFolder
-from wattune.trial import Routing, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import UNKNOWN_WORKLOAD, Routing, TrialResult, TrialSpec, TrialStatus
 
 METRICS = {"tokens_per_s": 100.0, "energy_per_token_j": 0.5, "node_device_power_peak_1s_w": 900.0}
 
@@ -138,6 +138,27 @@ def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: 
     peak = "node_device_power_peak_1s_w"
     assert after[longer].metrics[peak] == before[longer].metrics[peak]
     assert all(after[one] is before[one] for one in after if one != longer)
+
+
+def test_tokens_that_a_program_told_count_over_common_steps_too(study: StudyFolder) -> None:
+    """Nobody described the data of a command: its program told the tokens of a step."""
+    pairs = {result.trial_id: (spec, result) for spec, result in study.results() if steps_of(result) is not None}
+    (_, fixed), (spec, trending) = pairs.values()
+    first, last = steps_of(fixed)[0], steps_of(fixed)[1] - 5
+    tokens = spec.tokens_per_step
+    spec = replace(spec, workload=UNKNOWN_WORKLOAD)
+    assert tokens is not None and spec.tokens_per_step is None
+    fixed = replace(fixed, tags={**fixed.tags, "steps": f"{first}-{last}"})
+    trending = replace(
+        trending,
+        tags={**trending.tags, TOLD_TOKENS: str(tokens)},
+        quality_reasons=(*trending.quality_reasons, "unsteady_steps"),
+    )
+    found = dict(zip(pairs, (result for _, result in of_folder(study, [(spec, fixed), (spec, trending)])), strict=True))
+    again = found[trending.trial_id]
+    assert COMPARED in again.tags and again.metrics.keys() >= {"tokens_per_s", "tokens_per_s_per_device"}
+    for name in ("tokens_per_s", "energy_per_token_j", "tokens_per_j"):
+        assert again.metrics[name] == pytest.approx(trending.metrics[name], rel=0.05)
 
 
 def test_a_study_is_read_with_common_steps(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:

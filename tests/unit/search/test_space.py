@@ -1,6 +1,7 @@
 """Search space files: what they give, and every way in which they can be wrong."""
 
 import copy
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -60,6 +61,15 @@ OWN_CODE = sorted((SPACES.parent / "experiments" / "own_code").glob("*.yaml"))
 def test_spaces_of_own_code_keep_plans(path: Path) -> None:
     candidates = prune(load_space(path))
     assert candidates.kept and all(one.spec.program is not None for one in candidates.kept)
+
+
+def test_the_experiment_on_ones_own_loop_compares_equal_samples_a_step():
+    (path,) = (one for one in OWN_CODE if one.stem == "plain_loop")
+    splits = Counter()
+    for one in prune(load_space(path)).kept:
+        flags = dict(one.spec.program.flags)
+        splits[one.spec.plan.micro_batch_size, flags["accumulation"]] += 1
+    assert splits == {(2, 4): 2, (4, 2): 2, (8, 1): 2}, "each with both sizes of buckets"
 
 
 @pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)

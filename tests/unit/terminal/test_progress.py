@@ -1,177 +1,21 @@
 """The live view of a study while it runs."""
 
 import io
-import math
-import random
 import re
 import threading
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_events import CLUSTER, CONSTRAINTS, OBJECTIVE, ended, placement, preview, spec, started
 from rich.console import Console
 from rich.text import Text
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
-from wattune.objective import parse_constraint, parse_objective
-from wattune.orchestrate.events import Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
-from wattune.plan.axes import Plan
-from wattune.ranking.order import rank
+from wattune.orchestrate.events import RaceStep, RowStopped, TrialProgress
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
-from wattune.terminal.progress import StudyProgress, Tally
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
-
-CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)
-OBJECTIVE = parse_objective("maximize tokens_per_s")
-CONSTRAINTS = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
-
-
-def spec(size: int) -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=CLUSTER,
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=64),
-        plan=Plan(micro_batch_size=size),
-    )
-
-
-def started(size: int, **more: Any) -> TrialEvent:
-    return TrialEvent(kind="started", spec=spec(size), repeat=0, nodes=("n0",), **more)
-
-
-def ended(
-    size: int,
-    tokens_per_s: float = 0,
-    peak_w: float = 900,
-    status: TrialStatus = TrialStatus.COMPLETED,
-    *,
-    kind: Any = "finished",
-    repeat: int = 0,
-) -> TrialEvent:
-    metrics = {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": peak_w}
-    result = TrialResult(
-        trial_id=spec(size).trial_id,
-        repeat=repeat,
-        status=status,
-        reason="" if status is TrialStatus.COMPLETED else "rank 0: it broke",
-        metrics=metrics if status is TrialStatus.COMPLETED else {},
-        start_wall_ns=10**18,
-        end_wall_ns=10**18 + 20 * 10**9,
-    )
-    return TrialEvent(kind=kind, spec=spec(size), repeat=repeat, result=result, nodes=("n0",))
-
-
-def preview(num_left: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
-    load_s = {CLUSTER: 1800.0}
-    facts = {"num_references": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
-    facts |= {"num_now": num_left, "load_now_s": load_s, "most_s": math.inf}
-    return Preview(num_left=num_left, done=Counter(done or {}), **(facts | more))
-
-
-def placement(**facts: Any) -> Placement:
-    return Placement(**{"lanes": ("n0",), "num_at_once": 1, "wall_s": 60, "device_s": 120, **facts})
-
-
-def tally() -> Tally:
-    return Tally(OBJECTIVE, CONSTRAINTS)
-
-
-def best(of: Tally) -> int | None:
-    return None if of.best is None else of.best.spec.plan.micro_batch_size
-
-
-def test_the_best_is_the_best_feasible_by_its_worst_repeat() -> None:
-    seen = tally()
-    seen.add(ended(1, 100), 0)
-    assert best(seen) == 1
-    seen.add(ended(2, 200, peak_w=1100), 0)
-    assert best(seen) == 1
-    seen.add(ended(4, 150), 0)
-    assert best(seen) == 4
-    seen.add(ended(4, 40, repeat=1), 0)  # a mean of 95
-    assert best(seen) == 1
-    seen.add(ended(1, 100, peak_w=1001, repeat=1), 0)
-    assert best(seen) == 4
-
-
-@pytest.mark.parametrize("metric", ["tokens_per_s", "throttle_loss_frac", "device_temp_max_c"])
-def test_the_best_while_it_runs_is_the_first_of_the_ranking(metric: str) -> None:
-    """Also where one trial was repeated and its interval is wide, and another's is narrow or of the prior alone."""
-    rng, results = random.Random(7), []
-    better = "maximize" if metric == "tokens_per_s" else "minimize"
-    seen = Tally(parse_objective(f"{better} {metric}"), ())
-    for _ in range(16):
-        size = rng.choice([1, 2, 4, 8])
-        event = ended(size, 0)
-        repeat = sum(result.trial_id == event.spec.trial_id for _, result in results)
-        result = replace(event.result, repeat=repeat, metrics={metric: round(rng.uniform(0.2, 0.3 + size / 100), 3)})
-        results.append((event.spec, result))
-        seen.add(replace(event, repeat=repeat, result=result), 0)
-        first = rank(results, seen.objective, ()).best
-        assert first is not None and seen.best is not None
-        assert seen.best.trial_id == first.trial_id
-
-
-def undecided(of: Tally) -> int | None:
-    return None if of.undecided is None else of.undecided.spec.plan.micro_batch_size
-
-
-def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
-    seen = tally()
-    seen.add(ended(1, 200, peak_w=990), 0)  # 1 % below the bound, of a sensor that may be 5 % off
-    assert (best(seen), undecided(seen)) == (None, 1)
-    seen.add(ended(2, 100), 0)
-    assert (best(seen), undecided(seen)) == (2, 1)
-    seen.add(ended(4, 150, peak_w=990), 0)
-    assert (best(seen), undecided(seen)) == (2, 1), "the leader of both"
-    seen.add(ended(8, 300), 0)
-    assert (best(seen), undecided(seen)) == (8, None), "an undecided trial behind the best decides nothing"
-    seen.add(ended(8, status=TrialStatus.CRASHED, repeat=1), 0)
-    assert (best(seen), undecided(seen)) == (2, 1)
-    seen.add(ended(1, status=TrialStatus.CRASHED, repeat=1), 0)
-    assert (best(seen), undecided(seen)) == (2, 4)
-
-
-def test_time_left_follows_estimates_that_trials_correct() -> None:
-    seen = tally()
-    seen.add(preview(3, estimated=True), 0)  # 1800 s for all of them
-    for size, took_s, now_s in ((1, 300.0, 0.0), (2, 500.0, 600.0)):
-        seen.add(replace(started(size), expected_s=took_s, num_left=2 - size + 1), now_s)
-        if size == 1:
-            seen.add(replace(ended(size, 100), num_left=2), 600.0)  # twice the 300 s
-    assert seen.left_s(600.0) == (1800 - 300) * 2
-    assert seen.left_s(800.0) == (1800 - 300) * 2 - 200
-    seen.add(replace(ended(2, status=TrialStatus.OUT_OF_MEMORY), num_left=0), 1600.0)
-    assert (seen.left_s(1600.0), seen.done, seen.total) == (0, 2, 2), "a failed trial took its share of the estimate"
-
-
-def test_counts_and_time_left() -> None:
-    seen = tally()
-    seen.add(preview(10, {TrialStatus.COMPLETED: 2}), 0)
-    assert seen.left_s(0) is None
-    for size in (1, 2):
-        seen.add(ended(size, 100, kind="skipped"), 0)
-    seen.add(placement(lanes=("n0", "n1"), num_at_once=2), 0)
-    seen.add(started(4), 0)
-    seen.add(ended(4, status=TrialStatus.OUT_OF_MEMORY), 20)
-    assert (seen.total, seen.done, seen.skipped) == (12, 3, 2)
-    assert seen.failed == {TrialStatus.OUT_OF_MEMORY: 1}
-    assert seen.left_s(20) == 9 * 20 / 2
-    seen.add(started(8), 20)
-    assert seen.left_s(25) == (9 * 20 - 5) / 2
-    assert seen.left_s(1000) == (9 * 20 - 20) / 2
-
-
-def test_an_interrupted_trial_is_not_done() -> None:
-    seen = tally()
-    seen.add(preview(1), 0)
-    seen.add(started(1), 0)
-    seen.add(ended(1, status=TrialStatus.INTERRUPTED), 5)
-    assert (seen.done, seen.running, dict(seen.failed)) == (0, {}, {})
+from wattune.terminal.progress import StudyProgress
+from wattune.trial import TrialResult, TrialStatus
 
 
 def plain(*events: Any) -> list[str]:
@@ -230,14 +74,7 @@ def test_what_this_call_does_at_most_is_said_before_it_starts(budget: dict[str, 
     assert lines[1:] == [f"this call: {line}"]
 
 
-def test_time_left_and_trials_to_come_are_those_of_this_call() -> None:
-    seen = tally()
-    seen.add(preview(40, num_now=3, most_s=50.0), 0)
-    seen.add(placement(), 0)
-    assert seen.total == 3
-    seen.add(started(1), 0)
-    seen.add(ended(1, 100), 30)
-    assert seen.left_s(30) == 20, "two more would take 60 s"
+def test_the_time_of_this_call_is_that_of_its_budget() -> None:
     lines = plain(preview(40, most_s=50.0), placement(wall_s=45, cut_short=True))
     assert lines[-1] == "1 at once on n0; at most 45 s and 0.0333 device-hours (--max-hours or --deadline)"
 
@@ -265,14 +102,6 @@ def test_on_a_narrow_terminal_lines_fold_between_words_and_in_a_file_not_at_all(
         lines = console.file.getvalue().splitlines()
         assert len(lines) in (num_lines, num_lines + is_terminal)
         assert "aborted: stopped" in lines[0] and " ".join(" ".join(lines).split()).endswith(reason)
-
-
-def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
-    seen = tally()
-    seen.add(replace(preview(3), measured=True), 0)
-    assert seen.left_s(1) is None
-    seen.add(placement(), 2)
-    assert seen.left_s(2) == 60
 
 
 def test_an_anchor_of_an_earlier_call_is_called_one() -> None:
@@ -396,24 +225,6 @@ def test_a_ctrl_c_in_the_middle_of_a_line_does_not_wait_for_the_screen() -> None
     assert "a line" in screen.getvalue() and "stopping: at most 15 s" in screen.getvalue()
 
 
-def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event judges its own trial's repeats and no other's, however many trials there were."""
-    judged: list[int] = []
-
-    def counted(results: Any, *others: Any) -> Any:
-        judged.append(len(results))
-        return rank(results, *others)
-
-    monkeypatch.setattr("wattune.terminal.progress.rank", counted)
-    seen = tally()
-    seen.add(preview(1000), 0)
-    for size in range(1, 1001):
-        seen.add(started(size), size)
-        seen.add(ended(size, 100 + size % 7), size + 1)
-    assert judged == [1] * 1000
-    assert seen.done == 1000
-
-
 def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -> None:
     failed = TrialResult(trial_id="a", repeat=0, status=TrialStatus.INFRA_FAILED, reason="node n1 left the cluster")
     again = replace(ended(1, 100), result=failed, again=True)
@@ -422,10 +233,6 @@ def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -
     assert lines[-3].endswith("infra_failed: node n1 left the cluster; tried again")
     assert lines[-2].endswith("infra_failed: node n1 left the cluster")
     assert "5 trials of torch on" in lines[-1] and "no more of them start, 7 that waited are left" in lines[-1]
-    seen = tally()
-    for event in (preview(12), again, replace(again, again=False), stopped):
-        seen.add(event, 0)
-    assert seen.done == 0 and seen.failed == {TrialStatus.INFRA_FAILED: 1} and seen.stopped == [str(stopped)]
 
 
 def test_trials_that_cannot_be_read_are_named_before_anything_starts() -> None:

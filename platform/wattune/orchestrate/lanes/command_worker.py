@@ -3,7 +3,9 @@
 It joins no process group and touches no device. It starts each trial's command, watches it, and ends all of it.
 """
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import tempfile
@@ -34,6 +36,40 @@ from wattune.workers.provenance import SETTINGS, driver_version
 
 SHOWN_S: Final = 4.0
 """Age of the steps that a running trial shows."""
+
+
+PORTS: Final = (*range(20_000, 30_000), *range(61_000, 65_536))
+"""Ports where the processes of a command may meet, less those that the kernel gives out.
+
+They lie between Ray's ports of workers (10,002 to 19,999) and Kubernetes' ports of nodes (30,000 to 32,767), and above
+the range that Linux gives out (32,768 to 60,999). All three are defaults.
+"""
+
+GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that the kernel gives to those who ask for any."""
+
+_TRIES: Final = 100
+
+
+def held_port() -> socket.socket:
+    """Returns a socket that holds a free port for a command; nobody listens on it.
+
+    Between its release and the command's own use of it lie the seconds that the command takes to start, a minute on a
+    busy machine. The kernel must give the port to nobody else then: it once did, and `torchrun` took a stranger's
+    server for its own. So the port is outside of the kernel's range, where one is free.
+    """
+    try:
+        first, last = (int(one) for one in GIVEN_OUT.read_text().split())
+    except (OSError, ValueError):  # not Linux
+        first, last = 0, 65_535
+    own = [port for port in PORTS if not first <= port <= last]
+    for port in (*random.sample(own, min(_TRIES, len(own))), 0):  # the last is any port that the kernel chooses
+        held = socket.socket()  # without SO_REUSEADDR, with which two may hold the same port
+        with contextlib.suppress(OSError):
+            held.bind(("", port))
+            return held
+        held.close()
+    raise NodeError("this node has no free port where the processes of a command can meet; end what uses its ports")
 
 
 def serve_commands(config: dict[str, Any]) -> None:
@@ -72,9 +108,7 @@ class _CommandWorker:
     def report(self) -> Report:
         """Returns what the lane has to know before the next trial: where its processes may meet."""
         if self._meeting is None:
-            self._meeting = socket.socket()
-            self._meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._meeting.bind(("", 0))  # held until the command starts, so that nobody else is given the port
+            self._meeting = held_port()  # until the command starts
         return Report(problem=None, rendezvous=f"{self._address}:{self._meeting.getsockname()[1]}")
 
     def next_trial(self, report: Report) -> RankAssignment | None:

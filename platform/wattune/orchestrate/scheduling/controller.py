@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Final, Literal
 from wattune.errors import PlanError
 from wattune.fidelity import BURST, FIDELITY
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
-from wattune.orchestrate.failures import CUT_OFF, Cause, Failure, failed_nodes, is_tried_again
+from wattune.orchestrate.failures import (
+    CUT_OFF,
+    RUNS_AGAIN,
+    Cause,
+    Failure,
+    cut_short,
+    failed_nodes,
+    is_tried_again,
+)
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, RunningTrial, StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
@@ -40,7 +48,7 @@ AskProgress = Callable[[RunningTrial], Callable[[], TrialProgress | None]]
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two looks at which nodes are alive."""
 
-STOPPED: Final = "stopped by the user; the same command runs it again"
+STOPPED: Final = f"stopped by the user{RUNS_AGAIN}"
 """Reason of trials that ran at a Ctrl-C, a SIGTERM or `ray job stop`.
 
 Written first: the study may be killed right after.
@@ -248,12 +256,17 @@ class StudyController:
             self._keep(folder, result)
         return result
 
-    def interrupt(self) -> None:
-        """Marks running trials as interrupted, unless their result arrived at the last moment."""
+    def interrupt(self, cause: str = "") -> None:
+        """Marks running trials as interrupted, unless their result arrived at the last moment.
+
+        Args:
+            cause: The reason this call ended by itself; empty where a user stopped it.
+        """
+        reason = cut_short(cause) if cause else STOPPED
         with self._lock:
             self._ending = "interrupted"
             for tune_id, running in list(self._running.items()):
-                ended = self._ended(running, TrialStatus.INTERRUPTED, STOPPED)
+                ended = self._ended(running, TrialStatus.INTERRUPTED, reason)
                 stopped = self._folder(running.queued).keep_result(ended)
                 if not stopped.status.is_final:
                     self._queue.again(running.queued)  # for whoever continues the study: it counts as left

@@ -16,7 +16,7 @@ from wattune.fidelity import (
     is_reference_repeat,
 )
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
-from wattune.orchestrate.failures import CUT_OFF, MOST_ALIKE, Row
+from wattune.orchestrate.failures import MOST_ALIKE, Row, may_end_calls
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.durations import Durations
@@ -102,7 +102,7 @@ class TrialQueue:
             outdated = run.outdated is not None and run.outdated(result)
             if not result.status.is_final or result.status in run.retry or outdated:
                 self._num_again += 1
-                if result.status is TrialStatus.INFRA_FAILED or result.reason == CUT_OFF:
+                if result.status is TrialStatus.INFRA_FAILED or may_end_calls(result):
                     self._last.add((result.trial_id, result.repeat))
                 continue
             self.note(spec, result, result.tags.get("nodes", ""))

@@ -1,5 +1,6 @@
 """The worker of a command: devices of its ranks, what it tells, and its place in a lane."""
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
 from wattune.errors import NodeError
 from wattune.orchestrate.lanes import command_worker
-from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, _told_devices
+from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, _told_devices, held_port
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError
 from wattune.plan.axes import Plan
@@ -111,3 +112,26 @@ def test_a_program_that_is_not_there_is_the_machines_failure():
     assert _failed(1, NodeError('program "x" does not run')).status is TrialStatus.INFRA_FAILED
     crashed = _failed(0, ValueError("of ours"))
     assert (crashed.status, crashed.reason) == (TrialStatus.CRASHED, "node 0: ValueError: of ours")
+
+
+def test_a_port_that_a_command_is_told_is_given_to_nobody_else_while_it_starts(monkeypatch, tmp_path):
+    given_out = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(command_worker, "GIVEN_OUT", given_out)
+    given_out.write_text("20010\t65535\n")
+    held = [held_port() for _ in range(8)]
+    ports = {one.getsockname()[1] for one in held}
+    assert len(ports) == 8 and all(20_000 <= port < 20_010 for port in ports), "outside of the kernel's range"
+    for one in held:
+        one.close()
+    with socket.create_server(("127.0.0.1", ports.pop())):
+        pass  # the command listens there at once
+
+
+@pytest.mark.parametrize("text", ["1024 65535", "", None])
+def test_where_no_port_is_left_to_us_the_kernel_chooses(monkeypatch, tmp_path, text):
+    given_out = tmp_path / "ip_local_port_range"
+    if text is not None:
+        given_out.write_text(text)
+    monkeypatch.setattr(command_worker, "GIVEN_OUT", given_out)
+    with held_port() as held:
+        assert held.getsockname()[1] > 0

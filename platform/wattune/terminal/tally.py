@@ -1,0 +1,179 @@
+"""State of a study from its events: what runs, what ended, the best so far, and the time left."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from wattune.objective import Constraint, Objective
+from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
+from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.order import rank
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+
+@dataclass
+class Running:
+    """A trial that runs now."""
+
+    event: TrialEvent
+    begun_s: float
+    progress: TrialProgress | None = None
+
+
+@dataclass
+class Tally:
+    """State of a study from its events; each event costs the same, however many came before."""
+
+    objective: Objective
+    constraints: Sequence[Constraint]
+    total: int = 0
+    """Trials with all repeats, including those done before, without those left to a later call."""
+    done: int = 0
+    skipped: int = 0
+    failed: Counter[TrialStatus] = field(default_factory=Counter)
+    running: dict[tuple[str, int], Running] = field(default_factory=dict)
+    lanes: int = 1
+    """Trials that run side by side."""
+    took_s: list[float] = field(default_factory=list)
+    """Seconds of each trial that ended in this call."""
+    work_s: float = 0.0
+    """Expected seconds of all trials of this call, one after another; 0 where nothing tells trials apart."""
+    num_planned: int = 0
+    """The trials of this call that `work_s` is of."""
+    expected_ended_s: float = 0.0
+    """Expected seconds, before they ran, of the trials that ended in this call."""
+    expected_s: float | None = None
+    """Expected seconds to the end before the first trial, if finished trials give an estimate."""
+    end_s: float = math.inf
+    """Time at which this call's budget of hours is used, on the clock of `add`."""
+    best: RankedTrial | None = None
+    """The best trial that surely keeps every bound."""
+    undecided: RankedTrial | None = None
+    """The best trial whose bounds the runs so far do not decide, if it is ahead of `best`."""
+    stopped: list[str] = field(default_factory=list)
+    """Descriptions of trials that are not started, because those before them failed alike."""
+    race: RaceStep | None = None
+    """The latest step of the race of finalists."""
+    _measured: bool = False
+    _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
+    _leaders: dict[str, RankedTrial] = field(default_factory=dict)
+    """Feasible and undecided trials by id."""
+
+    def add(self, event: Event, now_s: float) -> None:
+        """Adds an event."""
+        if isinstance(event, Preview):
+            self.total = event.num_now + event.num_done
+            self.end_s = now_s + event.most_s
+            self._measured = event.measured or event.estimated
+            self.num_planned = event.num_now
+            self.work_s = sum(event.load_now_s.values()) if event.estimated else 0.0
+        elif isinstance(event, Placement):
+            self.lanes = max(1, event.num_at_once)
+            self.expected_s = event.wall_s if self._measured else None
+        elif isinstance(event, RowStopped):
+            self.stopped.append(str(event))
+        elif isinstance(event, RaceStep):
+            self.race = event
+        elif event.kind == "started":
+            self.running[key_of(event)] = Running(event, now_s)
+        else:
+            self._ended(event, now_s)
+        if isinstance(event, TrialEvent) and event.num_left is not None:
+            # Repeats of a failed trial are never run, nor its references, so fewer trials run than were announced.
+            self.total = self.done + len(self.running) + event.num_left
+
+    def _ended(self, event: TrialEvent, now_s: float) -> None:
+        assert event.result is not None, "only a trial that started has none"
+        begun = self.running.pop(key_of(event), None)
+        if begun is not None:
+            self.took_s.append(now_s - begun.begun_s)
+            self.expected_ended_s += begun.event.expected_s
+        if not event.result.status.is_final:
+            if event.result.status is TrialStatus.INFRA_FAILED and not event.again:
+                self.failed[event.result.status] += 1
+            return
+        self.done += 1
+        self.skipped += event.kind == "skipped"
+        if event.result.status is not TrialStatus.COMPLETED:
+            self.failed[event.result.status] += 1
+        self._assess(event.spec, event.result)
+
+    def _assess(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Updates the best feasible trial and the undecided one ahead of it, by their worst repeats."""
+        repeats = self._repeats.setdefault(result.trial_id, [])
+        repeats.append((spec, result))
+        ranking = rank(repeats, self.objective, self.constraints)
+        before = self._leaders.pop(result.trial_id, None)
+        row = next(iter((*ranking.feasible, *ranking.undecided)), None)
+        if row is not None:
+            self._leaders[result.trial_id] = row
+        if before is not None and (before is self.best or before is self.undecided):
+            found: Iterable[RankedTrial] = self._leaders.values()  # its worst repeat may have become worse
+            self.best = self.undecided = None
+        else:
+            found = [one for one in (row, self.undecided) if one is not None]
+            self.undecided = None
+        for one in found:
+            if one.verdict is Verdict.FEASIBLE:
+                self.best = self._better(one, self.best)
+            else:
+                self.undecided = self._better(one, self.undecided)
+        if self.best is not None and self._better(self.best, self.undecided) is self.best:
+            self.undecided = None
+
+    def _better(self, one: RankedTrial, other: RankedTrial | None) -> RankedTrial:
+        return one if other is None or self._score(one) > self._score(other) else other
+
+    def _score(self, row: RankedTrial) -> float:
+        """Returns the middle of the interval, by which the ranking lists too: a narrow interval is not a better one."""
+        assert row.objective is not None, "a feasible or undecided trial has its objective"
+        return row.objective.value if self.objective.maximize else -row.objective.value
+
+    def left_s(self, now_s: float) -> float | None:
+        """Returns expected seconds to the end, None if unknown.
+
+        Until a trial has ended they are those that were announced. Afterwards estimates tell trials apart, corrected by
+        the trials that ended. Without estimates every trial takes as long as the median one. The budget ends the call
+        at the latest.
+        """
+        if not self.took_s:
+            left_s = self.expected_s
+        elif self.work_s and self.expected_ended_s:
+            left_s = self._left_by_estimates_s(now_s)
+        else:
+            left_s = self._left_by_median_s(now_s)
+        if left_s is None:
+            return None
+        if self.done >= self.total:
+            return 0.0
+        return min(left_s, max(0.0, self.end_s - now_s))
+
+    def _left_by_estimates_s(self, now_s: float) -> float:
+        num_of_call = len(self.took_s) + self.total - self.done
+        # Of a failed trial no repeat runs, so fewer trials may run than were announced.
+        planned_s = self.work_s * min(1.0, num_of_call / max(1, self.num_planned))
+        slower = sum(self.took_s) / self.expected_ended_s
+        to_end_s = (planned_s - self.expected_ended_s) * slower
+        return self._on_lanes_s(to_end_s, now_s, lambda running: running.event.expected_s * slower)
+
+    def _left_by_median_s(self, now_s: float) -> float:
+        typical_s = statistics.median(self.took_s)
+        return self._on_lanes_s((self.total - self.done) * typical_s, now_s, lambda _: typical_s)
+
+    def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[["Running"], float]) -> float:
+        """Returns the time that trials take side by side, less what those that run have behind them.
+
+        Args:
+            to_end_s: Seconds of all trials that have not ended, one after another.
+            now_s: The time.
+            expected_s: Expected seconds of a running trial. It never counts for more, however long it has run.
+        """
+        begun_s = sum(min(expected_s(one), now_s - one.begun_s) for one in self.running.values())
+        return max(0.0, to_end_s - begun_s) / self.lanes
+
+
+def key_of(event: TrialEvent) -> tuple[str, int]:
+    """Returns a trial's id and repeat, by which running trials are found."""
+    return event.spec.trial_id, event.repeat
