@@ -1,11 +1,11 @@
 """A cluster of our own, as others on the network see it: not at all."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ with connect() as cluster:
                 listening.setdefault(one.laddr.ip, []).append(process.name())
     polls = {process.environ().get("REPORTER_UPDATE_INTERVAL_MS") for process in processes[1:]
              if "raylet" in process.name() and process.is_running()}
-    print("RESULT", json.dumps({"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}))
+    print("RESULT " + json.dumps({"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}))
 """
 
 
@@ -37,8 +37,7 @@ def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(tmp_path: Path, 
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=180, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (said,) = [line for line in done.stdout.splitlines() if "RESULT " in line]  # Ray's own words may come last
-    seen = json.loads(said.partition("RESULT ")[2])
+    (seen,) = results(done.stdout)
     names = {name for processes in seen["listening"].values() for name in processes}
     assert {"gcs_server", "raylet"} <= names  # they were looked at
     assert set(seen["listening"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, seen["listening"]

@@ -1,6 +1,5 @@
 """A hard limit in a real study: what breaks it is stopped while it runs; the trials after it are as good as ever."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -94,7 +94,7 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     command = [sys.executable, str(script), str(tmp_path), str(recording)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    _, hot, cool = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
+    _, hot, cool = results(done.stdout)
     said = re.search(r"was ([\d.]+) W over 1 s, the hard limit is 2000 W", hot["reason"])
     assert hot["status"] == "aborted" and said is not None, hot
     assert 2000 < float(said[1]) < 2980, "the highest 1 s mean that the recording holds is 2974 W"

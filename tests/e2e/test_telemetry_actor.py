@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 SCRIPT = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 import ray
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.telemetry_actor import telemetry_actor
@@ -27,8 +28,9 @@ with connect() as cluster:
     elapsed = time.monotonic() - begun
     stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
-    ending = recorded.manifest["closed"], recorded.manifest["ended"]
-    print("RESULT", *ending, len(recorded.losses), len(stamps), gap, elapsed)
+    said = {"closed": recorded.manifest["closed"], "ended": recorded.manifest["ended"]}
+    said |= {"losses": len(recorded.losses), "rows": len(stamps), "gap_s": gap, "elapsed_s": elapsed}
+    print("RESULT " + json.dumps(said))
     ray.get(actor.forget.remote("killed"))
     spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
     assert not (spool / "killed").exists()
@@ -43,8 +45,7 @@ def test_a_killed_actor_comes_back_to_its_sampler(tmp_path: Path, environment: d
         [sys.executable, str(script), "3", "16"], env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (said,) = [line for line in done.stdout.splitlines() if "RESULT " in line]  # Ray's own words may come last
-    closed, ended, losses, rows, gap_s, elapsed_s = said.partition("RESULT ")[2].split()
-    assert (closed, ended, losses) == ("True", "SIGTERM", "0")
-    assert float(elapsed_s) > 16 and int(rows) >= float(elapsed_s) * 0.7  # the host tier is read once a second
-    assert float(gap_s) < 4
+    (said,) = results(done.stdout)
+    assert (said["closed"], said["ended"], said["losses"]) == (True, "SIGTERM", 0)
+    assert said["elapsed_s"] > 16 and said["rows"] >= said["elapsed_s"] * 0.7  # the host tier is read once a second
+    assert said["gap_s"] < 4

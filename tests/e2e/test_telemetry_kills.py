@@ -3,12 +3,12 @@
 Before every kill the recording is read as it is: what is there counts as acknowledged, and has to be there afterwards.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from script_results import results
 
 from wattune.orchestrate.telemetry_actor import RENEW_INTERVAL_S
 from wattune.telemetry.sampler.lease import LEASE_S
@@ -90,7 +90,7 @@ with connect() as cluster:
         })
         ray.get(actor.forget.remote(key), timeout=60)
         assert not SamplerProcess(folder).folder.exists()
-print("RESULT", json.dumps({"kills": kills, "recordings": found}), flush=True)
+print("RESULT " + json.dumps({"kills": kills, "recordings": found}), flush=True)
 """
 
 
@@ -106,8 +106,7 @@ def test_fifty_kills_of_a_telemetry_actor_lose_nothing(tmp_path: Path, environme
         timeout=570,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (said,) = [line for line in done.stdout.splitlines() if "RESULT " in line]  # Ray's own words may come last
-    found = json.loads(said.partition("RESULT ")[2])
+    (found,) = results(done.stdout)
     assert found["kills"] == RECORDINGS * KILLS_EACH
     for one in found["recordings"]:
         assert one["kept"] and one["rows"] >= one["acknowledged"] > 0
