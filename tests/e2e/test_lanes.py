@@ -32,6 +32,8 @@ from wattune.trial import Measure, TrialSpec, Workload
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])
+SAMPLER = "wattune.telemetry.sampler.process"
+os.environ["WATTUNE_TEST_OF"] = str(ROOT)  # every process below has it
 MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2,
                   vocab_size=256, source="made up")
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm")
@@ -104,19 +106,26 @@ def kill_during(label, number, find, lanes, cluster, **options):
                 victim = find()
                 if victim is not None:
                     os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
                     return
+    killed = []
     thread = threading.Thread(target=kill)
     thread.start()
     run(label, lanes, cluster, number, min_seconds=6, **options)
     thread.join()
+    assert killed, "there was nothing to kill"
 
 def worker(): return next((p.pid for p in own("RayTrainWorker")), None)
 def keeper(): return next((p.pid for p in own("LaneKeeper")), None)
 def controller(): return next((p.pid for p in own("TrainController")), None)
 def actor(): return next((p.pid for p in own("TelemetryActor")), None)
 def sampler():
-    found = (p for p in psutil.process_iter(["cmdline"]) if "wattune.telemetry.sampler" in (p.info["cmdline"] or []))
-    return next((p.pid for p in found if f"study-" in " ".join(p.info["cmdline"])), None)
+    for process in psutil.process_iter():  # nobody's child: it has the environment of this script
+        try:
+            if SAMPLER in process.cmdline() and process.environ().get("WATTUNE_TEST_OF") == str(ROOT):
+                return process.pid
+        except psutil.Error:
+            pass
 """
 
 
