@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from raylet_cluster import Raylets
+from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -89,8 +90,7 @@ def script(tmp_path: Path, environment: dict[str, str]) -> Callable[..., dict[st
             timeout=timeout_s,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        said = (json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if "RESULT " in line)
-        return {one["label"]: one for one in said}
+        return {one["label"]: one for one in results(done.stdout)}
 
     return run
 
