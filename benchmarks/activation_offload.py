@@ -1,11 +1,17 @@
 """Measures what offloading activations costs and saves on one GPU, beside torch's own `save_on_cpu`.
 
-Every case trains the same Llama-3 8B slice from the same weights in a process of its own: layers as they are, offloaded
-(`wattune/engines/model/offload.py`), offloaded by `torch.autograd.graph.save_on_cpu(pin_memory=True)`, recomputed, and
-both. Printed are the median step, its ratio to the plain case, the peak of memory, the predicted peak and step ratio,
-and the rates of large copies to and from pinned memory. The exit code is 1 if a loss differs from the plain one.
+Every case trains the same Llama-3 8B slice from the same weights in a process of its own: layers as they are, the same
+once more as a control, offloaded (`wattune/engines/model/offload.py`), recomputed, and both. The peer
+`torch.autograd.graph.save_on_cpu(pin_memory=True)` fails under the compiler of torch 2.11 (strides of a saved tensor),
+so it runs without one, beside a plain case and an offloaded one. Printed are the median step, its ratio to the plain
+case of the same compiler, the peak of memory, the predicted peak, and the rates of large copies to and from pinned
+memory.
 
-    python benchmarks/activation_offload.py            # one GPU, about three minutes
+The losses of a case may differ from those of its plain case by three times what the control's do, as attention's
+backward pass adds in no fixed order on a GPU, and by `SAME_LOSS` where the control's agree. The exit code is 1 if they
+differ by more, or if a case fails.
+
+    python benchmarks/activation_offload.py            # one GPU, about four minutes
     python benchmarks/activation_offload.py --quick    # a dry run of this script on a CPU
 """
 
@@ -27,6 +33,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.cost.batch import batches
 from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict as predict_memory
+from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch import engine as torch_engine
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plan.axes import Plan
@@ -37,10 +44,13 @@ SEED: Final = 7
 NUM_WARMUP, NUM_STEPS = 4, 12
 CASES: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
+    "plain_again": {},
     "offload": {"offload": "activations"},
-    "save_on_cpu": {"offload": "activations"},
     "recompute": {"recompute": "full"},
     "recompute_offload": {"recompute": "full", "offload": "activations"},
+    "eager": {},
+    "eager_offload": {"offload": "activations"},
+    "eager_save_on_cpu": {"offload": "activations"},
 }
 SAME_LOSS: Final = 1e-6
 """Largest relative deviation of a loss: a copy changes no bit, recomputation compiles other graphs."""
@@ -80,12 +90,12 @@ def specification(axes: dict[str, Any], *, quick: bool) -> TrialSpec:
 def run(name: str, *, quick: bool) -> dict[str, Any]:
     """Trains one case in this process."""
     spec = specification(CASES[name], quick=quick)
-    if name == "save_on_cpu":
+    if name == "eager_save_on_cpu":
         torch_engine.Offload = SaveOnCpu  # type: ignore[assignment, misc]
     if quick:
         torch.set_num_threads(1)
     dist.init_process_group("gloo" if quick else "nccl", store=dist.HashStore(), rank=0, world_size=1)
-    engine = TorchEngine()
+    engine = TorchEngine(EAGER if name.startswith("eager") else None)
     engine.build(spec, Ranks(rank=0, world_size=1, local_rank=0, device="cpu" if quick else "cuda:0"), seed=SEED)
     losses, steps_s = [], []
     for _ in range(3 if quick else NUM_WARMUP + NUM_STEPS):
@@ -133,9 +143,12 @@ def main() -> int:
         return 0
     where = "cpu" if arguments.quick else torch.cuda.get_device_name(0)
     print(f"{where}, torch {torch.__version__}, Python {sys.version.split()[0]}", flush=True)
-    plain: dict[str, Any] = {}
-    num_bad = 0
-    print("case,step_ms,step_ratio,peak_gb,predicted_peak_gb,largest_loss_deviation_ratio", flush=True)
+    if not arguments.quick:
+        down, up = copy_rates()
+        print(f"pinned copies of 1 GiB: {down / 1e9:.1f} GB/s from the device, {up / 1e9:.1f} GB/s to it", flush=True)
+    rows: dict[str, dict[str, Any]] = {}
+    num_bad, control = 0, 0.0
+    print("case,step_ms,step_ratio,peak_gb,predicted_peak_gb,first_loss_deviation_ratio,largest_loss_deviation_ratio")
     for name in CASES:
         command = [sys.executable, __file__, "--case", name, *(["--quick"] if arguments.quick else [])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
@@ -143,19 +156,22 @@ def main() -> int:
             print(f"{name},failed\n{done.stderr[-2000:]}", flush=True)
             num_bad += 1
             continue
-        row = json.loads(done.stdout.splitlines()[-1])
-        plain = plain or row
-        away = max(abs(a / b - 1) for a, b in zip(row["losses"], plain["losses"], strict=True))
-        num_bad += away > (SAME_LOSS_RECOMPUTED if "recompute" in CASES[name] else SAME_LOSS)
+        row = rows[name] = json.loads(done.stdout.splitlines()[-1])
+        plain = rows.get("eager" if name.startswith("eager") else "plain")
+        if plain is None:
+            continue  # it failed, and counts already
+        away = [abs(a / b - 1) for a, b in zip(row["losses"], plain["losses"], strict=True)]
+        if name == "plain_again":
+            control = max(away)
+        else:
+            least = SAME_LOSS_RECOMPUTED if "recompute" in CASES[name] else SAME_LOSS
+            num_bad += max(away) > max(least, 3 * control)
         guess = row["predicted_peak_bytes"]
         print(
             f"{name},{1e3 * row['step_s']:.1f},{row['step_s'] / plain['step_s']:.3f},{row['peak_bytes'] / 1e9:.2f},"
-            f"{'' if guess is None else f'{guess / 1e9:.2f}'},{away:.1e}",
+            f"{'' if guess is None else f'{guess / 1e9:.2f}'},{away[0]:.1e},{max(away):.1e}",
             flush=True,
         )
-    if not arguments.quick:
-        down, up = copy_rates()
-        print(f"pinned copies of 1 GiB: {down / 1e9:.1f} GB/s from the device, {up / 1e9:.1f} GB/s to it")
     print(f"{num_bad} bad")
     return 1 if num_bad else 0
 

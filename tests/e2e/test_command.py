@@ -48,7 +48,6 @@ def test_commands_run_and_every_ending_has_its_status(wattune, results, storage:
     measured = good["metrics"]
     assert measured["energy_per_step_j"] / measured["energy_per_token_j"] == pytest.approx(100, rel=1e-6)
     assert 0 < measured["tokens_per_s"] <= 100 / 0.02 and measured["step_time_s"] >= 0.02
-    assert good["metrics"]["step_time_s"] >= 0.02
     assert good["metrics"]["node_device_power_mean_w"] > 500  # of two simulated devices
 
     silent = found["silent"]

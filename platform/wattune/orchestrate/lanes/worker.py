@@ -241,8 +241,8 @@ class _Watch:
         if self._engine is not None:
             try:
                 self._engine.close()
-            except Exception:
-                # The trial has failed already, and its groups may be gone. The memory check finds what is left.
+            except Exception:  # The trial has failed already, and its groups may be gone.
+                # What is left, the memory check finds.
                 _log.warning("the engine of a trial that failed could not be closed", exc_info=True)
 
     def close(self) -> None:
