@@ -52,7 +52,8 @@ class _Call:
     def __init__(self, device: torch.device, side: "torch.cuda.Stream | None", previous: "_Call | None") -> None:
         self._device, self._side, self.previous = device, side, previous
         self._kept: list[weakref.ref[_Kept]] = []
-        self._same: dict[tuple[Any, ...], _Kept] = {}
+        self._same: dict[tuple[Any, ...], tuple[_Kept, Tensor]] = {}
+        """By place and form, while the layer runs. Holds tensors, so that none takes the place of another meanwhile."""
         self._copied: torch.cuda.Event | None = None
         self._fetched: torch.cuda.Event | None = None
         self._is_awaited = True
@@ -68,9 +69,9 @@ class _Call:
             kept = _Kept(self, dense, tensor if isinstance(tensor, DTensor) else None)
             with self._beside():
                 kept.host.copy_(dense, non_blocking=True)
-            self._same[key] = kept
+            self._same[key] = kept, local
             self._kept.append(weakref.ref(kept))
-        return self._same[key]
+        return self._same[key][0]
 
     def end_forward(self) -> None:
         """Notes when its copies will be done."""

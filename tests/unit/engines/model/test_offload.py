@@ -146,3 +146,26 @@ def test_a_view_that_is_saved_twice_is_copied_once(calls: list[Any]) -> None:
     z.sum().backward()
     y = (x * x).detach()
     assert torch.equal(x.grad, 2 * x * (y.exp() + y.cos()))
+
+
+class _SavesEveryOther(torch.autograd.Function):
+    """Saves a view with gaps of a tensor that nothing else holds, and gives it back as the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward((x * factor)[:, ::2])
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (saved,) = ctx.saved_tensors
+        return grad * saved.repeat_interleave(2, dim=1), None
+
+
+def test_memory_used_again_inside_a_layer_is_not_taken_for_the_tensor_before() -> None:
+    moved = Offload(CPU)
+    x = torch.ones(64, 64, requires_grad=True)
+    with moved.layer(torch.nn.Identity()):
+        parts = [_SavesEveryOther.apply(x, float(factor)) for factor in range(1, 9)]
+    sum(parts).backward()
+    assert torch.equal(x.grad, torch.full_like(x, sum(range(1, 9))))
