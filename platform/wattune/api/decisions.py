@@ -11,6 +11,7 @@ from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Constraint, VariedBound, parse_varied
+from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
@@ -96,7 +97,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     spec, pace = planned.spec, Pace()
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
-            pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+            pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     tried = {result.trial_id for _, result in results if result.status.is_final}
     left = [one for one in planned.candidates.specs if one.trial_id not in tried]
     with collector_paused():

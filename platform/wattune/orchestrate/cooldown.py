@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from wattune.trial import TrialResult
+
 COOLDOWN_LOOK_S: Final = 2.0
 """Seconds between two readings of temperatures while a trial waits for its devices to cool."""
 
@@ -42,3 +44,14 @@ def wait_until_cool(
         if waited_s >= max_s:
             return {"cooldown": "too warm", **tags}
         sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
+
+
+def waited_s(result: TrialResult) -> float:
+    """Returns how long a trial held its nodes before it began, by the tag of `wait_until_cool`; 0 without a wait.
+
+    A result's own times begin after the wait.
+    """
+    try:
+        return float(result.tags.get("cooldown_s", "0"))
+    except ValueError:  # written by hand
+        return 0.0

@@ -24,6 +24,8 @@ class Durations:
         self._pace, self._predict = pace, predict
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
+        self._waits_s: list[float] = []
+        self._announced_wait_s = 0.0
         self._announced: dict[Hashable, float] = {}
 
     @property
@@ -36,8 +38,14 @@ class Durations:
         """The median time of the trials that ended; 0 before the first."""
         return self._pace.typical_s
 
-    def add(self, spec: TrialSpec, measure: Measure, took_s: float) -> None:
-        """Adds the time of a trial."""
+    @property
+    def wait_s(self) -> float:
+        """The median time that trials waited for their devices to cool; no prediction has it."""
+        return statistics.median(self._waits_s) if self._waits_s else 0.0
+
+    def add(self, spec: TrialSpec, measure: Measure, took_s: float, wait_s: float = 0.0) -> None:
+        """Adds the time of a trial, and how long it waited before for its devices to cool."""
+        insort(self._waits_s, wait_s)
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s:
             insort(self._ratios[workers_of(spec)], took_s / predicted_s)
@@ -52,7 +60,7 @@ class Durations:
 
         A prediction is multiplied by the median of measured over predicted time, of trials for the same workers, else
         of all. Without a prediction it is what such trials took, and at least `min_seconds`. Neither exceeds
-        `timeout_s`, at which the trial is ended.
+        `timeout_s`, at which the trial is ended. The wait until devices are cool comes on top of both.
 
         Args:
             spec: The trial.
@@ -62,11 +70,14 @@ class Durations:
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:
             return self._pace.expected_s(spec, measure.min_seconds, start)
-        return max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
+        return (
+            max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s)) + self.wait_s
+        )
 
     def announce(self) -> None:
         """Keeps the corrections of this moment: a preview shows times by them."""
         self._announced = {workers: self.ratio(workers) for workers in [*self._ratios, None]}
+        self._announced_wait_s = self.wait_s
 
     def announced_s(self, spec: TrialSpec, measure: Measure) -> float:
         """Returns the seconds of a trial that the last preview counted with; 0 where nothing predicts it."""
@@ -74,7 +85,7 @@ class Durations:
         if predicted_s is None:
             return 0.0
         ratio = self._announced.get(workers_of(spec), self._announced.get(None, 1.0))
-        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s))
+        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s)) + self._announced_wait_s
 
     def ratio(self, workers: Hashable = None) -> float:
         """Returns the median of measured over predicted time of these workers' trials, else of all; 1 before any."""

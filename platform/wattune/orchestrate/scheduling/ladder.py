@@ -15,6 +15,7 @@ from typing import Final
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Constraint, Objective
+from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -60,7 +61,7 @@ class Ladder:
             return
         self._bursts[result.trial_id] = spec, result
         if result.status is TrialStatus.COMPLETED:
-            self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S)
+            self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
 
     def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:
         """Promotes the best trial whose full measurement may start now; None while there is none.

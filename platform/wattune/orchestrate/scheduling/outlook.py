@@ -50,8 +50,10 @@ class Outlook:
     def usual_s(self, costs: Sequence[tuple[ClusterSpec, float]], *, learns: bool) -> float:
         """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
         known_s = [one for one in self._predicted_s(learns=learns) if one is not None] if learns else []
-        ratio = self._durations.ratio()
-        times_s = [min(one * ratio, self._run.measure.timeout_s) for one in known_s] or [took_s for _, took_s in costs]
+        ratio, wait_s = self._durations.ratio(), self._durations.wait_s
+        times_s = [min(one * ratio, self._run.measure.timeout_s) + wait_s for one in known_s] or [
+            took_s for _, took_s in costs
+        ]
         return max(statistics.median(times_s) if times_s else self._durations.typical_s, self._run.measure.min_seconds)
 
     def _predicted_s(self, *, learns: bool) -> list[float | None]:

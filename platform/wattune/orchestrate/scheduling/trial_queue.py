@@ -15,6 +15,7 @@ from wattune.fidelity import (
     is_burst,
     is_reference_repeat,
 )
+from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import MOST_ALIKE, Row, may_end_calls
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
@@ -219,9 +220,9 @@ class TrialQueue:
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
         if result.status is TrialStatus.COMPLETED and not is_long:
-            took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
-            self._pace.add(spec, took_s, start)
-            self._durations.add(spec, self._run.measure, took_s)
+            took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
+            self._pace.add(spec, took_s + wait_s, start)
+            self._durations.add(spec, self._run.measure, took_s, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in self._ordinary(result.trial_id)[1:]:
                 self._waiting.uncount(result.trial_id, repeat)

@@ -58,3 +58,13 @@ def test_without_a_prediction_it_is_what_trials_took() -> None:
     pace.add(spec(64), 70.0)
     assert times.expected_s(spec(64), MEASURE) == 70 and times.measured
     assert Durations(Pace()).predicted_s(spec(1), MEASURE) is None
+
+
+def test_the_wait_for_cool_devices_comes_on_top_of_predictions_and_of_the_time_out() -> None:
+    times = Durations(Pace(), predicted)
+    for took_s, wait_s in ((200.0, 300.0), (200.0, 500.0)):
+        times.add(spec(1), MEASURE, took_s, wait_s)
+    assert times.expected_s(spec(2), MEASURE) == 400 + 400
+    assert times.expected_s(spec(32), MEASURE) == 1000 + 400
+    times.announce()
+    assert times.announced_s(spec(2), MEASURE) == 800

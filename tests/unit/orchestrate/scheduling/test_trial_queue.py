@@ -82,6 +82,14 @@ def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None
     assert not {one.queued.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
 
 
+def test_the_wait_for_cool_devices_is_a_part_of_the_time_a_trial_is_expected_to_take(world, make_specs) -> None:
+    specs, measure = make_specs(3), Measure(reference_every=0, cooldown_temp_c=40)
+    for spec in specs[:2]:
+        world.write(spec, took_s=60, tags={"cooldown_s": "240.0"})
+    assert world.controller(specs, measure=measure, budget=Budget(max_hours=250 / 3600)).next("t0") is None
+    assert world.controller(specs, measure=measure, budget=Budget(max_hours=310 / 3600)).next("t0") is not None
+
+
 @pytest.mark.parametrize("strategy", ["grid", "random"])
 def test_what_was_measured_counts_where_only_some_are_tried(world, make_specs, strategy) -> None:
     specs = make_specs(8)
