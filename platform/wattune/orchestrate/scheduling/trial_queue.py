@@ -102,7 +102,7 @@ class TrialQueue:
                 begun.add(result.trial_id)
             outdated = run.outdated is not None and run.outdated(result)
             if not result.status.is_final or result.status in run.retry or outdated:
-                self._num_again += 1
+                self._num_again += self._is_listed(result.trial_id)
                 if result.status is TrialStatus.INFRA_FAILED or may_end_calls(result):
                     self._last.add((result.trial_id, result.repeat))
                 continue
@@ -213,7 +213,7 @@ class TrialQueue:
             self._long.add((result.trial_id, result.repeat))
         self.done[result.trial_id, result.repeat] = result
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
-        if self._ladder is not None:
+        if self._ladder is not None and self._is_listed(result.trial_id):
             self._ladder.note(spec, result)
         if is_burst(result):  # it is no measure of pace, drift or finalists
             return
@@ -407,7 +407,7 @@ class TrialQueue:
             costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
             num_asked = self._ladder.num_full_left(len(self._asked) + num_bursts, measure.repeats)
         elif self._strategy.learns:
-            num_searched = sum(repeat in self._ordinary(trial_id) for trial_id, repeat in self.done)
+            num_searched = sum(one in self._asked and repeat in self._ordinary(one) for one, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
         costs += [(first, usual_s)] * num_asked
         num_finalists = measure.soak_finalists if costs else len(self._unsoaked())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
 from wattune.objective import parse_objective
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
@@ -80,6 +80,31 @@ def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None
     left = specs[2:]  # the second trial was as good as the third
     raced = world.drain(world.controller(left, race=race_rule(), candidates=left, measure=Measure(reference_every=0)))
     assert not {one.queued.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
+
+
+def test_a_trial_that_the_space_has_lost_is_not_promoted(world, make_specs) -> None:
+    specs, measure = make_specs(8), Measure(reference_every=0)
+    world.measured = lambda spec, _repeat: {"tokens_per_s": float(spec.plan.micro_batch_size)}
+    for spec in specs:
+        world.write(spec, FIRST_BURST_REPEAT, tags={FIDELITY: BURST})
+    world.write(specs[7])
+    left = specs[:4]  # the best bursts, and the one that was promoted, are none of the space's any more
+    more = {"ladder": LADDER, "candidates": left, "measure": measure}
+    ran = world.drain(world.controller(left, **more))
+    assert [(one.queued.trial_id, one.queued.repeat) for one in ran] == [(left[3].trial_id, 0)]
+
+
+def test_a_preview_counts_neither_runs_nor_interruptions_of_trials_that_the_space_has_lost(
+    world, make_specs, learner
+) -> None:
+    specs, measure = make_specs(5), Measure(reference_every=0)
+    world.write(specs[0])
+    world.write(specs[1], status=TrialStatus.INTERRUPTED)
+    left = specs[2:]
+    world.controller(left, strategy=learner(left), candidates=left, measure=measure)
+    world.controller(left, candidates=left, measure=measure)
+    for preview in (event for event in world.heard if isinstance(event, Preview)):
+        assert (preview.num_left, preview.num_again) == (3, 0)
 
 
 def test_the_wait_for_cool_devices_is_a_part_of_the_time_a_trial_is_expected_to_take(world, make_specs) -> None:
