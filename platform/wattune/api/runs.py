@@ -235,13 +235,18 @@ def _budget(
     if max_gpu_hours is not None and not max_gpu_hours >= 0:
         raise PlanError(f"--gpu-hours: got {max_gpu_hours}, allowed: 0 or more")
     if deadline is not None:
-        until_h = _hours_until(deadline, datetime.now().astimezone())
+        # With no zone: an offset of today's would stay where summer time begins or ends.
+        until_h = _hours_until(deadline, datetime.now())  # noqa: DTZ005
         max_hours = until_h if max_hours is None else min(max_hours, until_h)
     return Budget(max_hours=max_hours, max_trials=max_trials, max_device_hours=max_gpu_hours)
 
 
 def _hours_until(deadline: str | datetime, now: datetime) -> float:
     """Returns the hours from now to a deadline: the next time of that clock reading, or a date with time.
+
+    Args:
+        deadline: Without a zone it is in that of `now`.
+        now: Without a zone it is this machine's local time.
 
     Raises:
         PlanError: It is neither, or it has passed.
@@ -254,10 +259,11 @@ def _hours_until(deadline: str | datetime, now: datetime) -> float:
             f'--deadline: got "{deadline}", allowed: a time of day such as 07:00, or 2026-12-31T07:00'
         ) from None
     if at is not None:
-        when = datetime.combine(now.date(), at, tzinfo=at.tzinfo or now.tzinfo)
-        when += timedelta(days=when <= now)
+        there = now.astimezone(at.tzinfo) if at.tzinfo else now  # its date may be another one than here
+        when = datetime.combine(there.date(), at, tzinfo=there.tzinfo)
+        when += timedelta(days=when <= there)
     assert isinstance(when, datetime), "a text became one of the two"
-    hours = ((when if when.tzinfo else when.replace(tzinfo=now.tzinfo)) - now).total_seconds() / 3600
+    hours = ((when if when.tzinfo else when.replace(tzinfo=now.tzinfo)).timestamp() - now.timestamp()) / 3600
     if hours <= 0:
         raise PlanError(f"--deadline: got {when:%Y-%m-%d %H:%M}, which has passed; give a later one")
     return hours

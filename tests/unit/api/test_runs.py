@@ -2,7 +2,9 @@
 
 import shutil
 import subprocess
-from datetime import UTC, datetime, timedelta
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,30 @@ NOW = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
 )
 def test_a_deadline_is_the_next_time_of_that_reading(deadline: str | datetime, hours: float) -> None:
     assert _hours_until(deadline, NOW) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "offset_h", "hours"),
+    [("18:00Z", 12, 4.5), ("13:29Z", 12, 23 + 59 / 60), ("03:00Z", -14, 13.5), ("18:00", 12, 16.5)],
+)
+def test_a_reading_of_another_zone_is_less_than_a_day_away(deadline: str, offset_h: int, hours: float) -> None:
+    now = datetime(2026, 11, 22, 13, 30, tzinfo=UTC).astimezone(timezone(timedelta(hours=offset_h)))
+    assert _hours_until(deadline, now) == pytest.approx(hours)
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_berlin")
+@pytest.mark.parametrize("deadline", ["07:00", "2026-10-25T07:00", "2026-10-25T07:00+01:00"])
+def test_the_night_in_which_summer_time_ends_is_an_hour_longer(deadline: str) -> None:
+    assert _hours_until(deadline, datetime(2026, 10, 24, 22, 0)) == pytest.approx(10)  # noqa: DTZ001 - local
 
 
 @pytest.mark.parametrize(
