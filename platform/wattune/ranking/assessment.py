@@ -21,7 +21,7 @@ from wattune.schema import METRICS
 from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
 from wattune.units import format_quantity
 
-_NOT_ITS_OWN: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
+NOT_ITS_OWN: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
 """Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
 
 
@@ -273,7 +273,7 @@ def _failed(
     repeats: Sequence[TrialResult], counted: Sequence[TrialResult], bursts: Sequence[TrialResult]
 ) -> _Verdict | None:
     """Judges runs of which one failed by itself, or none was measured."""
-    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *_NOT_ITS_OWN)]
+    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *NOT_ITS_OWN)]
     failures = broken or ([] if counted or bursts else list(repeats))
     if not failures:
         return None

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from wattune.intervals import Interval
-from wattune.ranking.assessment import RankedTrial, is_simulated
+from wattune.ranking.assessment import NOT_ITS_OWN, RankedTrial, is_simulated
 from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
@@ -186,7 +186,8 @@ def _margin(margin: Margin, *, brief: bool) -> Html:
 def _failures(ranking: Ranking) -> Html:
     groups: dict[TrialStatus, list[tuple[RankedTrial, TrialResult]]] = {}
     for row in ranking.failed:
-        result = next(result for result in row.repeats if result.status is not TrialStatus.COMPLETED)
+        ended = [result for result in row.repeats if result.status is not TrialStatus.COMPLETED]
+        result = next((one for one in ended if one.status not in NOT_ITS_OWN), ended[0])
         groups.setdefault(result.status, []).append((row, result))
     if not groups:
         return Html()

@@ -34,6 +34,13 @@ def test_what_the_same_command_runs_again_is_not_listed_as_failed():
     assert "Run again by the same command" in page.text and "1\ninterrupted\ntrials" in page.text
 
 
+def test_a_failure_is_shown_by_the_repeat_that_failed_and_not_by_one_that_was_stopped():
+    stopped = trial(8, 0.0, status=TrialStatus.INTERRUPTED, reason="stopped by the user")
+    broken = trial(8, 0.0, repeat=1, status=TrialStatus.CRASHED, reason="died")
+    page = Page(render_report("moe", DOCUMENT, ranked([stopped, broken]), [], {}, None, []))
+    assert page.tables[-1][1:] == [["crashed", "1", "dp4 mbs8", "died"]]
+
+
 def test_rejected_combinations_are_counted_by_rule_with_the_first_reason(page):
     assert page.tables[-1][1:] == [
         ["kv_heads", "3", "rank 3 at 140 GiB 0"],
