@@ -28,7 +28,7 @@ from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Series
-from wattune.tracking.tracker import Tracker, attempt_of
+from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec
 from wattune.units import NS_PER_S, format_quantity
 
@@ -321,5 +321,6 @@ class Delivery:
         send = to_tracking(self._study, self._tracker)
         delivered = self._tracker.delivered()
         for spec, result in self._study.results():
-            if result.status.is_final and delivered.get((result.trial_id, result.repeat), 0) < attempt_of(result.tags):
+            sent = delivered.get((result.trial_id, result.repeat))
+            if result.status.is_final and (sent is None or not sent.holds(result)):
                 send(spec, result)

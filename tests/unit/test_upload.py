@@ -17,7 +17,7 @@ from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri
-from wattune.tracking.tracker import Tracker
+from wattune.tracking.tracker import Sent, Tracker
 from wattune.trial import TrialResult, TrialStatus
 from wattune.upload import Charts, Delivery, Uploader, charts_of, send_all, to_storage
 
@@ -48,13 +48,17 @@ class FakeTracker:
     def log_study(self, *_: object) -> None:
         self.studies += 1
 
-    def delivered(self) -> dict[tuple[str, int], int]:
-        return {(SPEC.trial_id, repeat): 1 for repeat in self.trials}
+    def delivered(self) -> dict[tuple[str, int], Sent]:
+        return {(SPEC.trial_id, repeat): Sent(attempt=1, end_ms=2**62, quality=("", "")) for repeat in self.trials}
 
 
 class Ranking:
     def to_json(self) -> dict[str, object]:
         return {}
+
+
+def attempts_sent(uri: str, study: StudyFolder) -> dict[tuple[str, int], int]:
+    return {key: sent.attempt for key, sent in Tracker(uri, study.name).delivered().items()}
 
 
 def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder) -> None:
@@ -120,7 +124,7 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
             delivery.conclude(ranking)
     assert delivery.tracking_problem == ""
     assert tracked() == ["completed"]
-    assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, 0): 1}
+    assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 1}
 
 
 def test_a_further_run_sends_what_a_killed_one_had_not(here: StudyFolder, tmp_path: Path) -> None:
@@ -129,14 +133,14 @@ def test_a_further_run_sends_what_a_killed_one_had_not(here: StudyFolder, tmp_pa
         measured(here, result_of(repeat=repeat))
     here.write_report("<html>")
     Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, result_of(repeat=1), here.trial(SPEC.trial_id, 1).path)
-    before = Tracker(uri, here.name).delivered()
+    before = attempts_sent(uri, here)
     assert before == {(SPEC.trial_id, 1): 1}
     ranking = rank(here.results(), parse_objective(DOCUMENT["objective"]), [])
     for _ in range(2):  # the second sends nothing more
         with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
             delivery.conclude(ranking)
         assert delivery.tracking_problem == ""
-        assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, repeat): 1 for repeat in range(3)}
+        assert attempts_sent(uri, here) == {(SPEC.trial_id, repeat): 1 for repeat in range(3)}
     assert sorted(result.repeat for _, result in read_study(uri, here.name).results) == [0, 1, 2]
 
 
@@ -150,7 +154,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(here: StudyFolder, tmp_p
     here.write_report("<html>")
     with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
         delivery.conclude(rank(here.results(), parse_objective(DOCUMENT["objective"]), []))
-    assert Tracker(uri, here.name).delivered() == {(SPEC.trial_id, 0): 2}
+    assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 2}
     assert [result.status for _, result in read_study(uri, here.name).results] == ["completed"]
 
 

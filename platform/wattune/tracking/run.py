@@ -79,8 +79,7 @@ def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
         "repeat": str(result.repeat),
         "status": str(result.status),
         "reason": result.reason,
-        "quality": result.quality,
-        "quality_reasons": ", ".join(result.quality_reasons),
+        **quality_tags(result),
         "engine": spec.engine,
         "device": spec.cluster.device,
         "label": spec.label,
@@ -88,6 +87,11 @@ def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
         **{tag: text for tag, text in whole.items() if len(text) <= _MAX_TAG_CHARS},
     }
     return {name: text for name, text in tags.items() if text}
+
+
+def quality_tags(result: TrialResult) -> dict[str, str]:
+    """Returns the tags that say how far a result can be trusted."""
+    return {"quality": result.quality, "quality_reasons": ", ".join(result.quality_reasons)}
 
 
 def _compact(data: Mapping[str, Any]) -> str:

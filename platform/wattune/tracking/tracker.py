@@ -6,6 +6,7 @@ If a store could not be reached or refused a trial, a later `log_trial` of the s
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from wattune.tracking.run import (
     TRIAL_TAG,
     Series,
     is_over,
+    quality_tags,
     run_params,
     run_points,
     run_tags,
@@ -87,6 +89,9 @@ class Tracker:
     ) -> bool:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
+        A run takes the place of an earlier attempt, of an earlier measurement of the same trial, and of a result whose
+        files were since accepted as edited.
+
         Args:
             spec: Specification of the trial.
             result: Result of the repeat.
@@ -109,7 +114,7 @@ class Tracker:
         def send(client: Any) -> bool:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run) and attempt_of(run.data.tags) >= attempt_of(result.tags):
+                if is_over(run) and Sent.of(run).holds(result):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -178,21 +183,21 @@ class Tracker:
         moving_s = len(results) * _BYTES_A_TRIAL / SLOWEST_BYTES_PER_S
         self._store.do(f"send study {self.study_name}", send, moving_s=moving_s)
 
-    def delivered(self) -> dict[tuple[str, int], int]:
-        """Returns trial and repeat of every run that was sent completely and is final, with the latest attempt.
+    def delivered(self) -> dict[tuple[str, int], "Sent"]:
+        """Returns what was sent completely and is final, the latest of each trial and repeat.
 
         Raises:
             TrackingError: The store cannot be reached.
         """
 
-        def find(client: Any) -> dict[tuple[str, int], int]:
+        def find(client: Any) -> dict[tuple[str, int], Sent]:
             self._parent(client)
-            latest: dict[tuple[str, int], int] = {}
+            latest: dict[tuple[str, int], Sent] = {}
             for run in search(client, self._experiment_id, {}):
                 trial_id, _, repeat = run.data.tags.get(TRIAL_TAG, "").rpartition("-")
                 if repeat.isdecimal() and is_over(run):
-                    key = trial_id, int(repeat)
-                    latest[key] = max(latest.get(key, 0), attempt_of(run.data.tags))
+                    key, sent = (trial_id, int(repeat)), Sent.of(run)
+                    latest[key] = max(latest.get(key, sent), sent, key=lambda one: (one.attempt, one.end_ms))
             return latest
 
         return self._store.do(f"list trials of study {self.study_name}", find, moving_s=READ_WITHIN_S)
@@ -260,6 +265,38 @@ class Tracker:
         if database is not None:  # a copied store of an earlier version names the storage it was copied from
             make_relative(database, experiment.experiment_id, experiment.artifact_location)
         return str(experiment.experiment_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What a store has of one repeat of a trial."""
+
+    attempt: int
+    end_ms: int
+    """End of its measurement, in milliseconds of the wall clock."""
+    quality: tuple[str, str]
+    """Quality and its reasons, as tags."""
+
+    @classmethod
+    def of(cls, run: Any) -> "Sent":
+        """Reads it from a run of MLflow's."""
+        tags = run.data.tags
+        return cls(attempt=attempt_of(tags), end_ms=run.info.end_time or 0, quality=_quality(tags))
+
+    def holds(self, result: TrialResult) -> bool:
+        """Returns whether it is a result, or a later one: else the store lacks the result.
+
+        A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.
+        """
+        attempt, end_ms = attempt_of(result.tags), result.end_wall_ns // NS_PER_MS
+        if attempt > self.attempt or end_ms > self.end_ms:
+            return False
+        same = (attempt, end_ms) == (self.attempt, self.end_ms)
+        return not same or self.quality == _quality(quality_tags(result))
+
+
+def _quality(tags: Mapping[str, str]) -> tuple[str, str]:
+    return tags.get("quality", ""), tags.get("quality_reasons", "")
 
 
 def attempt_of(tags: Mapping[str, str]) -> int:

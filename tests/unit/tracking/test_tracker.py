@@ -139,3 +139,25 @@ def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tm
     assert [result.status for _, result in read_study(tracker.uri, tracker.study_name).results] == [
         TrialStatus.COMPLETED
     ]
+
+
+def test_a_trial_that_was_measured_anew_takes_the_place_of_the_run_that_was_sent(tracker, client, tmp_path):
+    """Its folder was moved out of the study, as the message about a damaged one advises: attempts begin anew."""
+    spec = spec_of()
+    retried = replace(result_of(spec), tags={"attempt": "2"})
+    anew = replace(result_of(spec), metrics={"tokens_per_s": 40_000.0}, end_wall_ns=retried.end_wall_ns + NS_PER_S)
+    assert tracker.log_trial(spec, retried, tmp_path / "none")
+    assert [tracker.log_trial(spec, anew, tmp_path / "none") for _ in range(2)] == [True, False]
+    (run,) = runs_of(client, tracker)
+    assert run.data.metrics == anew.metrics
+    assert tracker.delivered()[spec.trial_id, 0].holds(anew)
+
+
+def test_a_result_that_was_accepted_as_edited_says_so_in_the_store(tracker, client, tmp_path):
+    spec, result = spec_of(), replace(result_of(spec_of()), quality="publishable", quality_reasons=())
+    accepted = replace(result, quality="indicative", quality_reasons=("edited",))
+    assert tracker.log_trial(spec, result, tmp_path / "none")
+    assert not tracker.delivered()[spec.trial_id, 0].holds(accepted)
+    assert [tracker.log_trial(spec, accepted, tmp_path / "none") for _ in range(2)] == [True, False]
+    (run,) = runs_of(client, tracker)
+    assert (run.data.tags["quality"], run.data.tags["quality_reasons"]) == ("indicative", "edited")
