@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -167,6 +168,30 @@ def test_a_question_that_is_none_is_an_error_object_and_exit_2(wattune: Run, opt
     found = json.loads(out)
     assert code == 2 == found["error"]["exit_code"] and set(found) == {"error"}
     assert said in found["error"]["what"] and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rank", "dense_h200x4", "--top", "1", "--json"], "--top shortens the table"),
+        (["rank", "dense_h200x4", "--top", "1", "--csv", "-"], "--top shortens the table"),
+        (["rank", "dense_h200x4", "--pareto-of", "all"], "give --pareto a,b too"),
+        (["rank", "dense_h200x4", "--pareto", "tokens_per_s,mfu_frac", "--csv", "-"], "and no front"),
+        (["compare", "dense_h200x4:a", "--estimate", "--html", "page.html"], "--html is of two trials"),
+        (["calibrate", "--minutes", "2"], "give --links too"),
+        (["calibrate", "--out", "here"], "give --links too"),
+        (["init", "--example", "moe_ep_cpu", "--objective", "minimize step_time_s"], "leave --objective out"),
+        (["init", "--example", "moe_ep_cpu", "--leave-out", "moe"], "leave --leave-out out"),
+        (["record", "--seconds", "1", "--window", "1s:2s"], "--window: a recording of the machine alone"),
+        (["record", "--seconds", "1", "--steps", "tqdm", "--tokens-per-step", "8"], "--steps, --tokens-per-step: a"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    wattune: Run, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = wattune(*arguments)
+    assert (code, said in " ".join(re.sub(r"[│╭╮╰╯─]", " ", out + err).split())) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,14 @@ def record(
         raise PlanError(
             f"--tokens-per-step: got {tokens_per_step:g}, allowed: above 0; give those of all ranks together"
         )
+    of_a_command = {
+        "--steps": steps not in ("auto", "none"),
+        "--window": window not in ("steady", "command"),
+        "--tokens-per-step": tokens_per_step is not None,
+    }
+    if not command and any(of_a_command.values()):
+        named = ", ".join(name for name, given in of_a_command.items() if given)
+        raise PlanError(f"{named}: a recording of the machine alone has no steps and is whole; give a command after --")
     asked = StepsAsked.of(parse_source_text(steps), window, tokens_per_step)
     place = find_storage(storage)
     if place.url:

@@ -29,6 +29,7 @@ from wattune.terminal.tables import print_catalog, print_metric_list
 _PANEL: Final = "Write a search space"
 
 _SPACE_NAME: Final = "space.yaml"
+_OBJECTIVE: Final = "maximize tokens_per_s"
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -47,7 +48,7 @@ def init(
         typer.Option(help='NODESxDEVICES and a device, e.g. "1x4 h200_sxm"; else this machine.', show_default=False),
     ] = None,
     engine: Annotated[str | None, typer.Option(help=f"{', '.join(CAPABILITIES)}.", show_default=False)] = None,
-    objective: Annotated[str, typer.Option(help='E.g. "minimize energy_per_token_j".')] = "maximize tokens_per_s",
+    objective: Annotated[str, typer.Option(help='E.g. "minimize energy_per_token_j".')] = _OBJECTIVE,
     bound: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,6 +64,7 @@ def init(
     """Writes a search space with comments, that plans. Asks for what no flag says, if a person is there to ask."""
     if example is not None:
         given = {"--model": model_name, "--cluster": cluster, "--engine": engine, "--bound": bound, "--study": study}
+        given |= {"--leave-out": leave_out, "--objective": objective != _OBJECTIVE}
         if named := [flag for flag, value in given.items() if value]:
             raise typer.BadParameter(f"--example writes a space as it is; leave {', '.join(named)} out")
         path = Path(f"{example}.yaml") if path == Path(_SPACE_NAME) else path

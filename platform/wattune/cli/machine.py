@@ -29,6 +29,8 @@ from wattune.terminal.tables import print_calibration, print_findings
 
 _PANEL: Final = "Look at this machine"
 
+_MINUTES: Final = 5.0
+
 LONGEST_S: Final = 1e9
 """Longest recording: thirty years, which nanoseconds in 64 bits still count."""
 
@@ -180,7 +182,7 @@ def calibrate(
     ] = False,
     minutes: Annotated[
         float, typer.Option(min=0.2, max=600, help="With --links: longest time. Ctrl-C keeps what it has.")
-    ] = 5.0,
+    ] = _MINUTES,
     out_folder: Annotated[
         str | None,
         typer.Option("--out", help="With --links: folder of the table; else in the storage.", show_default=False),
@@ -189,6 +191,8 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measures what this machine's power sensors can resolve and what reading them costs; two minutes a GPU."""
+    if not links and (out_folder is not None or minutes != _MINUTES):
+        raise typer.BadParameter("--minutes and --out are of a sweep of links; give --links too")
     end_in_order()
     if links:
         _calibrate_links(backend, storage, out_folder, minutes, as_json=as_json)

@@ -118,12 +118,8 @@ def rank(
     """
     if constraint and no_constraints:
         raise typer.BadParameter("--constraint and --no-constraints: give one of the two")
-    metrics = [name.strip() for name in pareto.split(",")] if pareto else []
-    if pareto and len(metrics) != 2:
-        raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
-    to_screen = csv is not None and str(csv) == "-"
-    if as_json and to_screen:
-        raise typer.BadParameter("--json and --csv - both want standard output; give --csv a file")
+    metrics, to_screen = _front_metrics(pareto, pareto_of), csv is not None and str(csv) == "-"
+    _require_one_output(as_json=as_json, csv_to_screen=to_screen, top=top, front=bool(metrics))
     question: Question = {
         "objective": objective,
         "constraints": () if no_constraints else constraint,
@@ -151,6 +147,26 @@ def rank(
         if metrics:
             print_front(out, front, metrics, of=f"{pareto_of} trials")
     raise typer.Exit(feasible_code(ranking))
+
+
+def _front_metrics(pareto: str | None, of: FrontOf) -> list[str]:
+    """Returns the two metrics of a front; none where none is asked for."""
+    metrics = [name.strip() for name in pareto.split(",")] if pareto else []
+    if pareto and len(metrics) != 2:
+        raise typer.BadParameter(f'got "{pareto}"; name two metrics, such as tokens_per_s,energy_per_token_j')
+    if of is not FrontOf.FEASIBLE and not metrics:
+        raise typer.BadParameter("--pareto-of is of a front; give --pareto a,b too")
+    return metrics
+
+
+def _require_one_output(*, as_json: bool, csv_to_screen: bool, top: int | None, front: bool) -> None:
+    """Refuses options of which one would do nothing."""
+    if as_json and csv_to_screen:
+        raise typer.BadParameter("--json and --csv - both want standard output; give --csv a file")
+    if top is not None and (as_json or csv_to_screen):
+        raise typer.BadParameter("--top shortens the table; --json and --csv have every trial, so leave it out")
+    if front and csv_to_screen:
+        raise typer.BadParameter("--csv - prints every trial and no front; give --csv a file, or leave --pareto out")
 
 
 def _risk(risk: float, min_probability: float | None) -> float:
@@ -205,6 +221,10 @@ def compare(
       wattune compare moe_h200:0517fb8c0ffe --estimate
     """
     if estimated:
+        if html is not None:
+            raise typer.BadParameter(
+                "--html is of two trials compared; --estimate has no page, so leave one of them out"
+            )
         found = [api.beside_result(one, storage=storage) for one in (a, b) if one is not None]
         if as_json:
             print_json({"beside": [one.to_json() for one in found]})
