@@ -383,9 +383,12 @@ class StudyController:
             _log.warning("the result of trial %s cannot be written: %s", result.trial_id, error)
 
     def _write(self, running: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
-        """Writes a result for a trial that left none."""
+        """Writes a result for a trial that does not start; what an earlier attempt measured is set aside."""
+        folder = self._folder(running.queued)
+        if folder.result() is not None:
+            folder.set_aside()
         result = self._ended(running, status, reason)
-        self._folder(running.queued).write_result(result)
+        folder.write_result(result)
         return result
 
     def _ended(self, running: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:

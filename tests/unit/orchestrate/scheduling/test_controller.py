@@ -469,6 +469,18 @@ def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) 
     assert controller.next("t0") is not None
 
 
+def test_a_trial_rejected_by_its_estimate_keeps_what_it_measured_before(world, specs) -> None:
+    world.write(specs[0], status=TrialStatus.ABORTED, tags={"limit_looks": "3 of 3"})
+    measured = world.study.trial(specs[0].trial_id, 0)
+    measured.write_output(0, "what it said")
+    limits = {"node_device_power_w": 1000.0}
+    above = {"estimate": lambda _spec: {"node_device_power_peak_1s_w": 1200.0}, "outdated": lambda _result: True}
+    assert world.controller(specs[:1], limits=limits, **above).next("t0") is None
+    assert world.result(specs[0]).status is TrialStatus.REJECTED
+    assert [one.tags for one in measured.attempts()] == [{"limit_looks": "3 of 3"}]
+    assert not (measured.path / "output").exists(), "it is no output of the trial that was rejected"
+
+
 def test_a_trial_estimated_above_a_hard_limit_never_starts(world, specs, caplog) -> None:
     def estimate(spec: TrialSpec) -> dict[str, float]:
         if spec == specs[2]:
