@@ -6,8 +6,8 @@ from typing import Final
 
 MASK: Final = "***"
 
-_USER: Final = re.compile(r"(://[^/@:\s]*):[^/@\s]+@")
-"""The password before a URL's host."""
+_USER: Final = re.compile(r"(://[^/@:\s]*):(?!\d+/)[^@\s]+@")
+"""The password before a URL's host. SQLAlchemy takes one with a slash; digits and a slash are a port and a path."""
 
 _NAMING: Final = "token|password|passwd|secret|(?:api|access|private|wandb)[_-]?key|credential|signature"
 _OPTION: Final = rf"[\w.-]*(?:{_NAMING})[\w.-]*|sig|pwd"
