@@ -124,14 +124,21 @@ class Ranking:
         return self.feasible[0] if self.feasible else None
 
     @property
+    def breaking(self) -> tuple[RankedTrial, ...]:
+        """The infeasible trials of the same work as the best feasible one, or all where none is feasible."""
+        metric, best = self.objective.metric, self.best
+        if best is None:
+            return self.infeasible
+        own = work_of(best.spec, metric)
+        return tuple(row for row in self.infeasible if work_of(row.spec, metric) == own)
+
+    @property
     def price(self) -> RankedTrial | None:
         """The trial that shows the price of the bounds; None where they cost nothing that was measured.
 
         It is the best infeasible one, of the same work as the best feasible one and ahead of it.
         """
-        metric, best = self.objective.metric, self.best
-        alike = [row for row in self.infeasible if best is None or _size(row.spec, metric) == _size(best.spec, metric)]
-        first = alike[0] if alike else None
+        first, best = next(iter(self.breaking), None), self.best
         if first is None or first.objective is None or best is None or best.objective is None:
             return first if first is not None and first.objective is not None else None
         ahead = first.objective.value - best.objective.value
@@ -174,15 +181,20 @@ class Ranking:
     def best_of_each(self) -> tuple[RankedTrial, ...]:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
         metric = self.objective.metric
-        first = {_size(row.spec, metric): row for row in reversed(self.feasible)}
-        own = (row for row in self.feasible if first[_size(row.spec, metric)] is row)
+        first = {work_of(row.spec, metric): row for row in reversed(self.feasible)}
+        own = (row for row in self.feasible if first[work_of(row.spec, metric)] is row)
         return tuple(own) if len(self._sizes) > 1 else ()
+
+    def work_name(self, row: RankedTrial) -> str:
+        """Names the work of a row of `best_of_each`: by its model, and in full where another one has that too."""
+        alone = sum(one.spec.model.name == row.spec.model.name for one in self.best_of_each) == 1
+        return row.spec.model.name if alone else work_of(row.spec, self.objective.metric)
 
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
-        sizes = {_size(row.spec, self.objective.metric) for row in self.trials if row.objective}
+        sizes = {work_of(row.spec, self.objective.metric) for row in self.trials if row.objective}
         return sorted(sizes) if depends else []
 
     @property
@@ -462,7 +474,7 @@ def _passes(
     return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
 
 
-def _size(spec: TrialSpec, metric: str) -> str:
+def work_of(spec: TrialSpec, metric: str) -> str:
     """Describes the work behind a token, and behind a step where the metric is one of steps."""
     model = _model_size(spec.model) if spec.model.is_known else f"{spec.model.name}: {_program(spec)}"
     if not spec.workload.is_known:

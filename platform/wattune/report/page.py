@@ -270,10 +270,10 @@ def _kept_bounds(ranking: Ranking) -> Html:
 
 
 def _others(ranking: Ranking) -> str:
-    """Describes the best trial of every other model, if there are several."""
+    """Describes the best trial of every other model or workload, if there are several."""
     metric = ranking.objective.metric
     named = [
-        f" Best of {row.spec.model.name}: {row.label} with {range_text(metric, row.objective)}."
+        f" Best of {ranking.work_name(row)}: {row.label} with {range_text(metric, row.objective)}."
         for row in ranking.best_of_each
         if row is not ranking.best
     ]
@@ -281,22 +281,19 @@ def _others(ranking: Ranking) -> str:
 
 
 def _price(ranking: Ranking) -> str:
-    """Describes the price of the bounds: the first infeasible trial of the same model against the best feasible one."""
-    best = ranking.best
-    alike = (row for row in ranking.infeasible if best is None or row.spec.model == best.spec.model)
-    row = next((row for row in alike if row.objective is not None), None)
+    """Describes the price of the bounds: the best trial of the same work that breaks one, against the best feasible."""
+    best, row = ranking.best, ranking.price
     if row is None:
-        return ""
+        measured = best is not None and any(one.objective for one in ranking.breaking)
+        return "No trial that breaks a bound does better." if measured else ""
     failing = row.failing[0]
     past = f"fails {failing.constraint} by {format_change(failing.metric, -failing.slack)}"
     reached = format_quantity(ranking.objective.metric, _middle(row))
     if best is None:
         return f"The best trial that breaks a bound, {row.label}, reaches {reached} and {past}."
     own = _middle(best)
-    gain = (_middle(row) - own) * (1 if ranking.objective.maximize else -1)
-    if gain <= 0 or not own:
-        return "No trial that breaks a bound does better."
-    return f"{row.label} is {100 * gain / abs(own):.1f} % better, with {reached}, but {past}."
+    share = f"{100 * abs(_middle(row) - own) / abs(own):.1f} % " if own else ""
+    return f"{row.label} is {share}better, with {reached}, but {past}."
 
 
 def _meter(margin: Margin) -> Html:

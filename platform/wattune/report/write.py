@@ -9,7 +9,7 @@ from wattune.errors import PlanError, WattuneError
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
-from wattune.ranking.order import Ranking
+from wattune.ranking.order import Ranking, work_of
 from wattune.storage.files import write_asked
 from wattune.storage.study import StudyFolder
 
@@ -105,12 +105,13 @@ def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence],
 
 
 def _telling_pair(study: StudyFolder, ranking: Ranking, evidence: dict[str, Evidence]) -> Comparison | None:
-    """Compares the best feasible trial with the best of its model that breaks a bound, else the next feasible one."""
-    best = ranking.best
+    """Compares the best feasible trial with the best of the same work that breaks a bound, else the next feasible."""
+    best, metric = ranking.best, ranking.objective.metric
     if best is None:
         return None
     others = (*ranking.infeasible[:SHOWN_CLOSELY], *ranking.feasible[1:SHOWN_CLOSELY])
-    alike = [row for row in others if row.spec.model == best.spec.model and row.trial_id in evidence]
+    own = work_of(best.spec, metric)
+    alike = [row for row in others if work_of(row.spec, metric) == own and row.trial_id in evidence]
     if not alike or best.trial_id not in evidence:
         return None
     return compare(*(side_of_row(study, row, evidence[row.trial_id]) for row in (best, alike[0])))

@@ -177,7 +177,8 @@ def _print_notes(console: Console, ranking: Ranking) -> None:
     for best in ranking.best_of_each:
         name = f"{best.study} " if best.study else ""
         value = shown(ranking.objective.metric, best.objective) if best.objective else "-"
-        console.print(f"best of {name}{best.spec.model.name}: {best.label} ({best.trial_id}), {value}", highlight=False)
+        work = ranking.work_name(best)
+        console.print(f"best of {name}{work}: {best.label} ({best.trial_id}), {value}", highlight=False)
     for warning in ranking.warnings:
         console.print(f"note: {warning}", highlight=False, style="yellow")
     if ranking.simulated:

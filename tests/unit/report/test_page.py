@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from made_report import (
     DOCUMENT,
@@ -31,6 +33,27 @@ def test_the_headline_is_the_best_feasible_trial_with_its_slack_and_its_price(pa
     ):
         assert shown in head
     assert f"dp4 mbs2 is 8.6 % better, with 44 k/s, but fails {POWER} <= 2750 by 438 W." in head
+
+
+def of_shorter_sequences(pair):
+    spec, result = pair
+    spec = replace(spec, workload=replace(spec.workload, seq_len=512))
+    return spec, replace(result, trial_id=spec.trial_id)
+
+
+def test_the_price_of_the_bounds_is_of_the_same_work_as_the_best():
+    best, worse = trial(1, 40_000.0), trial(2, 39_000.0, 3188.0)
+    shorter = of_shorter_sequences(trial(1, 90_000.0, 3188.0))
+    head = Page(render_report("moe", DOCUMENT, ranked([best, shorter, worse]), [])).text
+    assert "No trial that breaks a bound does better." in head and "% better" not in head
+    alone = Page(render_report("moe", DOCUMENT, ranked([best, shorter]), [])).text
+    assert "does better" not in alone and "% better" not in alone
+
+
+def test_the_best_of_each_size_of_work_is_named_by_what_differs():
+    pairs = [trial(1, 40_000.0), of_shorter_sequences(trial(1, 30_000.0))]
+    head = Page(render_report("moe", DOCUMENT, ranked(pairs), [])).text
+    assert "Best of llama3_8b (32 layers, 8.03 G parameters), pretrain at 512 tokens: dp4 mbs1 with 30 k/s" in head
 
 
 def test_the_page_asks_nobody_for_anything(page):
