@@ -137,7 +137,8 @@ def test_a_question_about_configurations_bounds_and_the_space_is_one_call(wattun
         code, out, _ = wattune("rank", "dense_h200x4", *options, "--json")
         return json.loads(out) | {"code": code}
 
-    assert asked()["space"] == [{"study": "dense_h200x4", "num_candidates": 3, "num_measured": 2, "num_failed": 1}]
+    counts = {"num_candidates": 3, "num_measured": 2, "num_failed": 1, "num_burst": 0}
+    assert asked()["space"] == [{"study": "dense_h200x4", **counts}]
     assert asked()["price"] == asked()["infeasible"][0]["trial_id"]
     pipelines = asked("--where", "pp >= 2", "--where", "engine == megatron")
     assert [row["label"] for row in pipelines["feasible"]] == ["tp2 pp2 mbs1"] and not pipelines["failed"]

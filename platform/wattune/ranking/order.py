@@ -50,14 +50,17 @@ class SpaceShare:
     num_candidates: int
     """Trials of the space: combinations that no rule rejects, each kind of work once."""
     num_measured: int
-    """Those with a completed repeat."""
+    """Those with a completed repeat; a burst is none."""
     num_failed: int
     """Those that ran and did not complete."""
+    num_burst: int = 0
+    """Those of which only a burst was measured."""
 
     def __str__(self) -> str:
         """The share in words."""
         share = self.num_measured / self.num_candidates if self.num_candidates else 0.0
-        failed = f", {self.num_failed} more failed" if self.num_failed else ""
+        failed = f", {self.num_burst} more only in a burst" if self.num_burst else ""
+        failed += f", {self.num_failed} more failed" if self.num_failed else ""
         return (
             f"measured {self.num_measured} of {self.num_candidates} trials of the space ({100 * share:.1f} %){failed}"
         )
@@ -126,11 +129,9 @@ class Ranking:
     @property
     def breaking(self) -> tuple[RankedTrial, ...]:
         """The infeasible trials of the same work as the best feasible one, or all where none is feasible."""
-        metric, best = self.objective.metric, self.best
-        if best is None:
-            return self.infeasible
-        own = work_of(best.spec, metric)
-        return tuple(row for row in self.infeasible if work_of(row.spec, metric) == own)
+        metric, rows = self.objective.metric, self.infeasible
+        own = "" if self.best is None else work_of(self.best.spec, metric)
+        return tuple(row for row in rows if own in ("", work_of(row.spec, metric)))
 
     @property
     def price(self) -> RankedTrial | None:

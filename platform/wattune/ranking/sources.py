@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.errors import PlanError, SpaceError
+from wattune.fidelity import is_burst
 from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
@@ -182,14 +183,16 @@ def _candidates(study: StudyFolder) -> frozenset[str] | None:
 def _share(source: Source) -> SpaceShare:
     """Counts the trials of a source's space that were measured."""
     known = source.candidates or frozenset()
-    ended = {result.trial_id: TrialStatus.CRASHED for _, result in source.results if result.status.is_final}
-    ended |= {r.trial_id: r.status for _, r in source.results if r.status is TrialStatus.COMPLETED}
-    measured = [ended[one] is TrialStatus.COMPLETED for one in known if one in ended]
+    completed = [result for _, result in source.results if result.status is TrialStatus.COMPLETED]
+    measured = known & {result.trial_id for result in completed if not is_burst(result)}
+    final = {r.trial_id for _, r in source.results if r.status.is_final and r.status is not TrialStatus.COMPLETED}
+    failed = known & final - measured
     return SpaceShare(
         study=source.name,
         num_candidates=len(known),
-        num_measured=sum(measured),
-        num_failed=len(measured) - sum(measured),
+        num_measured=len(measured),
+        num_failed=len(failed),
+        num_burst=len(known & {result.trial_id for result in completed} - measured - failed),
     )
 
 

@@ -27,11 +27,14 @@ class Coverage:
     """Combinations that do the same work as one that is kept."""
     elsewhere: int
     """Measured trials that the space does not have, or no longer."""
+    burst: int = 0
+    """Trials of which only a few steps were measured."""
 
     @property
     def kept(self) -> int:
         """Trials of the space."""
-        return self.measured + self.failed + self.interrupted + self.unreadable + self.not_reached
+        lost = self.failed + self.interrupted + self.unreadable
+        return self.measured + self.burst + lost + self.not_reached
 
 
 def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Coverage:
@@ -46,9 +49,10 @@ def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Co
     groups = {
         "failed": {row.trial_id for row in ranking.failed},
         "interrupted": {row.trial_id for row in ranking.interrupted},
+        "burst": {row.trial_id for row in ranking.burst},
     }
     ran = {row.trial_id for row in ranking.trials}
-    measured = ran - groups["failed"] - groups["interrupted"]
+    measured = ran.difference(*groups.values())
     unreadable = {one.name.rpartition("-")[0] for one in ranking.unreadable} - ran
     return Coverage(
         measured=len(measured & kept),
@@ -59,6 +63,7 @@ def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Co
         rejected=statuses["rejected"],
         equivalent=statuses["equivalent"],
         elsewhere=len(measured - kept),
+        burst=len(groups["burst"] & kept),
     )
 
 
@@ -74,6 +79,7 @@ def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) 
     share = f" ({100 * found.measured / found.kept:.1f} %)" if found.kept else ""
     missing = [
         (found.not_reached, "not reached"),
+        (found.burst, "only in a burst"),
         (found.failed, "failed"),
         (found.interrupted, "interrupted"),
         (found.unreadable, "unreadable"),

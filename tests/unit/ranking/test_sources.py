@@ -3,12 +3,15 @@ import io
 from dataclasses import replace
 
 import pytest
+from made_report import trial
 
 from wattune.errors import PlanError, SpaceError
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
 from wattune.storage.study import UnreadableTrial
+from wattune.trial import TrialStatus
 
 
 def source(name: str, objective: str | None = "maximize tokens_per_s", *constraints: str) -> Source:
@@ -55,3 +58,13 @@ def test_what_cannot_be_read_is_named_with_its_study_and_counted():
 def test_one_study_twice_is_an_error():
     with pytest.raises(PlanError, match="name each study once"):
         rank_sources([source("a"), source("a")])
+
+
+def test_a_burst_counts_as_no_measurement_of_the_space():
+    bursts = [trial(number, 70.0, repeat=FIRST_BURST_REPEAT, tags={FIDELITY: BURST}) for number in (1, 2, 4)]
+    broken = trial(4, 0.0, status=TrialStatus.CRASHED)
+    results = [trial(1, 100.0), *bursts, broken]
+    listed = frozenset(trial(number, 1.0)[0].trial_id for number in (1, 2, 4, 8))
+    (share,) = rank_sources([replace(source("a"), results=results, candidates=listed)]).space
+    assert (share.num_measured, share.num_burst, share.num_failed) == (1, 1, 1)
+    assert str(share) == "measured 1 of 4 trials of the space (25.0 %), 1 more only in a burst, 1 more failed"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from made_report import DOCUMENT, Page, ranked, trial
 
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.report.coverage import coverage_of, coverage_section
 from wattune.report.page import render_report
 from wattune.storage.study import UnreadableTrial
@@ -45,6 +46,16 @@ def test_a_repeat_that_cannot_be_read_is_no_lost_trial_if_another_can():
 def test_trials_that_the_space_does_not_have_are_not_of_it():
     found = coverage_of(ranked(PAIRS), candidates(1, 64))
     assert (found.measured, found.kept, found.elsewhere) == (1, 2, 2)
+
+
+def test_a_burst_is_no_measurement():
+    bursts = [trial(number, 70.0, repeat=FIRST_BURST_REPEAT, tags={FIDELITY: BURST}) for number in (1, 32, 64)]
+    ranking, listed = ranked([*PAIRS, *bursts]), candidates(1, 2, 4, 8, 16, 32, 64, 128)
+    found = coverage_of(ranking, listed)
+    assert (found.measured, found.burst, found.not_reached, found.kept) == (3, 2, 1, 8)
+    page = Page(render_report("moe", DOCUMENT, ranking, listed))
+    assert "Measured 3 of 8 trials of the space (37.5 %)" in page.text
+    assert "Not measured: 1 not reached, 2 only in a burst, 1 failed, 1 interrupted." in page.text
 
 
 def test_it_is_said_before_any_figure():
