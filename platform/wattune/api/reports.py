@@ -9,6 +9,7 @@ from wattune.api.studies import Study
 from wattune.errors import WattuneError
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
+from wattune.ranking.table import to_table
 from wattune.report.write import write_figures, write_report
 from wattune.schema import METRICS
 from wattune.storage.files import named_path
@@ -16,9 +17,16 @@ from wattune.storage.study import StudyFolder
 
 
 def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
-    """Writes the study's `report.html` and returns its path."""
+    """Writes the study's `report.html`, and `ranking.parquet` which it names, and returns the report's path.
+
+    Args:
+        study: The study.
+        ranking: Its ranking, if it was computed and written just now.
+    """
     folder = folder_of(study)
-    ranking = ranking or rank(study)
+    if ranking is None:
+        ranking = rank(study)
+        folder.write_ranking(to_table(ranking))
     return write_report(folder, ranking, _price(folder, ranking))
 
 

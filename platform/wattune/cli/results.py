@@ -278,7 +278,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Writes a study's report.html anew."""
+    """Writes a study's report.html and ranking.parquet anew."""
     folder = api.load_study(study, storage=storage, whole=True)
     path = api.report(folder)
     images = api.figures(folder, figures) if figures is not None else []

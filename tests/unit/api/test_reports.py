@@ -1,5 +1,6 @@
 """A report has the price of its bound on power, and is written where that has none."""
 
+import pyarrow.parquet as pq
 from decided_study import POWER, write_study
 
 from wattune import api
@@ -20,3 +21,11 @@ def test_a_study_without_one_does_not(tmp_path) -> None:
 def test_a_study_with_nothing_measured_has_a_report_all_the_same(tmp_path) -> None:
     study = write_study(tmp_path, lambda _: False, constraints=[f"{POWER} <= 1000"])
     assert FIGURE not in api.report(study).read_text()
+
+
+def test_the_table_that_a_report_names_is_that_of_the_report(tmp_path) -> None:
+    """The process that measured the trials was killed before it could rank them."""
+    study = write_study(tmp_path, lambda _: True)
+    (study.path / "ranking.parquet").unlink(missing_ok=True)
+    api.report(study)
+    assert pq.read_table(study.path / "ranking.parquet").num_rows == len(api.rank(study).trials) > 0
