@@ -9,7 +9,7 @@ A store that does not answer costs one bounded wait and a `TrackingError`. For t
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -34,6 +34,7 @@ SLOWEST_BYTES_PER_S: Final = 1_000_000
 """Slowest rate of a store that counts as alive."""
 
 _RESULT: Final = "result.json"
+_ATTEMPTS: Final = "attempts"
 _SMALL: Final = ("spec.json", _RESULT)
 """Files of a trial that a ranking needs."""
 
@@ -111,9 +112,9 @@ class RemoteStorage:
         folder.check()  # damage stays here
         whole = (folder.path / _RESULT).read_bytes()
         place = f"{study}/trials/{folder.path.name}"
-        files = [path for path in _files(folder.path) if path.name != _RESULT]
+        files = [path for path in _files(folder.path) if path != folder.path / _RESULT]
         # A trial that was tried again has what it was before among its attempts.
-        earlier = [path.read_bytes() for path in folder.path.glob(f"attempts/*/{_RESULT}")]
+        earlier = [path.read_bytes() for path in folder.path.glob(f"{_ATTEMPTS}/*/{_RESULT}")]
 
         def send(fs: Any) -> bool:
             there = _read(fs, f"{self._root}{place}/{_RESULT}")
@@ -155,7 +156,8 @@ class RemoteStorage:
     def fetch_study(self, name: str, storage: Path, *, whole: bool = False, may_lack: bool = False) -> StudyFolder:
         """Fetches the files of a study that the local folder lacks, and its spaces if it has grown elsewhere.
 
-        A trial that is in the store and not finished here comes from there. Its unfinished files here are removed.
+        A trial that is in the store and not finished here comes from there. Its unfinished files here are removed. One
+        that failed here and was tried again elsewhere is set aside, and the later attempt comes from there.
 
         Args:
             name: The study's name.
@@ -191,8 +193,36 @@ class RemoteStorage:
             if table is not None and not digested:  # an earlier version wrote it
                 write_whole(study.path / CANDIDATES, table)
             finish(study.path)
-        self._bring(name, study.path, _missing(study, found, whole=whole))
+        given_way = self._give_way(study, found)
+        self._bring(name, study.path, _missing(study, found, given_way, whole=whole))
         return study
+
+    def _give_way(self, study: StudyFolder, sizes: Mapping[str, int]) -> set[str]:
+        """Sets trials aside that were tried again elsewhere: the store has their result here among its attempts.
+
+        Args:
+            study: The local study.
+            sizes: Sizes of the store's files by their place in the study.
+
+        Returns:
+            The names of their folders.
+        """
+        earlier: dict[str, Path] = {}
+        for name in sizes:
+            top, trial, *inside = name.split("/", 3) if name.count("/") > 2 else ("", "")
+            ours = study.path / "trials" / trial / _RESULT
+            is_attempt = top == "trials" and inside[0] == _ATTEMPTS and name.endswith(f"/{_RESULT}")
+            if is_attempt and f"trials/{trial}/{_RESULT}" in sizes and ours.is_file():
+                earlier |= {name: ours} if ours.stat().st_size == sizes[name] else {}
+        if not earlier:
+            return set()
+        prefix = f"{self._root}{study.name}".rstrip("/")
+        fetch = functools.partial(_read_all, paths=[f"{prefix}/{name}" for name in earlier])
+        contents = self._do(f"fetch {study.name}", fetch, sum(sizes[name] for name in earlier))
+        found = {ours.parent for ours, content in zip(earlier.values(), contents, strict=True) if _holds(ours, content)}
+        for folder in found:
+            TrialFolder(folder).set_aside()
+        return {folder.name for folder in found}
 
     def fetch_folder(self, inside: str, folder: Path) -> None:
         """Fetches the files of a trial or recording that are not here.
@@ -265,8 +295,8 @@ class RemoteStorage:
         return {name: int(named[name].get("size") or 0) for name in own}
 
     def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
-        """Downloads files, results last. So a trial that is cut short is fetched again."""
-        wanted = sorted(sizes, key=lambda name: name.endswith(_RESULT))
+        """Downloads files, results last, a trial's own at the very end. So one that is cut short is fetched again."""
+        wanted = sorted(sizes, key=lambda name: (name.endswith(_RESULT), -name.count("/")))
         prefix = f"{self._root}{inside}".rstrip("/")
         for start in range(0, len(wanted), _FILES_AT_ONCE):
             names = wanted[start : start + _FILES_AT_ONCE]
@@ -336,15 +366,22 @@ def _files(folder: Path, *, deep: bool = True) -> list[Path]:
     )
 
 
-def _missing(study: StudyFolder, names: Mapping[str, int], *, whole: bool) -> dict[str, int]:
-    """Lists files in the store that the local study lacks, with their sizes."""
-    finished = {name.split("/")[1] for name in names if name.startswith("trials/") and name.endswith(f"/{_RESULT}")}
+def _holds(path: Path, content: bytes) -> bool:
+    return path.read_bytes() == content
+
+
+def _missing(
+    study: StudyFolder, names: Mapping[str, int], given_way: Collection[str], *, whole: bool
+) -> dict[str, int]:
+    """Lists files in the store that the local study lacks, with their sizes; `given_way` was set aside just now."""
+    own = (name.split("/") for name in names if name.startswith("trials/"))  # those of attempts lie deeper
+    finished = {parts[1] for parts in own if parts[2:] == [_RESULT]}
     wanted = []
     for trial in sorted(finished):
         folder = TrialFolder(study.path / "trials" / trial)
         with suppress(PlanError):  # an unreadable result stays as it is: readers of the study name it
             known = folder.result()
-            if known is None or not known.status.is_final:
+            if trial not in given_way and (known is None or not known.status.is_final):
                 folder.clear()
         inside = [name for name in names if name.startswith(f"trials/{trial}/")]
         wanted += [name for name in inside if whole or name.split("/", 2)[2] in _SMALL]

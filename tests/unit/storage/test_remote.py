@@ -99,6 +99,47 @@ def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here,
     assert contents(stopped.path) == contents(here.trial(SPEC.trial_id, 0).path)
 
 
+def test_results_of_earlier_attempts_travel_too_and_make_no_trial_finished(url, here, tmp_path) -> None:
+    remote = RemoteStorage(url)
+    remote.send_study(here)
+    folder = measured(here, result_of(TrialStatus.CRASHED))
+    folder.set_aside()
+    remote.send_trial("mine", measured(here, result_of()))
+    there = remote.fetch_study("mine", tmp_path / "there", whole=True)
+    assert contents(there.path) == contents(here.path)
+    assert [one.status for one in there.trial(SPEC.trial_id, 0).attempts()] == [TrialStatus.CRASHED]
+
+    fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/trials/{folder.path.name}")
+    fs.rm_file(f"{root}/result.json")  # as where the upload was cut short
+    other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
+    other.trial(SPEC.trial_id, 0).write_spec(SPEC)
+    other.trial(SPEC.trial_id, 0).write_error("what it had so far")
+    remote.fetch_study("mine", tmp_path / "other", whole=True)
+    assert set(contents(other.trial(SPEC.trial_id, 0).path)) == {"spec.json", "error.txt"}
+
+
+def test_a_trial_that_was_tried_again_elsewhere_gives_way_and_keeps_what_it_measured(url, here, tmp_path) -> None:
+    remote, crashed = RemoteStorage(url), result_of(TrialStatus.CRASHED)
+    remote.send_study(here)
+    failed = measured(here, crashed)
+    (failed.path / "telemetry" / "node0" / "ring.parquet").write_text("of the first attempt")
+    failed.write_result(crashed)
+    assert remote.send_trial("mine", failed)
+    other = RemoteStorage(url).fetch_study("mine", tmp_path / "other")
+    again = other.trial(SPEC.trial_id, 0)
+    again.set_aside()
+    assert remote.send_trial("mine", measured(other, result_of()))
+
+    RemoteStorage(url).fetch_study("mine", here.path.parent)
+    assert failed.result() == again.result() and failed.result().status is TrialStatus.COMPLETED
+    assert [one.status for one in failed.attempts()] == [TrialStatus.CRASHED]
+    kept = failed.path / "attempts" / "1" / "telemetry" / "node0" / "ring.parquet"
+    assert kept.read_text() == "of the first attempt"
+    RemoteStorage(url).fetch_study("mine", here.path.parent)
+    assert len(failed.attempts()) == 1, "nothing gives way twice"
+    assert not remote.send_trial("mine", failed)
+
+
 def test_a_result_here_that_cannot_be_read_is_left_and_the_others_are_fetched(url, here, tmp_path) -> None:
     remote = RemoteStorage(url)
     remote.send_study(here)
