@@ -72,9 +72,12 @@ def print_recording(console: Console, recording: Recording) -> None:
             cells = (_shown(name, metrics.get(name)) for name in columns.values())
             table.add_row("/".join(device), _shown("energy_j", energy_j), *cells)
         print_table(console, table)
+    command_s, window_s = recording.command_s or recording.window_s, recording.window_s
+    is_part = command_s is not None and window_s is not None and window_s < 0.999 * command_s
     whole = {
-        "time": _shown("window_s", recording.command_s or recording.window_s),
+        "command" if is_part else "time": _shown("window_s", command_s),
         "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
+        **({"window": _shown("window_s", window_s)} if is_part else {}),
         "energy": _shown("energy_j", recording.energy_j),
         "1 s node peak": _shown("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
         **_host_cells(recording.host),

@@ -2,6 +2,7 @@
 
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,3 +109,16 @@ def test_the_figures_of_a_recording_name_their_windows_and_their_trust() -> None
     for expected in ("peak 20 ms", "931 W", "node0/gpu3", "1 s node peak 2.788 kW", "quality publishable", "analyze"):
         assert expected in text
     assert "exit code unknown" in text and "SIMULATED" not in text
+
+
+@pytest.mark.parametrize(
+    ("window_s", "begin"),
+    [
+        (60.0, "time 60 s   exit code unknown   energy 41.65 kJ"),
+        (12.0, "command 60 s   exit code unknown   window 12 s   energy 41.65 kJ"),
+    ],
+)
+def test_energy_stands_beside_the_time_that_it_is_of(window_s: float, begin: str) -> None:
+    out, recording = io.StringIO(), replace(Recording.read(DP4), window_s=window_s, command_s=60.0)
+    print_recording(Console(file=out, width=200, color_system=None), recording)
+    assert [line[: len(begin)] for line in out.getvalue().splitlines() if "exit code" in line] == [begin]
