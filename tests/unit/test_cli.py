@@ -260,6 +260,21 @@ def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
     ]
 
 
+def test_a_study_that_was_stopped_ends_by_the_signal_also_where_uploads_were_not_done(
+    wattune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study = api.run_study
+
+    def run(*arguments: Any, **more: Any) -> api.StudyOutcome:
+        outcome = run_study(*arguments, **more)
+        return replace(outcome, ending="interrupted", tracking_problem="tracking: still sending after 3 s")
+
+    monkeypatch.setattr(api, "run_study", run)
+    code, said, err = wattune("run", wattune.write(SPACE), "--max-hours", 0, "--json")
+    assert code == 130 == json.loads(said)["error"]["exit_code"]
+    assert "error: tracking: still sending after 3 s" in err
+
+
 @pytest.mark.parametrize("terminal", [signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])
 def test_a_closed_terminal_interrupts_unless_nohup_keeps_it_away(terminal: signal.Handlers) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

@@ -22,6 +22,7 @@ from wattune.cli.shell import (
     err,
     feasible_code,
     out,
+    print_error,
     print_json,
     print_line,
 )
@@ -245,10 +246,12 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         (130 for Ctrl-C), or 3 where nothing is feasible.
 
     Raises:
-        TrackingError: Results could not be sent to the tracking store or the storage's URL.
-        WattuneError: The report could not be written.
+        TrackingError: Results could not be sent to the tracking store or the storage's URL. Of a study that was
+            stopped it is only printed: a moment's time may not have sufficed.
+        WattuneError: The report could not be written, likewise.
     """
     ranking, uri, problem = outcome.ranking, outcome.tracking_uri, _problem(outcome)
+    stopped = outcome.ending == "interrupted"
     # Whoever serves the store knows its password; the line on the screen does not show it.
     uri = without_secrets(uri)
     ui = {"uri": uri, "command": ui_command(uri), "url": ui_url(uri, outcome.tracking_page)}
@@ -260,7 +263,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
             ended["error"] = {
                 "what": without_secrets(str(problem)),
                 "kind": type(problem).__name__,
-                "exit_code": problem.exit_code,
+                "exit_code": STOP.exit_code if stopped else problem.exit_code,
             }
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
@@ -273,9 +276,11 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
         for line in filter(None, (ui["command"], ui["url"])):
             print_line(f"MLflow UI {line}")
     _say_why(outcome)
-    if problem is not None:
+    if problem is not None and not stopped:
         raise problem
-    if outcome.ending == "interrupted":
+    if stopped:
+        if problem is not None:
+            print_error(str(problem))
         return STOP.exit_code
     if outcome.ending in ("nodes", "failures"):
         return 1
