@@ -18,6 +18,47 @@ MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
 
 
+_ENDS: Final = re.compile(rb"(?<=[\r\n])")
+
+
+class OutputLines:
+    """Lines of one stream of output, each with the arrival of its last character.
+
+    A carriage return ends a line too: progress bars write no other end, and each of their lines has a time of its own.
+    It stays at the line's end, so that who shows lines knows that the next one overwrites it.
+    """
+
+    def __init__(self, longest_bytes: int) -> None:
+        """Has read nothing yet.
+
+        Args:
+            longest_bytes: A line that is longer is given in parts.
+        """
+        self._longest, self._rest, self._rest_ns = longest_bytes, b"", 0
+
+    def take(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
+        """Takes what was read, with its arrival on the monotonic clock; nothing at the end of the stream.
+
+        Returns:
+            The lines that are complete. At the end of the stream that is what is left, too.
+        """
+        before, before_ns = len(self._rest), self._rest_ns
+        *whole, rest = _ENDS.split(self._rest + data)
+        if rest and (not data or len(rest) > self._longest):
+            whole, rest = [*whole, rest], b""
+        # The end of a bar's line is the beginning of its next one: the line itself was there before.
+        arrived_ns = [
+            before_ns if at == 0 and len(line) <= before + 1 and before else mono_ns for at, line in enumerate(whole)
+        ]
+        self._rest = rest
+        if len(rest) > before or whole:
+            self._rest_ns = mono_ns
+        return [
+            (line.removesuffix(b"\n").decode(errors="replace"), at_ns)
+            for line, at_ns in zip(whole, arrived_ns, strict=True)
+        ]
+
+
 @dataclass(slots=True)
 class PatternSteps:
     """Steps of one stream of output.

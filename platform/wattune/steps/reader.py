@@ -51,7 +51,7 @@ class StepReader:
             key = (0 if rank is None else rank, source.preset)
             if key not in self._streams:
                 self._streams[key] = PatternSteps(source)
-            for part in line.split("\r"):
+            for part in filter(None, line.split("\r")):
                 self._streams[key].feed(part, mono_ns)
 
     def poll(self) -> Mapping[int, Sequence[Step]]:
