@@ -27,7 +27,7 @@ from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
 from wattune.record.recording import command_window, load
-from wattune.record.steps import told_memory, told_tokens
+from wattune.record.steps import told_memory, told_tokens, window_chosen
 from wattune.storage.digests import NO_DIGESTS, FileCheck
 from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
@@ -193,6 +193,7 @@ def _analysed(
             manifests,
             kernels=folder.kernels(),
             window=window or told_window(tags, tables, manifests),
+            chosen=window_chosen(facts),
             tokens_per_step=told_tokens(facts) if spec is None else told_by_trial(spec, tags),
         )
     if examined is None:

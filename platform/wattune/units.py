@@ -131,9 +131,14 @@ def format_quantity(name: str, value: float) -> str:
     if unit in ("degC", "MHz"):
         return f"{value:.1f} {'°C' if unit == 'degC' else 'MHz'}"
     if unit == "J" and 0 < abs(value) < 1:
-        return f"{1e3 * value:.3g} mJ"
+        return f"{_three_digits(1e3 * value)} mJ"
     label = {None: "", "1": "", "1/s": "/s", "1/J": "/J"}.get(unit, unit)
     for scale, prefix in _PREFIXES:
         if abs(value) >= scale:
             return f"{value / scale:.4g} {prefix}{label}".rstrip()
-    return f"{value:.3g} {label}".rstrip()
+    return f"{_three_digits(value)} {label}".rstrip()
+
+
+def _three_digits(value: float) -> str:
+    """Formats a value with three significant digits, with four where three would round it up to 1e+03."""
+    return f"{value:.4g}" if 999.5 <= abs(value) < 1000 else f"{value:.3g}"

@@ -85,6 +85,9 @@ def test_no_suffix_hides_a_longer_one():
         ("tokens_per_j", 12.0, "12 /J"),
         ("excursion_count", 3.0, "3"),
         ("power_ramp_max_w_per_s", 950.0, "950 W/s"),
+        ("node_device_power_mean_w", 999.7, "999.7 W"),
+        ("energy_per_step_j", 0.99996, "1000 mJ"),
+        ("device_power_mean_w", -999.9, "-999.9 W"),
     ],
 )
 def test_values_as_people_read_them(name, value, text):

@@ -63,12 +63,13 @@ def examine(
     *,
     kernels: pa.Table | None = None,
     window: tuple[int, int] | None = None,
+    chosen: bool = False,
     tokens_per_step: float | None = None,
 ) -> Examined | None:
     """Examines a trial or recording; see `wattune.analysis.summary.summarize` for the arguments.
 
     Steps in front of the steady state (`wattune.analysis.signals.steady_state.steady_from`) are left out, and the
-    window begins after them.
+    window begins after them; not where the steps were chosen before.
 
     Returns:
         The intermediate results, None where neither spans nor `window` give a window.
@@ -79,7 +80,9 @@ def examine(
     unsteady: int | None = 0
     if aligned.steps is not None:
         unsteady = steady_from(step_times_s(aligned.steps))
-        if unsteady:
+        if unsteady and chosen:
+            unsteady = 0
+        elif unsteady:
             steady = aligned.steps.number[unsteady:].tolist()
             aligned = align(tables, spans, manifests, measured_steps=steady) or aligned
     traces, together = powers_together(aligned)

@@ -86,6 +86,7 @@ def summarize(
     memory_peak_bytes: Sequence[int] = (),
     expert_imbalance_frac: float | None = None,
     window: tuple[int, int] | None = None,
+    chosen: bool = False,
     tokens_per_step: float | None = None,
     tags: Mapping[str, str] = NO_TAGS,
 ) -> Summary:
@@ -101,6 +102,8 @@ def summarize(
         expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
         window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
             where there are no spans.
+        chosen: True where the steps from 0 on were chosen as the window already, by a person or by the recorder. All
+            of them count then; else those in front of the steady state are left out.
         tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
         tags: Tags of the trial that say how much of it was measured (`wattune.fidelity`).
     """
@@ -109,7 +112,14 @@ def summarize(
         return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
     try:
         examined = examine(
-            spec, spans, tables, manifests, kernels=kernels, window=window, tokens_per_step=tokens_per_step
+            spec,
+            spans,
+            tables,
+            manifests,
+            kernels=kernels,
+            window=window,
+            chosen=chosen,
+            tokens_per_step=tokens_per_step,
         )
         if examined is None:
             return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from wattune.errors import PlanError, closest
 
+_LINKED_BY_PCIE: Final = frozenset({"h100_pcie", "h100_nvl", "a100_pcie_80gb"})
+"""Devices whose link to the others is PCIe. A bridge of NVLink joins pairs of some boards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
@@ -71,6 +74,11 @@ class DeviceSpec:
             if not fits:
                 raise ValueError(f"own_device.{name}: got {str(value)[:60]}, which a device cannot have")
         return made
+
+    @property
+    def is_linked_by_pcie(self) -> bool:
+        """True where `link_bandwidth_bytes_per_s` is that of PCIe: an NVLink bridge then has another, unknown peak."""
+        return self.name in _LINKED_BY_PCIE or self.source.removeprefix("like ") in _LINKED_BY_PCIE
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""

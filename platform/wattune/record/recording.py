@@ -13,7 +13,7 @@ from wattune.analysis.signals.align import align, clock_anchors_ns
 from wattune.analysis.signals.readings import HOST, Device, Tables, as_source
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
-from wattune.record.steps import steps_of_open, told_memory, told_tokens
+from wattune.record.steps import steps_of_open, told_memory, told_tokens, window_chosen
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -58,6 +58,7 @@ class Measured:
             self.tables,
             self.manifests,
             window=self.window,
+            chosen=window_chosen(self.facts),
             tokens_per_step=told_tokens(self.facts),
             memory_peak_bytes=told_memory(self.facts),
         )
@@ -86,6 +87,8 @@ class Measured:
             spans=None if self.spans is None else own(self.spans),
             manifests={device[0]: {**manifest, "devices": {device[1]: manifest["devices"][device[1]]}}},
             window=self.window,
+            # Of the rest, tokens and memory are those of all devices together.
+            facts={name: fact for name, fact in self.facts.items() if name == "window_why"},
         )
 
     def host_means(self) -> dict[str, float]:

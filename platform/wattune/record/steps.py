@@ -222,6 +222,11 @@ def told_tokens(facts: Mapping[str, Any]) -> float | None:
     return float(tokens) if isinstance(tokens, int | float) and 0 < tokens < MOST_TOKENS else None
 
 
+def window_chosen(facts: Mapping[str, Any]) -> bool:
+    """Returns True where the steps of a recording are those of its window, so that no figure leaves out more."""
+    return bool(facts.get("window_why"))
+
+
 def told_memory(facts: Mapping[str, Any]) -> list[int]:
     """Returns the peak memory of the rank that used most, as a recording's facts have it; empty without."""
     peak = (facts.get("steps") or {}).get("memory_peak_bytes")

@@ -18,6 +18,47 @@ MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
 
 
+_ENDS: Final = re.compile(rb"(?<=[\r\n])")
+
+
+class OutputLines:
+    """Lines of one stream of output, each with the arrival of its last character.
+
+    A carriage return ends a line too: progress bars write no other end, and each of their lines has a time of its own.
+    It stays at the line's end, so that who shows lines knows that the next one overwrites it.
+    """
+
+    def __init__(self, longest_bytes: int) -> None:
+        """Has read nothing yet.
+
+        Args:
+            longest_bytes: A line that is longer is given in parts.
+        """
+        self._longest, self._rest, self._rest_ns = longest_bytes, b"", 0
+
+    def take(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
+        """Takes what was read, with its arrival on the monotonic clock; nothing at the end of the stream.
+
+        Returns:
+            The lines that are complete. At the end of the stream that is what is left, too.
+        """
+        before, before_ns = len(self._rest), self._rest_ns
+        *whole, rest = _ENDS.split(self._rest + data)
+        if rest and (not data or len(rest) > self._longest):
+            whole, rest = [*whole, rest], b""
+        # The end of a bar's line is the beginning of its next one: the line itself was there before.
+        arrived_ns = [
+            before_ns if at == 0 and len(line) <= before + 1 and before else mono_ns for at, line in enumerate(whole)
+        ]
+        self._rest = rest
+        if len(rest) > before or whole:
+            self._rest_ns = mono_ns
+        return [
+            (line.removesuffix(b"\n").decode(errors="replace"), at_ns)
+            for line, at_ns in zip(whole, arrived_ns, strict=True)
+        ]
+
+
 @dataclass(slots=True)
 class PatternSteps:
     """Steps of one stream of output.
@@ -33,6 +74,12 @@ class PatternSteps:
     """Lines that matched."""
     _last_ns: int | None = None
     _last_number: float | None = None
+    _before_ns: int | None = None
+    """Arrival of the last line that came before the one at `_last_ns`."""
+    _num_before: int = 0
+    """Steps up to then."""
+    _together: list[tuple[int, int | None, int | None]] = field(default_factory=list)
+    """Lines that came at `_last_ns`: steps they end, time of each in nanoseconds, tokens of each."""
 
     def feed(self, line: str, mono_ns: int) -> None:
         """Takes a line of output with the time of its arrival."""
@@ -52,23 +99,37 @@ class PatternSteps:
         if count == 0:  # the same step again, as a progress bar repeats it
             return
         if count < 0 or count > MOST_STEPS:  # it began anew
-            count, time = 0, None
-        self._add(count, mono_ns, time, None if tokens is None else int(tokens))
+            count = 0
+        if mono_ns != self._last_ns:
+            self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
         self._last_ns, self._last_number = mono_ns, number
+        if count:
+            step_ns = None if time is None else round(time * UNITS_NS[self.source.unit])
+            if self._before_ns is None:
+                self._together = []  # of the first lines together nobody knows how long they were held back
+            self._together.append((count, step_ns, None if tokens is None else int(tokens)))
+            self._lay_out(mono_ns)
 
-    def _add(self, count: int, mono_ns: int, time: float | None, tokens: int | None) -> None:
-        if time is not None:
-            step_ns = round(time * UNITS_NS[self.source.unit])
-        elif self._last_ns is not None and count:
-            step_ns = (mono_ns - self._last_ns) // count
-        else:
-            return
-        floor_ns = self.steps[-1].end_mono_ns if self.steps else 0
+    def _lay_out(self, mono_ns: int) -> None:
+        """Puts the steps of all lines that came at one moment before it.
+
+        A buffer of the program or of a pipe holds lines back and gives several at once. Each still ended its steps.
+        """
+        del self.steps[self._num_before :]
+        shared_ns = 0
+        if self._before_ns is not None:
+            shared_ns = (mono_ns - self._before_ns) // sum(count for count, _, _ in self._together)
+        each = [(count, shared_ns if time_ns is None else time_ns, tokens) for count, time_ns, tokens in self._together]
+        all_ns = sum(count * step_ns for count, step_ns, _ in each)
         # Lines arrive late by varying times: no step begins before the one before it ended.
-        step_ns = min(step_ns, (mono_ns - floor_ns) // count if count else 0)
-        for left in reversed(range(count)) if step_ns > 0 else ():
-            end_ns = mono_ns - left * step_ns
-            self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
+        free_ns = max(mono_ns - (self.steps[-1].end_mono_ns if self.steps else 0), 0)
+        if all_ns > free_ns:
+            each = [(count, step_ns * free_ns // all_ns, tokens) for count, step_ns, tokens in each]
+        end_ns = mono_ns - sum(count * step_ns for count, step_ns, _ in each)
+        for count, step_ns, tokens in each:
+            for _ in range(count if step_ns > 0 else 0):
+                end_ns += step_ns
+                self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
 
 
 def _number(text: str | None) -> float | None:

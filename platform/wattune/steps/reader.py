@@ -51,7 +51,7 @@ class StepReader:
             key = (0 if rank is None else rank, source.preset)
             if key not in self._streams:
                 self._streams[key] = PatternSteps(source)
-            for part in line.split("\r"):
+            for part in filter(None, line.split("\r")):
                 self._streams[key].feed(part, mono_ns)
 
     def poll(self) -> Mapping[int, Sequence[Step]]:
@@ -121,21 +121,33 @@ class StepReader:
             self._files.setdefault(path, StepFile(path)).read_on()
 
     def _of_ranks(self, kind: str) -> dict[int, StepFile]:
-        """Returns the file with most steps of each rank; others of a rank are named among the problems."""
+        """Returns the file with most steps of each rank, all of one run; others are named among the problems."""
         found: dict[int, list[StepFile]] = {}
         for file in self._files.values():
             if file.source == kind and file.steps:
                 found.setdefault(file.rank, []).append(file)
+        several = {rank: files for rank, files in sorted(found.items()) if len(files) > 1}
         self._problems = [
             f"rank {rank}: {len(files)} processes told steps ({', '.join(file.path.name for file in files)}); "
-            "the one with most steps counts"
-            for rank, files in sorted(found.items())
-            if len(files) > 1
+            "the one with most steps counts" + ("" if rank == min(found) else f", of those beside rank {min(found)}'s")
+            for rank, files in several.items()
         ]
-        return {rank: max(files, key=lambda file: len(file.steps)) for rank, files in found.items()}
+        if not several:
+            return {rank: files[0] for rank, files in found.items()}
+        # A command that trains twice has two files a rank: steps of one run never count with those of another.
+        first = max(found[min(found)], key=lambda file: len(file.steps))
+        beside = {rank: [file for file in files if _together_ns(file, first) > 0] for rank, files in found.items()}
+        beside[first.rank] = [first]
+        return {rank: max(files, key=lambda file: len(file.steps)) for rank, files in beside.items() if files}
 
     def _events(self, name: str) -> list[tuple[int, Mapping[str, Any]]]:
         return [(file.rank, one) for file in self._files.values() for one in file.events if one.get("event") == name]
+
+
+def _together_ns(one: StepFile, other: StepFile) -> int:
+    """Returns how long two processes told steps side by side; not above 0 where one ended before the other began."""
+    ends_ns = min(one.steps[-1].end_mono_ns, other.steps[-1].end_mono_ns)
+    return ends_ns - max(one.steps[0].start_mono_ns, other.steps[0].start_mono_ns)
 
 
 def _last_first(event: tuple[int, Mapping[str, Any]]) -> int:

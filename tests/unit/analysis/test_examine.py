@@ -36,6 +36,19 @@ def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
     assert "no_steady_state" not in found.quality_reasons
 
 
+def test_of_steps_that_were_chosen_none_is_left_out(bench):
+    ends_s = np.cumsum([2.0] * 4 + [1.0] * 20)
+    rows = [
+        (GPU, 0, number, "step", end_s - (2.0 if number < 4 else 1.0), end_s) for number, end_s in enumerate(ends_s)
+    ]
+    ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
+    found = summarize(None, bench.spans(rows), {"ring": ring}, {}, chosen=True, tokens_per_step=7.0)
+    assert found.tags["window_s"] == "28.000" and found.tags["steps"] == "0-23"
+    assert "steady_from_step" not in found.tags and "no_steady_state" not in found.quality_reasons
+    assert found.metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
+    assert found.metrics["device_power_mean_w"] == pytest.approx((8 * 100 + 20 * 300) / 28, rel=1e-3)
+
+
 def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
     lengths_s, rows, at_s = [0.5] * 28 + [0.8] * 12, [], 0.0
     for number, length_s in enumerate(lengths_s):

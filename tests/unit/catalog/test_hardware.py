@@ -1,5 +1,8 @@
 """Devices and clusters."""
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,3 +182,10 @@ def test_a_new_device_is_one_constant(vendor, monkeypatch, tmp_path):
     assert set(sensor_backends(spec)) == {"host", {"nvidia": "nvml", "amd": "amd_smi"}[vendor]}
     simulated = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="x900").sensed_device
     assert simulated is made_up and device_model(simulated).power.limit_w == 1200
+
+
+def test_boards_whose_link_is_that_of_pcie_say_so() -> None:
+    assert {one.name for one in DEVICES.values() if one.is_linked_by_pcie} == {
+        one.name for one in DEVICES.values() if (one.link_bandwidth_bytes_per_s or math.inf) <= 64e9
+    }
+    assert replace(device("h100_nvl"), name="mine", source="like h100_nvl").is_linked_by_pcie

@@ -63,3 +63,15 @@ def test_what_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_each_line_of_a_progress_bar_is_heard_with_its_own_time(tmp_path: Path) -> None:
+    heard: list[tuple[str, int]] = []
+    script = r"for at in 1 2 3; do printf '\r%s/3 [00:01<' $at; sleep 0.2; done; echo; echo end"
+    with (tmp_path / "out").open("wb") as out:
+        command = Command(["sh", "-c", script], stdout=out.fileno(), listener=lambda *line: heard.append(line))
+        assert command.ended_within(20)
+    lines = [(text.strip("\r"), at_ns) for text, at_ns in heard if text.strip("\r")]
+    assert [text for text, _ in lines] == ["1/3 [00:01<", "2/3 [00:01<", "3/3 [00:01<", "end"]
+    assert lines[2][1] - lines[0][1] > 0.1e9  # a busy machine reads one late, not all three
+    assert (tmp_path / "out").read_bytes().endswith(b"\r3/3 [00:01<\nend\n")

@@ -5,9 +5,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
-from wattune.record.recording import Measured, command_window, load
+from wattune.record.recording import Measured, command_window, device_metrics, load
 from wattune.schema import table_schema
+from wattune.steps.files import Step
+from wattune.steps.table import spans_of
 from wattune.units import NS_PER_S
 
 
@@ -52,6 +55,22 @@ def test_means_of_the_host_are_those_of_the_window() -> None:
     means = measured.host_means()
     assert means["cpu_busy_frac"] == pytest.approx((0.2 + 0.3 + 0.4) / 3) and "package_power_w" not in means
     assert Measured(tables=tables, manifests={}).host_means() == {}
+
+
+def test_figures_of_all_and_of_each_device_are_of_the_steps_that_were_chosen() -> None:
+    lengths, steps, at_ns = [2] * 4 + [1] * 20, [], 0
+    for index, length_s in enumerate(lengths):
+        steps.append(Step(index, at_ns, at_ns := at_ns + length_s * NS_PER_S))
+    spans = spans_of({0: steps}, node="n0", devices={0: "gpu0"}, anchor=ClockAnchor(mono_ns=0, wall_ns=10**18))
+    facts = {"window_why": "steps 0 to 23 of 24: as asked for", "steps": {"tokens_per_step": 7.0}}
+    manifests = {"n0": {"node": "n0", "devices": {"gpu0": {}}}}
+    measured = Measured(tables={"host": host_rows(0, 30)}, spans=spans, manifests=manifests, facts=facts)
+    for metrics in (measured.summary().metrics, device_metrics(measured, ("n0", "gpu0"))):
+        assert metrics["step_time_p95_s"] == 2.0  # the slow ones were asked for
+    assert measured.summary().metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
+    assert "tokens_per_s" not in device_metrics(measured, ("n0", "gpu0"))  # they are of all devices together
+    unchosen = Measured(tables=measured.tables, spans=spans, manifests=manifests)
+    assert unchosen.summary().metrics["step_time_p95_s"] == 1.0
 
 
 def test_a_device_alone_has_its_rows_and_its_facts_only() -> None:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from wattune.steps.pattern import PatternSteps
+from wattune.steps.pattern import OutputLines, PatternSteps
 from wattune.steps.source import PRESETS, StepSource, parse_source
 
 S = 10**9
@@ -89,3 +89,31 @@ def test_late_lines_never_make_steps_overlap() -> None:
     source = parse_source({"pattern": r"(\S+) s"})
     steps = fed(source, [("1.0 s", 10.0), ("1.0 s", 10.2), ("1.0 s", 11.0)]).steps
     assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps] == [(9, 10), (10, 10.2), (10.2, 11)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "unknown"), [(r"step (?P<step>\d+)", 4), (r"(?P<step>\d+) took (?P<time>\S+) s", 3)]
+)
+def test_lines_that_a_buffer_held_back_end_their_steps_too(pattern: str, unknown: int) -> None:
+    lines = [(f"step {4 * flush + line} took 1.0 s", 10.0 + 4 * flush) for flush in range(5) for line in range(4)]
+    steps = fed(parse_source({"pattern": pattern}), lines).steps
+    assert [step.duration_ns for step in steps] == [S] * (20 - unknown)
+    assert (steps[0].start_mono_ns, steps[-1].end_mono_ns) == ((6 + unknown) * S, 26 * S)
+    assert [step.index for step in steps] == list(range(20 - unknown))
+
+
+def test_steps_held_back_for_longer_than_they_took_do_not_overlap() -> None:
+    lines = [("1.0 s", 10.0), ("3.0 s", 12.0), ("1.0 s", 12.0)]
+    steps = fed(parse_source({"pattern": r"(\S+) s"}), lines).steps
+    assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps] == [(9, 10), (10, 11.5), (11.5, 12)]
+
+
+def test_lines_of_a_progress_bar_end_with_a_carriage_return_and_arrived_before_it() -> None:
+    lines = OutputLines(100)
+    assert lines.take(b"\r 1/9 [00:01<", 1) == [("\r", 1)]
+    assert lines.take(b"\r 2/9 [00:02<", 2) == [(" 1/9 [00:01<\r", 1)]
+    assert lines.take(b"\n", 9) == [(" 2/9 [00:02<", 2)]
+    assert lines.take(b"one\r\ntw", 10) == [("one\r", 10), ("", 10)]
+    assert lines.take(b"o\n", 11) == [("two", 11)]
+    assert lines.take(b"end", 12) == [] and lines.take(b"", 13) == [("end", 12)] and lines.take(b"", 14) == []
+    assert lines.take(b"x" * 101, 15) == [("x" * 101, 15)]

@@ -13,10 +13,12 @@ from wattune.steps.source import NONE, parse_source
 LINE = "iteration {step}/ 50 | consumed samples: 1 | elapsed time per iteration (ms): 100.0 |"
 
 
-def write(folder: Path, rank: int, source: str, num_steps: int, *events: dict[str, Any], pid: int = 1) -> Path:
+def write(
+    folder: Path, rank: int, source: str, num_steps: int, *events: dict[str, Any], pid: int = 1, begin: int = 0
+) -> Path:
     path = folder / f"{rank}-{pid}-{source}.steps"
     header = {"version": FORMAT_VERSION, "source": source, "rank": rank, "pid": pid, "local_rank": rank}
-    bodies = [json.dumps(header), *(f"{at} {10 * at} {10 * at + 9} 7" for at in range(num_steps))]
+    bodies = [json.dumps(header), *(f"{at} {begin + 10 * at} {begin + 10 * at + 9} 7" for at in range(num_steps))]
     path.write_bytes(b"".join(line_of(body) for body in [*bodies, *map(json.dumps, events)]))
     return path
 
@@ -61,6 +63,19 @@ def test_of_two_processes_of_one_rank_the_one_with_most_steps_counts(tmp_path: P
     reader = StepReader(tmp_path, parse_source("auto"))
     assert len(reader.poll()[0]) == 9
     assert "2 processes told steps" in reader.problems[0] and "0-1-optimizer.steps" in reader.problems[0]
+
+
+def test_steps_of_two_runs_of_a_command_are_not_put_together(tmp_path: Path) -> None:
+    for rank, pid, num_steps, begin in (
+        (0, 8, 40, 0),
+        (1, 9, 40, 0),
+        (2, 10, 40, 0),
+        (0, 11, 41, 1000),
+        (1, 12, 39, 1000),
+    ):
+        write(tmp_path, rank, "spans", num_steps, pid=pid, begin=begin)
+    steps = StepReader(tmp_path, parse_source("auto")).poll()
+    assert {rank: (len(each), each[0].start_mono_ns) for rank, each in steps.items()} == {0: (41, 1000), 1: (39, 1000)}
 
 
 def test_peaks_of_the_device_come_before_those_of_the_host(tmp_path: Path) -> None:

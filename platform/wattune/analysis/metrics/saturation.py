@@ -95,9 +95,9 @@ def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
     """Finds the peak of every kind of link that has one: measured by every device's calibration, else rated.
 
     A manifest has the measured peaks of a calibration under `link_peaks` of each device, bytes a second in one
-    direction: the smallest of all devices counts. Else NVLink has its rated peak from the catalog, and a node's network
-    has the negotiated speed of its ports' links (`nic_link_bytes_per_s` of the host in its manifest) on the slowest
-    node.
+    direction: the smallest of all devices counts. Else NVLink has its rated peak from the catalog, which does not know
+    that of a bridge between PCIe boards, and a node's network has the negotiated speed of its ports' links
+    (`nic_link_bytes_per_s` of the host in its manifest) on the slowest node.
     """
     peaks = {}
     ports = [aligned.hosts.get(node, {}).get("nic_link_bytes_per_s") for node in {node for node, _ in aligned.devices}]
@@ -105,7 +105,7 @@ def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
     if speeds and len(speeds) == len(ports):
         source = "rated: what the links of the node's ports were agreed at"
         peaks["nic"] = Peak(bytes_per_s=min(speeds), source=source, measured=False)
-    if sensed is not None and sensed.link_bandwidth_bytes_per_s:
+    if sensed is not None and sensed.link_bandwidth_bytes_per_s and not sensed.is_linked_by_pcie:
         source = f"rated: {sensed.source}"
         peaks["nvlink"] = Peak(bytes_per_s=sensed.link_bandwidth_bytes_per_s, source=source, measured=False)
     for what in ("nvlink", "pcie", "nic"):

@@ -68,7 +68,8 @@ def steady_from(times_s: Floats) -> int | None:
     Marginal standard error rule (MSER; White, Cobb and Spratt 2000, "A comparison of five steady-state truncation
     heuristics for simulation"): the number d of left-out steps minimizes the standard error of the rest's mean, for n
     steps sum (x - mean)² / (n - d)². It is the change point that a cumulative sum test finds (Wang and Glynn 2014).
-    At most half is left out: a minimum beyond that means that no steady state was reached.
+    At most half is left out: a minimum beyond that means that no steady state was reached. Only steps count that differ
+    from the rest (`TRANSIENT_FRAC`): the minimum is that over all d at which the first d steps do.
 
     Args:
         times_s: Step times in order.
@@ -92,7 +93,10 @@ def steady_from(times_s: Floats) -> int | None:
     later = half + 1 + int(np.argmin(spread[half + 1 : furthest + 1])) if furthest > half else half
     if spread[later] < spread[least] * LATER_FRAC and _apart(times_s, later):
         return None
-    left_out = least if least and _apart(times_s, least) else 0
+    # Where chance puts the minimum behind the transient, the median of all steps before it may be that of the rest.
+    may = np.arange(1, least + 1)[spread[1 : least + 1] * FLAT_FACTOR < spread[0]]
+    before = np.array([at for at in may.tolist() if _apart(times_s, at)], np.int64)
+    left_out = int(before[np.argmax(spread[before] <= FLAT_FACTOR * spread[before].min())]) if len(before) else 0
     # A line left to itself would seem to settle: of its later half, the halves differ half as much.
     drift = (drift_frac(times_s[left_out:]) or 0.0) * count / (count - left_out)
     return None if drift > TRANSIENT_FRAC else left_out

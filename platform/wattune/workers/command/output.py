@@ -26,12 +26,17 @@ class Output:
         self._head: list[str] = []
         self._head_left, self._tail_left = head_bytes, tail_bytes
         self._tail: deque[str] = deque()
+        self._overwritten = ""
         self.num_left_out = 0
         """Lines between beginning and end that are not kept."""
 
     def add(self, line: str) -> None:
-        """Takes a line without its end."""
-        line = line[:LONGEST_LINE]
+        """Takes a line without its end; a carriage return at its end says that the next one overwrites it."""
+        before, self._overwritten = self._overwritten, ""
+        if line.endswith("\r"):
+            self._overwritten = line[:LONGEST_LINE].rstrip("\r") or before
+            return
+        line = line[:LONGEST_LINE] or before  # nothing follows: a line feed ended the line after all
         size = len(line) + 1
         if not self._tail and size <= self._head_left:
             self._head.append(line)
@@ -46,7 +51,7 @@ class Output:
     @property
     def lines(self) -> list[str]:
         """Every line that is kept, in order."""
-        return [*self._head, *self._tail]
+        return [*self._head, *self._tail, *filter(None, [self._overwritten])]
 
     @property
     def text(self) -> str:

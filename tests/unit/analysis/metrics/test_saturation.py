@@ -62,6 +62,13 @@ def test_a_measured_peak_goes_before_the_catalogs_and_has_a_higher_threshold(ben
     assert not of(bench, lambda t: np.full(len(t), 310e9), known=known)["nvlink"].saturated
 
 
+@pytest.mark.parametrize("sensed", ["h100_nvl", "h100_pcie", "a100_pcie_80gb"])
+def test_a_bridge_is_not_held_against_the_peak_of_pcie(bench, sensed):
+    assert "nvlink" not in of(bench, lambda t: np.full(len(t), 60e9), sensed=sensed)
+    bridge = {"link_peaks": {"nvlink": 240e9}}
+    assert not of(bench, lambda t: np.full(len(t), 60e9), sensed=sensed, known=bridge)["nvlink"].saturated
+
+
 def test_pcie_is_held_against_what_a_calibration_measured(bench):
     sent = 54e9 * (TIME_S + 1) + 1e12
     traffic = {"pcie_tx_bytes": sent, "pcie_rx_bytes": sent * 0 + 7.0}

@@ -25,3 +25,14 @@ def test_a_line_without_end_is_cut():
     output = Output()
     output.add("x" * (LONGEST_LINE + 5))
     assert len(output.lines[0]) == LONGEST_LINE
+
+
+def test_of_a_progress_bar_the_last_state_is_kept():
+    output = Output()
+    for line in ("one", "\r", " 1/9\r", " 2/9\r"):
+        output.add(line)
+    assert output.lines == ["one", " 2/9"]
+    output.add(" 3/9")
+    for line in ("of Windows\r", "", "", "two"):
+        output.add(line)
+    assert output.lines == ["one", " 3/9", "of Windows", "", "two"]
