@@ -147,6 +147,13 @@ class ModelGuided:
             self.stopped_because = None
         self._take(row, result)
 
+    def restrict(self, specs: Sequence[TrialSpec]) -> None:
+        """Proposes none but these candidates from now on, as far as they are left."""
+        rows = [self._index[spec] for spec in specs]
+        allowed = np.zeros(len(self._free), dtype=bool)
+        allowed[rows] = True
+        self._free &= allowed
+
     def prediction(self, spec: TrialSpec) -> Prediction | None:
         """Predicts the next measurement of a candidate by all results so far; None while too little is known."""
         found = self.predict([spec])
