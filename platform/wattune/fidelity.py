@@ -37,6 +37,11 @@ def is_reference_repeat(repeat: int) -> bool:
     return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
 
 
+def is_soak(result: TrialResult) -> bool:
+    """Returns true for the long run of a finalist: a measurement of a hot machine."""
+    return result.tags.get("soak") == "true"
+
+
 def is_burst(result: TrialResult) -> bool:
     """Returns true for a burst. A burst that failed tells as much of its trial as a full run that failed."""
     return result.tags.get(FIDELITY) == BURST

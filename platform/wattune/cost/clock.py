@@ -63,7 +63,11 @@ def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w
 
 
 def working_clock_frac(
-    coefficients: PowerCoefficients, at_full_clock_w: Floats, compute_s: Floats, collective_s: Floats, limit_w: float
+    coefficients: PowerCoefficients,
+    at_full_clock_w: Floats,
+    compute_s: Floats,
+    collective_s: Floats,
+    limit_w: Floats | float,
 ) -> Floats:
     """Computes the clock of a device that alternates between compute and exposed communication.
 

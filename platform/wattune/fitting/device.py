@@ -57,8 +57,7 @@ def fit_device(
     power = default.power
     rows = [row for row in map(_row, usable) if has_activity(row)]
     if rows:
-        limit_w = float(np.median([row["device_power_limit_w"] or default_limit_w(usable) for row in rows]))
-        power = with_intervals(rows, default.power, limit_w=limit_w)
+        power = with_intervals(rows, default.power, limit_w=default_limit_w(usable))
         configurations = len({row["trial_id"] for row in rows})
         if configurations >= MIN_CONFIGURATIONS:
             for metric, frac in (

@@ -144,7 +144,7 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     Args:
         rows: Completed trials, as of `measured_steps`.
         prior: Where to start, and what to believe of work that the trials do not tell apart.
-        limit_w: Enforced power limit of their devices.
+        limit_w: Enforced power limit of the devices of trials that did not measure theirs.
 
     Returns:
         The coefficients, measured here, with the prior's intervals.
@@ -153,6 +153,7 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     activity = np.concatenate([_shares(one.step) for one, _ in steps], axis=1)
     matrix, memory, collective, idle, beside, clock = activity
     power_w = np.array([row["device_power_mean_w"] for _, each in steps for row in each])
+    limits_w = np.array([_limit_w(row, limit_w) for _, each in steps for row in each])
     start = np.array([getattr(prior, name) for name in FITTED])
     full = np.full_like(matrix, FULL_MATRIX_FRAC)
 
@@ -162,7 +163,7 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
         above_idle = (
             (matrix + memory) * dynamic * clock**c.exponent + collective * (c.active_w + c.link_w) + idle * c.wait_w
         )
-        solved = working_clock_frac(c, dynamic, matrix + memory, collective, limit_w)
+        solved = working_clock_frac(c, dynamic, matrix + memory, collective, limits_w)
         return np.concatenate(
             [
                 ((c.idle_w + above_idle) / power_w - 1.0) / TRIAL_FRAC,
@@ -195,7 +196,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
     Args:
         rows: Completed trials, as of `measured_steps`.
         prior: As of `fit_power`. Its intervals stay where there are fewer than `MIN_CONFIGURATIONS`.
-        limit_w: Enforced power limit of their devices.
+        limit_w: As of `fit_power`.
     """
     found = fit_power(rows, prior, limit_w=limit_w)
     configurations = sorted({row["trial_id"] for row in rows})
@@ -206,19 +207,26 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
     fold_of = {name: place % MOST_FOLDS for place, name in enumerate(configurations)}
     for fold in range(min(MOST_FOLDS, len(configurations))):
         c = fit_power([row for row in rows if fold_of[row["trial_id"]] != fold], prior, limit_w=limit_w)
-        these = [row for row in rows if fold_of[row["trial_id"]] == fold]
-        for one in measured_steps(these):
-            power = predict(one.batch, with_solved_clock(one.step, c, limit_w), c, limit_w=limit_w)
-            actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
-            mean_w, peak_w = np.array(actual).T
-            mean.extend(power.device_power_mean_w / mean_w - 1)
-            peak.extend(power.node_device_power_peak_1s_w / peak_w - 1)
-            of.extend(these[place]["trial_id"] for place in one.positions)
+        left_out = [row for row in rows if fold_of[row["trial_id"]] == fold]
+        for own_w in sorted({_limit_w(row, limit_w) for row in left_out}):
+            these = [row for row in left_out if _limit_w(row, limit_w) == own_w]
+            for one in measured_steps(these):
+                power = predict(one.batch, with_solved_clock(one.step, c, own_w), c, limit_w=own_w)
+                actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
+                mean_w, peak_w = np.array(actual).T
+                mean.extend(power.device_power_mean_w / mean_w - 1)
+                peak.extend(power.node_device_power_peak_1s_w / peak_w - 1)
+                of.extend(these[place]["trial_id"] for place in one.positions)
     return replace(
         found,
         error_frac=half_width(mean, of) or prior.error_frac,
         peak_error_frac=half_width(peak, of) or prior.peak_error_frac,
     )
+
+
+def _limit_w(row: Mapping[str, Any], otherwise_w: float) -> float:
+    """Returns the power limit that a trial ran under."""
+    return float(row.get("device_power_limit_w") or otherwise_w)
 
 
 def _shares(step: StepTime) -> Floats:

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.intervals import Interval
+from wattune.intervals import CONFIDENCE_FRAC, Interval
 from wattune.objective import Constraint, Objective, VariedBound
 from wattune.ranking.assessment import RankedTrial, completed, is_simulated
 from wattune.ranking.bounds import RISK, Margin
+from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Results
 from wattune.search.strategies.prediction import Predictions
@@ -263,8 +264,14 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
         return 0.0, None
     sign = 1.0 if ranking.objective.maximize else -1.0
     gain = sign * (best.objective.value - before.objective.value) / abs(before.objective.value)
-    rank_now = next((row.rank for row in ranking.feasible if row.trial_id == before.trial_id), None)
-    return gain, rank_now is not None and rank_now > 1
+    now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
+    if now is None or now.rank is None or now.rank == 1:
+        return gain, False
+    # A rank says that some trial is better. The best one may have run once, and the better one another.
+    of_two = difference(
+        ranking.objective.metric, Counted(now.counted, now.spreads), Counted(best.counted, best.spreads)
+    )
+    return gain, of_two is not None and of_two.p_value is not None and of_two.p_value <= 1.0 - CONFIDENCE_FRAC
 
 
 def _predicted(

@@ -17,12 +17,13 @@ from typing import Final
 
 import numpy as np
 
+from wattune.fidelity import is_soak
 from wattune.objective import Constraint, Objective
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, finite
 from wattune.ranking.best import NUM_DRAWS, Standing, drawn_errors, standing
 from wattune.ranking.bounds import RISK, kept_in_draws
 from wattune.ranking.scatter import Floats, Ints
-from wattune.ranking.spreads import Results, Spreads, is_soak, ordinary
+from wattune.ranking.spreads import Results, Spreads, ordinary
 from wattune.trial import TrialResult
 
 RACE_TAG: Final = "race"

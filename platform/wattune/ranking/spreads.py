@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import Interval, t_quantile
 from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, factor, fit
 from wattune.schema import METRICS
@@ -285,11 +285,6 @@ class Spreads:
                     "trials that ran on both: removed from the objective, not from the bounds"
                 )
         return lines
-
-
-def is_soak(result: TrialResult) -> bool:
-    """Returns true for the long run of a finalist."""
-    return result.tags.get("soak") == "true"
 
 
 def ordinary(counted: Sequence[TrialResult]) -> Sequence[TrialResult]:

@@ -121,12 +121,13 @@ def suggest(
     """Chooses what to measure next.
 
     Args:
-        model: The strategy, told every result, that never stops by itself.
+        model: The strategy, told results, that never stops by itself. It proposes nothing but `left` afterwards.
         ranking: The study's ranking, by the objective and bounds of the model.
         left: Candidates that never ran.
         expected_s: Predicts the seconds of a trial.
         budget_s: Seconds for all suggestions, one after another.
     """
+    model.restrict(left)  # it may know less than every result, or candidates of an earlier space
     joint = model.joint_gain(left)
     gain, noise = joint if joint is not None else (None, None)
     is_worth = gain is None or noise is None or gain >= noise

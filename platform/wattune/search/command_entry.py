@@ -165,12 +165,18 @@ def check_flags(value: dict[str, Any]) -> dict[str, list[FlagValue]]:
             found.append(((name,), f"has {len(values):,} values, allowed: {MOST_VALUES:,}; list fewer"))
         else:
             wrong = [((i,), text) for i, one in enumerate(values) if (text := _flag_problem(one))]
-            found += [((name, *path), text) for path, text in wrong or repetitions([text_of(one) for one in values])]
+            found += [((name, *path), text) for path, text in wrong or _alike(values)]
             if not wrong and len({isinstance(one, bool) for one in values}) > 1:
                 found.append(((name,), "mixes true or false with other values; quote them all, or use one kind"))
     if found:
         raise refuse(found)
     return {name: list(values) if isinstance(values, list) else [values] for name, values in value.items()}
+
+
+def _alike(values: list[FlagValue]) -> list[tuple[Path, str]]:
+    """Finds values of a flag that an earlier one equals, as text or as number: 1 and 1.0 would be one trial."""
+    kinds = [(isinstance(one, bool), one) for one in values]
+    return repetitions([text_of(one) for one in values]) or repetitions([str(kinds.index(one)) for one in kinds])
 
 
 def _flag_problem(value: Any) -> str | None:

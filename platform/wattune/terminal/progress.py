@@ -12,12 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat
+from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat, is_soak
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
-from wattune.ranking.spreads import is_soak
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tables import shown
 from wattune.terminal.tally import Running, Tally, key_of

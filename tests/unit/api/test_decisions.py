@@ -112,3 +112,10 @@ def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(
     assert best_below(1000, tmp_path) in chosen
     speeds = sorted(truth(spec)["tokens_per_s"] for spec in chosen)
     assert speeds[0] < 600 and speeds[-1] > 1400, "slow ones and infeasible ones too"
+
+
+def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 4)
+    study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
+    new = [one.spec for one in api.suggest(study, budget="10h").listed if one.kind == "new"]
+    assert new and not any(half(spec) for spec in new)

@@ -31,7 +31,9 @@ TRUE = replace(H200_PRIOR, active_w=110.0, matrix_w=800.0, memory_w=430.0, link_
 LIMIT_W = 700.0
 
 
-def row(matrix: float, memory: float, collective: float, straggler: float, pp: int = 1) -> dict[str, Any]:
+def row(
+    matrix: float, memory: float, collective: float, straggler: float, pp: int = 1, limit_w: float = LIMIT_W
+) -> dict[str, Any]:
     """A trial's metrics, without power, from shares of its step."""
     spec = TrialSpec(
         model=model("llama3_70b"),
@@ -43,7 +45,7 @@ def row(matrix: float, memory: float, collective: float, straggler: float, pp: i
     work = {"matrix_s": np.array([matrix]), "memory_s": np.array([memory]), "overlapped_s": np.zeros(1)}
     dynamic_w = compute_w(TRUE, **work, matrix_frac=np.full(1, FULL_MATRIX_FRAC))
     clock = working_clock_frac(
-        TRUE, dynamic_w, *(np.array([s]) for s in (matrix + memory, collective + straggler)), LIMIT_W
+        TRUE, dynamic_w, *(np.array([s]) for s in (matrix + memory, collective + straggler)), limit_w
     )[0]
     return {
         "trial_id": spec.trial_id,
@@ -63,20 +65,24 @@ def row(matrix: float, memory: float, collective: float, straggler: float, pp: i
     }
 
 
-@pytest.fixture
-def trials() -> list[dict[str, Any]]:
-    rng = np.random.default_rng(0)
+def made(limit_w: float, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
     rows = []
     for _ in range(40):
         matrix, memory, collective, straggler, _ = rng.dirichlet([4, 2, 1, 1, 1])
-        rows.append(row(matrix, memory, collective, straggler))
+        rows.append(row(matrix, memory, collective, straggler, limit_w=limit_w))
     for one in measured_steps(rows):
-        power = predict(one.batch, one.step, TRUE, limit_w=LIMIT_W)
+        power = predict(one.batch, one.step, TRUE, limit_w=limit_w)
         for place, watts in zip(one.positions, power.device_power_mean_w, strict=True):
             rows[place]["device_power_mean_w"] = float(watts)
         for place, watts in zip(one.positions, power.node_device_power_peak_1s_w, strict=True):
             rows[place]["node_device_power_peak_1s_w"] = float(watts)
     return rows
+
+
+@pytest.fixture
+def trials() -> list[dict[str, Any]]:
+    return made(LIMIT_W)
 
 
 def test_shares_of_a_trial_become_seconds_of_every_stage() -> None:
@@ -146,6 +152,14 @@ def test_intervals_come_from_configurations_left_out(trials: list[dict[str, Any]
     assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
     few = with_intervals(named[:16], H200_PRIOR, limit_w=LIMIT_W)
     assert (few.error_frac, few.peak_error_frac) == (H200_PRIOR.error_frac, H200_PRIOR.peak_error_frac)
+
+
+def test_each_trial_counts_under_the_limit_that_it_ran_under() -> None:
+    """One limit for all of them would make the clock of half of the trials a mystery, and intervals of a fifth."""
+    low = [one | {"device_power_limit_w": 450.0} for one in made(450.0, seed=1)]
+    named = [one | {"trial_id": f"{place // 4:012x}"} for place, one in enumerate([*made(LIMIT_W), *low])]
+    found = with_intervals(named, H200_PRIOR, limit_w=LIMIT_W)
+    assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
 
 
 def test_a_trial_without_a_metric_says_nothing(trials: list[dict[str, Any]]) -> None:

@@ -48,6 +48,31 @@ def test_each_value_has_its_best_and_a_gain_is_told_apart_only_where_the_runs_do
     assert found.others == () and found.simulated and found.num_measured == 4
 
 
+def test_a_gain_that_another_plan_proves_is_not_proved_of_the_best() -> None:
+    """Eight runs tell the second plan apart from the first; the one run of the third, which seems best, does not."""
+
+    def alike(number: int, tokens_per_s: float, power_w: float, count: int) -> list:
+        return [
+            trial(
+                number,
+                {
+                    "tokens_per_s": tokens_per_s * (1 + 1e-3 * (repeat - (count - 1) / 2)),
+                    "node_device_power_peak_1s_w": power_w,
+                },
+                repeat=repeat,
+                tags={"simulated": "true"},
+            )
+            for repeat in range(count)
+        ]
+
+    varied = parse_varied("node_device_power_peak_1s_w <= 1800..2200 step 400")
+    first, second = alike(1, 1000.0, 1700.0, 8), alike(2, 1011.0, 2100.0, 8)
+    assert frontier([*first, *second], FASTEST, [], varied).points[1].told_apart is True
+    lucky = frontier([*first, *second, *alike(3, 1011.5, 2100.0, 1)], FASTEST, [], varied).points[1]
+    assert lucky.best is not None and lucky.best.spec.plan.micro_batch_size == 3
+    assert lucky.told_apart is False
+
+
 def test_the_study_s_other_bounds_stay_and_those_on_that_side_of_the_metric_go() -> None:
     cool, floor = parse_constraint("device_temp_max_c < 85"), parse_constraint("node_device_power_peak_1s_w >= 100")
     found = frontier(RESULTS, FASTEST, [POWER, cool, floor], VARIED)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from made_trials import on_n0, reference_runs, speed
 
-from wattune.ranking.spreads import Spreads, is_soak, ordinary, resolution
+from wattune.fidelity import is_soak
+from wattune.ranking.spreads import Spreads, ordinary, resolution
 
 
 def test_temperatures_are_whole_degrees_and_power_is_fine() -> None:

@@ -161,3 +161,8 @@ def test_flags_extend_a_study_and_another_command_is_refused():
 
 def test_it_is_plain_yaml():
     assert parse_space(yaml.safe_load(yaml.safe_dump(OWN))).document == parse_space(OWN).document
+
+
+def test_equal_numbers_of_a_flag_are_a_slip_however_they_are_written():
+    """1 and 1.0 are equal, so one of them would be dropped as a likeness although the command gets another text."""
+    assert any("flags.lr[1]: the same as entry 0" in line for line in problems(changed(flags={"lr": [1, 1.0, 2]})))

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_soak
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.racing import RACE_TAG, Standings, standings
-from wattune.ranking.spreads import is_soak
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 

@@ -14,6 +14,7 @@ from wattune.fidelity import (
     FIRST_SOAK_REPEAT,
     is_burst,
     is_reference_repeat,
+    is_soak,
 )
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
@@ -31,7 +32,6 @@ from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
-from wattune.ranking.spreads import is_soak
 from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus

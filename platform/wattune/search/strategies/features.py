@@ -24,6 +24,9 @@ _STEPS: Final = {
 }
 """Choices with an order: each shares, or computes again, more than the one before. They count as numbers too."""
 
+_FLAG: Final = "flags."
+"""Begin of the columns of flags."""
+
 _DOUBLINGS_ALIKE: Final = 1.5
 """Distance, in doublings of a number, over which its effect is expected to change."""
 
@@ -39,7 +42,7 @@ def _of_model(model: ModelSpec) -> dict[str, float]:
 
 
 def numbers_of(spec: TrialSpec) -> dict[str, float]:
-    """Computes the numbers of a specification, in doublings where they are sizes."""
+    """Computes the numbers of a specification, in doublings where they are sizes; those of flags as they are."""
     plan, cluster, workload = spec.plan, spec.cluster, spec.workload
     dp = max(plan.dp(cluster.world_size), 1)
     columns = {name: math.log2(getattr(plan, name)) for name in DEGREES}
@@ -53,7 +56,7 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     columns["seq_len"] = math.log2(workload.seq_len)
     columns["batch"] = math.log2(workload.global_batch_size)
     columns["nodes"], columns["ranks"] = math.log2(cluster.num_nodes), math.log2(cluster.world_size)
-    flags = {f"flags.{name}": _number(value) for name, value in spec.flags if type(value) in (int, float)}
+    flags = {f"{_FLAG}{name}": float(value) for name, value in spec.flags if type(value) in (int, float)}
     return columns | _of_model(spec.model) | flags
 
 
@@ -73,14 +76,41 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "device": spec.cluster.device,
         "mode": workload.mode,
         "routing": str(workload.routing),
-        **{f"flags.{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},
+        **{f"{_FLAG}{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},
     }
 
 
-def _number(value: float | str | bool) -> float:
-    """Returns a flag's number, in doublings: learning rates and sizes are chosen by factors. 0 and below stay."""
-    number = float(value)
-    return math.log2(number) if number > 0 else number
+def columns_of(specs: Sequence[TrialSpec]) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
+    """Computes the columns of specifications: numbers that all of them have, and choices.
+
+    A flag that some have and some have not, or that is a name for some, is no number: it is a choice, empty where there
+    is none.
+    """
+    numbers = [numbers_of(spec) for spec in specs]
+    everywhere = set.intersection(*(set(row) for row in numbers)) if numbers else set()
+    choices = [
+        categories_of(spec) | {name: str(row[name]) for name in sorted(row.keys() - everywhere)}
+        for row, spec in zip(numbers, specs, strict=True)
+    ]
+    of_all = [name for name in numbers[0] if name in everywhere] if numbers else []
+    every = dict.fromkeys(name for row in choices for name in row)
+    columns = {name: [row[name] for row in numbers] for name in of_all}
+    return (
+        {name: _in_doublings(own) if name.startswith(_FLAG) else own for name, own in columns.items()},
+        {name: [row.get(name, "") for row in choices] for name in every},
+    )
+
+
+def _in_doublings(values: Sequence[float]) -> list[float]:
+    """Returns a flag's numbers in doublings, since learning rates and sizes are chosen by factors.
+
+    Where some are 0 or below, they are counted from 0 in units of the smallest other one: 0, 1, 2, 4 become 0, 1, 1.58,
+    2.32. Different numbers stay different and in their order.
+    """
+    if min(values) > 0:
+        return [math.log2(value) for value in values]
+    unit = min((abs(value) for value in values if value), default=1.0)
+    return [math.copysign(math.log2(1.0 + abs(value) / unit), value) for value in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +177,16 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     """
     maps: list[NDArray[np.float64]] = []
     places: list[NDArray[np.float64]] = []
-    numbers = [numbers_of(spec) for spec in specs]
-    choices = [categories_of(spec) for spec in specs]
-    everywhere = set.intersection(*(set(row) for row in numbers)) if numbers else set()
-    # A flag that some have and some have not, or that is a name for some, is no number: it tells them apart.
-    choices = [
-        words | {name: str(row[name]) for name in sorted(row.keys() - everywhere)}
-        for row, words in zip(numbers, choices, strict=True)
-    ]
-    for name in [name for name in numbers[0] if name in everywhere] if numbers else ():
-        values, index = np.unique([row[name] for row in numbers], return_inverse=True)
+    numbers, columns = columns_of(specs)
+    for column in numbers.values():
+        values, index = np.unique(column, return_inverse=True)
         if len(values) > 1:
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
             maps.append(_factor(np.exp(-gaps))[index])
             places.append(values[index][:, None])
-    every = dict.fromkeys(name for row in choices for name in row)
-    columns = {name: [row.get(name, "") for row in choices] for name in every}
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
-    for column in columns.values():
-        names, index = np.unique(column, return_inverse=True)
+    for words in columns.values():
+        names, index = np.unique(words, return_inverse=True)
         if len(names) > 1:
             one_hot = np.eye(len(names))[index]
             maps.append(one_hot)

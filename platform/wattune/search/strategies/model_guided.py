@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
@@ -101,9 +101,11 @@ class ModelGuided:
         self._free = np.ones(len(self._specs), dtype=bool)
         self._pending: list[int] = []
         self._feasible: set[int] = set()
-        """Candidates measured to hold every bound: in full, or by their burst as long as there is no more."""
+        """Candidates measured to hold every bound: in each full run, or by their burst as long as there is no more."""
         self._measured: set[int] = set()
         """Candidates that were measured in full."""
+        self._broken: set[int] = set()
+        """Candidates of which a full run broke a bound, or a run failed: the ranking calls none of them feasible."""
         self._told: set[int] = set()
         self._stale = True
         self._drawn = sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
@@ -144,6 +146,13 @@ class ModelGuided:
             self._pending.remove(row)
             self.stopped_because = None
         self._take(row, result)
+
+    def restrict(self, specs: Sequence[TrialSpec]) -> None:
+        """Proposes none but these candidates from now on, as far as they are left."""
+        rows = [self._index[spec] for spec in specs]
+        allowed = np.zeros(len(self._free), dtype=bool)
+        allowed[rows] = True
+        self._free &= allowed
 
     def prediction(self, spec: TrialSpec) -> Prediction | None:
         """Predicts the next measurement of a candidate by all results so far; None while too little is known."""
@@ -257,10 +266,17 @@ class ModelGuided:
         self._success.tell(row, -1.0 if failed else 1.0)
         if failed and self._memory is not None and result.status is TrialStatus.OUT_OF_MEMORY:
             self._memory.surrogate.tell_above(row, 1.0)
+        if failed and is_candidate:
+            self._judge(row, holds=False, burst=False)
         if result.status is not TrialStatus.COMPLETED:
             return
         metrics, burst = result.metrics, is_burst(result)
         value = self._goal.of(metrics)
+        if is_candidate:
+            holds = value is not None and all(one.holds(metrics) for one in self._problem.constraints)
+            self._judge(row, holds=holds, burst=burst)
+        if is_soak(result) and self._objective.has(row):
+            return  # of a hot machine: beside ordinary runs it would pass for scatter
         if value is not None:
             (self._objective.tell_burst if burst else self._objective.tell)(row, value)
         for bound in self._bounds:
@@ -270,13 +286,18 @@ class ModelGuided:
         memory = _MEMORY.of(metrics)
         if self._memory is not None and memory is not None and memory > 0:
             self._memory.surrogate.tell(row, memory / self._capacity[row])
-        if not is_candidate or (burst and row in self._measured):
+
+    def _judge(self, row: int, *, holds: bool, burst: bool) -> None:
+        """Keeps whether a candidate is known to be feasible after one more run of it."""
+        if burst and row in self._measured:
             return
-        if not burst and row not in self._measured:
-            self._measured.add(row)
-            self._feasible.discard(row)  # the full measurement decides
-        if value is not None and all(one.holds(metrics) for one in self._problem.constraints):
+        if not burst:
+            self._measured.add(row)  # from now on its burst does not count
+            self._broken |= set() if holds else {row}
+        if holds and row not in self._broken:
             self._feasible.add(row)
+        else:
+            self._feasible.discard(row)
 
     def _active_bounds(self) -> list[_Bound]:
         bounds = [bound for bound in self._bounds if bound.surrogate.knows]

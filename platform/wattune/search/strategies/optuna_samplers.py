@@ -49,6 +49,8 @@ class OptunaStrategy:
         self._asked: dict[int, Trial] = {}
         self._worst: float | None = None
         self._told: set[int] = set()
+        self._failed_first: list[int] = []
+        """Rows that failed before any value was measured: nothing is as bad as the worst yet."""
 
     def ask(self, n: int) -> list[TrialSpec]:
         """Returns up to `n` candidates, each the nearest that is left to what the sampler proposes."""
@@ -70,12 +72,22 @@ class OptunaStrategy:
             self._study.tell(trial, state=states.FAIL)  # such trials teach a sampler nothing
         if result.status in TEACHES_NOTHING or row in self._told:
             return
-        told = self._told_as(result)
-        if told is None:
+        bounds, value = self._problem.constraints, self._value(result)
+        if value is None and result.status not in FAILED:
             return
         if not is_burst(result):  # a full measurement after it is told too, as another trial of the same values
             self._told.add(row)
-        value, constraints = told
+        if value is None:
+            self._failed_first.append(row)
+        else:
+            self._add(row, value, {_RUNS: 0.0, **{str(bound): _violation(bound, result.metrics) for bound in bounds}})
+        if self._worst is not None:
+            for failed in self._failed_first:
+                self._add(failed, self._worst, {_RUNS: 1.0, **{str(bound): 1.0 for bound in bounds}})
+            self._failed_first.clear()
+
+    def _add(self, row: int, value: float, constraints: dict[str, float]) -> None:
+        """Adds a completed trial to what the sampler knows."""
         self._study.add_trial(
             self._optuna.trial.create_trial(
                 params=self._axes.params[row],
@@ -85,18 +97,16 @@ class OptunaStrategy:
             )
         )
 
-    def _told_as(self, result: TrialResult) -> tuple[float, dict[str, float]] | None:
-        """The value and the violations that a result is told as; None where it says nothing."""
-        objective, bounds = self._problem.objective, self._problem.constraints
+    def _value(self, result: TrialResult) -> float | None:
+        """Returns the objective that a result measured, and keeps the worst one; None where it measured none."""
+        objective = self._problem.objective
         assert objective is not None
         value = result.metrics.get(objective.metric) if result.status is TrialStatus.COMPLETED else None
-        if value is not None and math.isfinite(value):
-            worse = min if objective.maximize else max
-            self._worst = value if self._worst is None else worse(self._worst, value)
-            return value, {_RUNS: 0.0, **{str(bound): _violation(bound, result.metrics) for bound in bounds}}
-        if result.status not in FAILED:
+        if value is None or not math.isfinite(value):
             return None
-        return self._worst or 0.0, {_RUNS: 1.0, **{str(bound): 1.0 for bound in bounds}}
+        worse = min if objective.maximize else max
+        self._worst = value if self._worst is None else worse(self._worst, value)
+        return value
 
 
 def _violation(bound: Constraint, metrics: Mapping[str, float]) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.search.strategies.features import categories_of, numbers_of
+from wattune.search.strategies.features import columns_of
 from wattune.search.strategies.protocol import draw
 from wattune.trial import TrialSpec
 
@@ -27,14 +27,12 @@ class Axes:
         self._index = {spec: row for row, spec in enumerate(self.specs)}
         self._free = np.ones(len(self.specs), dtype=bool)
         self._columns: dict[str, Any] = {}
-        numbers = [numbers_of(spec) for spec in self.specs]
-        for name in numbers[0] if numbers else ():
-            known, ranks = np.unique([row[name] for row in numbers], return_inverse=True)
+        numbers, choices = columns_of(self.specs)
+        for name, numeric in numbers.items():
+            known, ranks = np.unique(numeric, return_inverse=True)
             if name not in _DERIVED and len(known) > 1:
                 self._add(name, list(range(len(known))), [int(rank) for rank in ranks])
-        choices = [categories_of(spec) for spec in self.specs]
-        for name in choices[0] if choices else ():
-            column = [row[name] for row in choices]
+        for name, column in choices.items():
             if name not in self.values and len(set(column)) > 1:
                 self._add(name, sorted(set(column)), column)
 

@@ -121,6 +121,10 @@ class Surrogate:
         """Standard deviation of one measurement: a fraction where it works on logarithms, else in the unit."""
         return self._noise
 
+    def has(self, row: int) -> bool:
+        """Returns whether a full measurement of a row was told."""
+        return row in self._values
+
     def tell(self, row: int, value: float) -> None:
         """Adds a measured value of a row. Several values of a row are repeats."""
         self._values[row].append(value)

@@ -8,7 +8,8 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import Plan
-from wattune.search.strategies.features import make_features, numbers_of
+from wattune.plan.program import Program
+from wattune.search.strategies.features import columns_of, make_features, numbers_of
 from wattune.trial import TrialSpec, Workload
 
 BASE = TrialSpec(
@@ -22,6 +23,10 @@ BASE = TrialSpec(
 
 def with_plan(**axes):
     return replace(BASE, plan=replace(BASE.plan, **axes))
+
+
+def with_flag(value):
+    return replace(BASE, program=Program(environment=(("X", "{x}"),), flags=(("x", value),)))
 
 
 def test_only_what_varies_is_a_column():
@@ -88,3 +93,15 @@ def test_columns_add_up_to_the_whole_and_count_by_their_weights():
     weights = np.linspace(0.0, 2.0, features.num_columns)
     assert features.similar(rows, rows, weights) == pytest.approx(np.tensordot(weights, similar, 1), abs=1e-5)
     assert features.distances2(rows, rows, weights) == pytest.approx(np.tensordot(weights, distances2, 1), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [(0, 1), (-1, 0.5), (0, 0.001, 0.01), (-4, -2, 0, 2, 4), (1, 2, 1024)])
+def test_different_numbers_of_a_flag_stay_different_and_in_their_order(values):
+    numbers, _ = columns_of([with_flag(value) for value in values])
+    assert numbers["flags.x"] == sorted(set(numbers["flags.x"])) and len(numbers["flags.x"]) == len(values)
+    assert make_features([with_flag(value) for value in values]).num_columns == 1
+
+
+def test_a_positive_flag_counts_in_doublings():
+    numbers, _ = columns_of([with_flag(value) for value in (0.5, 1, 8)])
+    assert numbers["flags.x"] == pytest.approx([-1.0, 0.0, 3.0])

@@ -313,3 +313,41 @@ def test_a_full_measurement_overrules_the_burst_of_the_same_trial():
     assert row not in strategy._feasible
     strategy.tell(lucky, replace(held, metrics={**held.metrics, POWER.metric: 1.0}))
     assert row not in strategy._feasible, "a burst that comes late changes nothing"
+
+
+@pytest.mark.parametrize("powers", [(3750.0, 3690.0), (3690.0, 3750.0)])
+def test_a_trial_of_which_one_run_breaks_a_bound_is_not_the_plan_to_beat(powers):
+    """The ranking calls it not feasible, in whatever order its runs came. To beat it, nothing feasible would do."""
+    fits = (spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED and not is_feasible(spec))
+    fast = max(fits, key=lambda spec: metrics(spec)["tokens_per_s"])
+    others = [spec for spec in SPECS[::9] if is_feasible(spec)]
+    strategy = told(ModelGuided(problem(), stops=False), others)
+    for repeat, power in enumerate(powers):
+        strategy.tell(fast, result(fast, repeat, **{POWER.metric: power}))
+    found = strategy.predict([BEST])
+    assert found is not None and found.best is not None
+    assert math.exp(found.best) < 1.05 * max(metrics(spec)["tokens_per_s"] for spec in others)
+
+
+def test_a_trial_that_failed_once_is_not_the_plan_to_beat():
+    others = [spec for spec in SPECS[10:290:24] if is_feasible(spec)]
+    strategy = told(ModelGuided(problem()), [BEST, *others])
+    strategy.tell(BEST, replace(result(BEST, 1), status=TrialStatus.CRASHED, metrics={}))
+    found = strategy.predict([BEST])
+    assert found is not None and found.best is not None
+    assert math.exp(found.best) < 0.99 * metrics(BEST)["tokens_per_s"]
+
+
+def test_the_long_run_of_a_hot_machine_is_no_scatter_but_may_break_a_bound():
+    specs = [spec for spec in SPECS[::9] if is_feasible(spec)]
+    strategy, without = (told(ModelGuided(problem()), specs) for _ in range(2))
+    for spec in specs[:3]:
+        slow = metrics(spec)["tokens_per_s"] * 0.9
+        strategy.tell(spec, replace(result(spec, 3000, tokens_per_s=slow), tags={"soak": "true"}))
+    found, alone = strategy.predict(specs), without.predict(specs)
+    assert found is not None and alone is not None and found.best == pytest.approx(alone.best)
+    assert found.objective.noise == pytest.approx(alone.objective.noise)
+    assert found.objective.value == pytest.approx(alone.objective.value)
+    best = max(specs, key=lambda spec: metrics(spec)["tokens_per_s"])
+    strategy.tell(best, replace(result(best, 3000, **{POWER.metric: 4000.0}), tags={"soak": "true"}))
+    assert strategy.predict(specs).best < alone.best

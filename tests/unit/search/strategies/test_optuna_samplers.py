@@ -3,6 +3,7 @@
 import pytest
 from known_space import POWER, SPECS, is_feasible, metrics, problem, regrets, result
 
+from wattune.objective import parse_objective
 from wattune.search.strategies.optuna_samplers import gp, tpe
 from wattune.trial import TrialResult, TrialStatus
 
@@ -36,6 +37,19 @@ def test_failures_are_completed_trials_that_violate_every_bound():
     assert failed.value == done.value and failed.state.name == "COMPLETE"
     slack = POWER.slack(metrics(good))
     assert done.constraints[str(POWER)] == pytest.approx(-slack / 3700)
+
+
+def test_a_failure_before_any_value_is_no_best_value():
+    """0 would be the best of all where less is better."""
+    strategy = tpe(problem(objective=parse_objective("minimize step_time_s"), constraints=()))
+    fails = [one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY][:2]
+    good = next(filter(is_feasible, SPECS))
+    for spec in fails:
+        strategy.tell(spec, result(spec))
+    assert strategy._study.get_trials() == []
+    strategy.tell(good, result(good, step_time_s=2.0))
+    assert [one.value for one in strategy._study.get_trials()] == [2.0, 2.0, 2.0]
+    assert [one.constraints["runs"] for one in strategy._study.get_trials()] == [0.0, 1.0, 1.0]
 
 
 def test_what_the_cluster_failed_is_not_told():
