@@ -18,6 +18,17 @@ MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one line told."""
+
+    count: int
+    """Steps that it ended."""
+    step_ns: int | None
+    """Time of each, None where it told none."""
+    tokens: int | None
+
+
 @dataclass(slots=True)
 class PatternSteps:
     """Steps of one stream of output.
@@ -25,14 +36,24 @@ class PatternSteps:
     The group `time` (or the first group, where none has a name) is the time of a step in the source's unit. The group
     `step` is the number of the step: where it rises by several, the line ends so many. The group `tokens` is the tokens
     of a step. Without a time the steps divide the time between two lines equally.
+
+    Lines that arrive together were held back in a buffer: the arrival is that of the last. All of them count then, one
+    after another up to it.
     """
 
     source: StepSource
     steps: list[Step] = field(default_factory=list)
     num_lines: int = 0
     """Lines that matched."""
-    _last_ns: int | None = None
     _last_number: float | None = None
+    _last_ns: int | None = None
+    """Arrival of the last lines that matched."""
+    _before_ns: int | None = None
+    """Arrival of those before them."""
+    _together: list[_Told] = field(default_factory=list)
+    """What the last lines told."""
+    _num_before: int = 0
+    """Steps of the lines before them."""
 
     def feed(self, line: str, mono_ns: int) -> None:
         """Takes a line of output with the time of its arrival."""
@@ -53,22 +74,32 @@ class PatternSteps:
             return
         if count < 0 or count > MOST_STEPS:  # it began anew
             count, time = 0, None
-        self._add(count, mono_ns, time, None if tokens is None else int(tokens))
-        self._last_ns, self._last_number = mono_ns, number
+        self._last_number = number
+        if mono_ns != self._last_ns:
+            self._before_ns, self._last_ns = self._last_ns, mono_ns
+            self._together, self._num_before = [], len(self.steps)
+        step_ns = None if time is None else round(time * UNITS_NS[self.source.unit])
+        self._together.append(_Told(count, step_ns, None if tokens is None else int(tokens)))
+        self._place(mono_ns)
 
-    def _add(self, count: int, mono_ns: int, time: float | None, tokens: int | None) -> None:
-        if time is not None:
-            step_ns = round(time * UNITS_NS[self.source.unit])
-        elif self._last_ns is not None and count:
-            step_ns = (mono_ns - self._last_ns) // count
-        else:
-            return
-        floor_ns = self.steps[-1].end_mono_ns if self.steps else 0
+    def _place(self, mono_ns: int) -> None:
+        """Puts the steps of the lines that arrived together before their arrival."""
+        del self.steps[self._num_before :]
+        known = self._before_ns is not None
+        told = [each for each in self._together if each.count and (known or each.step_ns is not None)]
         # Lines arrive late by varying times: no step begins before the one before it ended.
-        step_ns = min(step_ns, (mono_ns - floor_ns) // count if count else 0)
-        for left in reversed(range(count)) if step_ns > 0 else ():
-            end_ns = mono_ns - left * step_ns
-            self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
+        room_ns = mono_ns - (self.steps[-1].end_mono_ns if self.steps else 0)
+        since_ns = room_ns if self._before_ns is None else min(mono_ns - self._before_ns, room_ns)
+        number = sum(each.count for each in told)
+        lengths_ns = [since_ns // number if each.step_ns is None else each.step_ns for each in told]
+        whole_ns = sum(each.count * length_ns for each, length_ns in zip(told, lengths_ns, strict=True))
+        if whole_ns > room_ns:
+            lengths_ns = [length_ns * room_ns // whole_ns for length_ns in lengths_ns]
+        end_ns = mono_ns - sum(each.count * length_ns for each, length_ns in zip(told, lengths_ns, strict=True))
+        for each, length_ns in zip(told, lengths_ns, strict=True):
+            for _ in range(each.count if length_ns > 0 else 0):
+                self.steps.append(Step(len(self.steps), end_ns, end_ns + length_ns, each.tokens))
+                end_ns += length_ns
 
 
 def _number(text: str | None) -> float | None:

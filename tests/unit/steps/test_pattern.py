@@ -89,3 +89,21 @@ def test_late_lines_never_make_steps_overlap() -> None:
     source = parse_source({"pattern": r"(\S+) s"})
     steps = fed(source, [("1.0 s", 10.0), ("1.0 s", 10.2), ("1.0 s", 11.0)]).steps
     assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps] == [(9, 10), (10, 10.2), (10.2, 11)]
+
+
+def test_lines_that_a_buffer_held_back_count_all() -> None:
+    """A program that writes into a pipe by blocks: its lines arrive ten at a time, every ten seconds."""
+    lines = [(TORCHTITAN.format(second=0, step=step), 10.0 * (1 + (step - 1) // 10)) for step in range(1, 31)]
+    steps = fed(PRESETS["torchtitan"], lines).steps
+    assert [step.duration_ns for step in steps] == [S] * 20  # of the first ten nobody knows when they began
+    assert (steps[0].start_mono_ns, steps[-1].end_mono_ns) == (10 * S, 30 * S)
+    assert [step.index for step in steps] == list(range(20))
+
+
+def test_times_that_arrive_together_follow_each_other() -> None:
+    source = parse_source({"pattern": r"(\S+) s"})
+    steps = fed(source, [("1.0 s", 10.0), ("1.0 s", 13.0), ("0.5 s", 13.0), ("2.0 s", 14.0), ("1.0 s", 14.0)]).steps
+    assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps[:3]] == [(9, 10), (11.5, 12.5), (12.5, 13)]
+    # Told are three seconds where there is room for one: their ratio stays.
+    assert [step.duration_ns / S for step in steps[3:]] == pytest.approx([2 / 3, 1 / 3])
+    assert steps[3].start_mono_ns >= 13 * S and steps[-1].end_mono_ns == 14 * S
