@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final, Self
 
+from wattune.steps.pattern import Lines
+
 _RELAYED: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 _FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Sent by a terminal to its whole foreground group: the command has them already."""
@@ -91,7 +93,7 @@ class Command:
 
 def _copy(source: int, target: int, listener: Listener) -> None:
     """Copies output to where it belongs and hands its lines to the listener, until the pipe is closed."""
-    rest = b""
+    lines = Lines(LONGEST_LINE_BYTES)
     while True:
         try:
             data = os.read(source, LONGEST_LINE_BYTES)
@@ -104,12 +106,9 @@ def _copy(source: int, target: int, listener: Listener) -> None:
                 left = left[os.write(target, left) :]
             except OSError:  # nobody reads it any more, as behind `| head`: the command must still be drained
                 break
-        *lines, rest = (rest + data).split(b"\n")
-        if not data or len(rest) > LONGEST_LINE_BYTES:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
+        for line, at_ns in lines.add(data, mono_ns):
             if line:
-                listener(line.decode(errors="replace"), mono_ns)
+                listener(line, at_ns)
         if not data:
             return
 

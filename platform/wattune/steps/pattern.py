@@ -102,6 +102,48 @@ class PatternSteps:
                 end_ns += length_ns
 
 
+class Lines:
+    """Cuts what a program writes into lines, each with the time at which its last byte came.
+
+    A carriage return ends a line too, and stays at its end: what follows takes its place on a terminal. Bars of
+    progress have nothing else, and write it before the text: such a line is complete long before it is seen to end.
+    """
+
+    def __init__(self, longest_bytes: int) -> None:
+        """Starts empty.
+
+        Args:
+            longest_bytes: A line that grows longer is given in parts.
+        """
+        self._longest_bytes = longest_bytes
+        self._rest, self._rest_ns = b"", 0
+        self._after_return = False
+
+    def add(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
+        """Returns the lines that new data ends, with their times; no data is the end of the output.
+
+        Args:
+            data: What was read.
+            mono_ns: The time of reading.
+        """
+        whole = self._rest + (data[1:] if self._after_return and data.startswith(b"\n") else data)
+        self._after_return = data.endswith(b"\r")
+        *lines, rest = _ENDS.split(whole)
+        if not data or len(rest) > self._longest_bytes:
+            lines, rest = [*lines, rest] if rest else lines, b""
+        times_ns = [mono_ns] * len(lines)
+        if lines and self._rest and lines[0].rstrip(b"\r") == self._rest:
+            times_ns[0] = self._rest_ns
+        if rest != self._rest:
+            self._rest_ns = mono_ns
+        self._rest = rest
+        return [(line.decode(errors="replace"), at_ns) for line, at_ns in zip(lines, times_ns, strict=True)]
+
+
+_ENDS: Final = re.compile(rb"\r?\n|(?<=\r)")
+"""Ends of lines: a carriage return on its own is kept."""
+
+
 def _number(text: str | None) -> float | None:
     """Returns a number as programs print it, with commas between thousands; None if it is not one."""
     if text is None:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from wattune.steps.pattern import PatternSteps
+from wattune.steps.pattern import Lines, PatternSteps
 from wattune.steps.source import PRESETS, StepSource, parse_source
 
 S = 10**9
@@ -107,3 +107,31 @@ def test_times_that_arrive_together_follow_each_other() -> None:
     # Told are three seconds where there is room for one: their ratio stays.
     assert [step.duration_ns / S for step in steps[3:]] == pytest.approx([2 / 3, 1 / 3])
     assert steps[3].start_mono_ns >= 13 * S and steps[-1].end_mono_ns == 14 * S
+
+
+def test_a_progress_bar_that_never_ends_its_line_tells_steps_as_they_come() -> None:
+    """tqdm writes a carriage return before each state of its bar, and one end of line when all is done."""
+    lines, steps = Lines(65536), PatternSteps(PRESETS["tqdm"])
+    for at in range(1, 6):
+        for line, mono_ns in lines.add(f"\r{TQDM.format(step=at)}".encode(), at * S):
+            steps.feed(line.rstrip("\r"), mono_ns)
+    assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps.steps] == [(1, 2), (2, 3), (3, 4)]
+    assert lines.add(b"\ndone\n", 60 * S) == [(TQDM.format(step=5), 5 * S), ("done", 60 * S)]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        ([b"a\nb\n"], [("a", 0), ("b", 0)]),
+        ([b"a", b"b\n", b"c"], [("ab", 1), ("c", 2)]),
+        ([b"a\r\nb\r", b"\nc\n\nd"], [("a", 0), ("b\r", 0), ("c", 1), ("", 1), ("d", 1)]),
+        ([b"\r1", b"\r2\r", b"3\n"], [("\r", 0), ("1\r", 0), ("2\r", 1), ("3", 2)]),
+        ([b"12345", b"678\n"], [("12345", 0), ("678", 1)]),
+        ([b"\xff\n"], [("\ufffd", 0)]),
+        ([], []),
+    ],
+)
+def test_lines_end_where_a_terminal_ends_them(data: list[bytes], lines: list[tuple[str, int]]) -> None:
+    cut = Lines(4)
+    found = [line for at, each in enumerate(data) for line in cut.add(each, at)]
+    assert found + cut.add(b"", len(data)) == lines

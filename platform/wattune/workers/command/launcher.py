@@ -211,7 +211,8 @@ class _Run:
     def _read(self) -> None:
         lines, self._waiting = self._waiting, []
         for line, mono_ns in lines:
-            self._output.add(line)
+            if not line.endswith("\r"):  # the line that takes its place is kept, as on a terminal
+                self._output.add(line)
             self._reader.feed(line, mono_ns, None)
         self._steps = self._reader.poll()
 

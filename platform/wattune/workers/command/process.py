@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.steps.pattern import Lines
 from wattune.workers.command import supervisor
 
 GRACE_S: Final = 10.0
@@ -41,7 +42,8 @@ class CommandProcess:
         Args:
             arguments: The program and its arguments; no shell sees them.
             environment: All of its variables.
-            on_line: Called from a thread with every line of output and its arrival on the monotonic clock in ns.
+            on_line: Called from a thread with every line of output and its arrival on the monotonic clock in ns; a line
+                that ends with a carriage return has it at its end.
             mark: A variable `NAME=VALUE` of `environment` that no other process has: by it the last of them are found.
             cwd: Folder it starts in; None is this process's.
             grace_s: Time between SIGTERM and SIGKILL.
@@ -148,18 +150,13 @@ class CommandProcess:
         return 0
 
     def _read_output(self, descriptor: int) -> None:
-        rest = b""
+        lines = Lines(_CHUNK)
         with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            while chunk := stream.read(_CHUNK):
-                now_ns = time.monotonic_ns()
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._on_line(line.decode(errors="replace"), now_ns)
-                if len(rest) > _CHUNK:  # a bar of progress without an end of line
-                    self._on_line(rest.decode(errors="replace"), now_ns)
-                    rest = b""
-        if rest:
-            self._on_line(rest.decode(errors="replace"), time.monotonic_ns())
+            chunk = b"any"
+            while chunk:
+                chunk = stream.read(_CHUNK)
+                for line, at_ns in lines.add(chunk, time.monotonic_ns()):
+                    self._on_line(line, at_ns)
 
     def _read_status(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as stream:
