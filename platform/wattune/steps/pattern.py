@@ -20,7 +20,7 @@ MOST_STEPS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What one line told."""
+    """Facts of one line."""
 
     count: int
     """Steps that it ended."""
@@ -51,7 +51,7 @@ class PatternSteps:
     _before_ns: int | None = None
     """Arrival of those before them."""
     _together: list[_Told] = field(default_factory=list)
-    """What the last lines told."""
+    """Facts of the last lines."""
     _num_before: int = 0
     """Steps of the lines before them."""
 
