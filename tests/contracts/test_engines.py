@@ -183,6 +183,7 @@ PARITY = {
     "offload-tp2": case(LLAMA, 2, tp=2, micro_batch_size=4, offload="activations"),
     "offload-pp2-vpp2": case(LLAMA, 2, pp=2, vpp=2, micro_batch_size=2, offload="activations"),
     "offload-ep2-zero3": case(MIXTRAL, 2, ep=2, micro_batch_size=2, offload="activations", sharding="zero3"),
+    "offload-lora-tp2": lora(case(LLAMA, 2, tp=2, micro_batch_size=4, offload="activations")),
     "offload-lora-full": lora(case(LLAMA, 1, micro_batch_size=2, offload="activations", recompute="full")),
     "hsdp2-lora-dp4-zero3": lora(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
     "hsdp2-prefill-dp4-zero3": prefill(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),

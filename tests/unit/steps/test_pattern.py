@@ -108,6 +108,23 @@ def test_steps_held_back_for_longer_than_they_took_do_not_overlap() -> None:
     assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps] == [(9, 10), (10, 11.5), (11.5, 12)]
 
 
+def test_times_that_arrive_together_follow_each_other() -> None:
+    source = parse_source({"pattern": r"(\S+) s"})
+    steps = fed(source, [("1.0 s", 10.0), ("1.0 s", 13.0), ("0.5 s", 13.0), ("2.0 s", 14.0), ("1.0 s", 14.0)]).steps
+    assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps[:3]] == [(9, 10), (11.5, 12.5), (12.5, 13)]
+    # Told are three seconds where there is room for one: their ratio stays.
+    assert [step.duration_ns / S for step in steps[3:]] == pytest.approx([2 / 3, 1 / 3])
+    assert steps[3].start_mono_ns >= 13 * S and steps[-1].end_mono_ns == 14 * S
+
+
+def test_a_bar_that_never_ends_its_line_tells_steps_as_they_come() -> None:
+    lines, steps = OutputLines(65536), PatternSteps(PRESETS["tqdm"])
+    for at in range(1, 6):
+        for line, mono_ns in lines.take(f"\r{TQDM.format(step=at)}".encode(), at * S):
+            steps.feed(line.rstrip("\r"), mono_ns)
+    assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps.steps] == [(1, 2), (2, 3), (3, 4)]
+
+
 def test_lines_of_a_progress_bar_end_with_a_carriage_return_and_arrived_before_it() -> None:
     lines = OutputLines(100)
     assert lines.take(b"\r 1/9 [00:01<", 1) == [("\r", 1)]

@@ -156,8 +156,7 @@ class Offload:
 
         @torch.no_grad()
         def pack(tensor: Tensor) -> "Tensor | _Kept":
-            plain = type(tensor) in (Tensor, nn.Parameter, DTensor)
-            if not plain or tensor.nbytes < LEAST_BYTES or 0 in tensor.stride():
+            if not _is_plain(tensor) or tensor.nbytes < LEAST_BYTES or 0 in tensor.stride():
                 return tensor
             place = _place(tensor)
             return tensor if place in self._constant or weights.lie_at(place) else call.keep(tensor)
@@ -188,6 +187,16 @@ class _Weights:
             return True
         experts = (each for part in self._layer.modules() if isinstance(part, Experts) for each in part.parameters())
         return any(place == _place(each) for each in experts)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Tells whether a tensor has memory of its own.
+
+    A collective's result that is still under way has none, alone or in a DTensor. Adapters under tensor parallel save
+    such: their thin results stay on the device.
+    """
+    local = tensor.to_local() if type(tensor) is DTensor else tensor
+    return type(local) in (Tensor, nn.Parameter)
 
 
 def _place(tensor: Tensor) -> int:

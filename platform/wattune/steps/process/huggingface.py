@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ class TrainerSteps:
         self._start_ns = 0
         self._tokens = 0
         self.num_ranks_of_batch = 0
-        """Ranks that train the same batch; 0 until the Trainer that trains is asked."""
+        """Ranks that are given the same tokens; 0 until the Trainer that trains is asked."""
 
     def begin(self) -> None:
         """Takes the start of a step."""
@@ -109,6 +110,11 @@ def tokens_of(inputs: Any) -> int:
 
 
 def _ranks_of_batch(trainer: Any) -> int:
-    """Returns how many ranks train the same batch: by tensor, context or sequence parallelism."""
+    """Returns how many ranks are given the same tokens: by tensor and context parallelism.
+
+    Context parallelism cuts the sequence inside of `training_step`. Sequence parallelism is left out: its data loader
+    (DeepSpeed's `UlyssesSPDataLoaderAdapter`) has cut the sequence already, so that each rank is given its own tokens.
+    """
     config = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
-    return max(int(getattr(config, "non_data_parallel_size", 1) or 1), 1)
+    degrees = (int(getattr(config, name, 1) or 1) for name in ("tp_size", "cp_size"))
+    return math.prod(max(degree, 1) for degree in degrees)

@@ -43,16 +43,21 @@ def _callbacks(package: str) -> list[Any]:
 
 
 def _callback(base: Any) -> Any:
-    steps, steps_done = _STEPS, [0]
+    steps, steps_done, under_way = _STEPS, [0], [False]
 
-    def begin(trainer: Any, batch: Any) -> None:  # noqa: ARG001 - the form of all three
-        steps.begin()
-        steps.add_tokens(tokens_of(batch))
+    def begin(trainer: Any, batch: Any) -> None:
+        # Not with every batch: a step whose batches have a validation between them has no time of its own.
+        if not under_way[0]:
+            under_way[0] = True
+            steps.begin()
+        if not steps.num_ranks_of_batch:
+            steps.num_ranks_of_batch = _ranks_of_batch(trainer)
+        steps.add_tokens(tokens_of(batch) // steps.num_ranks_of_batch)
 
-    def end(trainer: Any, batch: Any) -> None:  # noqa: ARG001
+    def end(trainer: Any, batch: Any) -> None:  # noqa: ARG001 - the form of all three
         # With gradients accumulated over several batches only some of them end a step.
         if trainer.global_step != steps_done[0]:
-            steps_done[0] = trainer.global_step
+            steps_done[0], under_way[0] = trainer.global_step, False
             steps.end()
 
     def interrupt(trainer: Any, batch: Any) -> None:  # noqa: ARG001
@@ -64,7 +69,7 @@ def _callback(base: Any) -> Any:
         """Tells wattune the steps."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's form
-            steps_done[0] = getattr(trainer, "global_step", 0)
+            steps_done[0], under_way[0] = getattr(trainer, "global_step", 0), False
             interrupt(trainer, None)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
@@ -87,6 +92,17 @@ def _callback(base: Any) -> Any:
             interrupt(trainer, None)
 
     return WattuneSteps()
+
+
+def _ranks_of_batch(trainer: Any) -> int:
+    """Returns how many ranks are given the same batch: those that the strategy's samplers do not tell apart.
+
+    `ModelParallelStrategy` has a sampler for each rank of its data parallel mesh, and one batch for its tensor parallel
+    ranks. A strategy of a single device names no samplers.
+    """
+    sampler = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
+    replicas = int(sampler.get("num_replicas") or 0)
+    return max(int(trainer.world_size) // replicas, 1) if replicas else 1
 
 
 def tokens_of(batch: Any) -> int:

@@ -71,13 +71,26 @@ def test_an_evaluation_between_two_steps_belongs_to_none(library: Any) -> None:
     assert second_start > first_end and tokens is None
 
 
-def test_ranks_that_share_a_batch_share_its_tokens(library: Any) -> None:
+@pytest.mark.parametrize(
+    ("degrees", "tokens"),
+    [
+        ({"tp_size": 2}, 32),
+        ({"cp_size": 4}, 16),
+        ({"tp_size": 2, "cp_size": 2}, 16),
+        # The data loader of sequence parallelism gives each rank its own part of the sequence.
+        ({"sp_size": 4}, 64),
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, 64),
+    ],
+)
+def test_ranks_that_are_given_the_same_tokens_share_them(library: Any, degrees: dict[str, int], tokens: int) -> None:
     trainer, callback = library.Trainer(), library.DEFAULT_CALLBACKS[-1]()
-    trainer.accelerator = SimpleNamespace(parallelism_config=SimpleNamespace(non_data_parallel_size=2))
+    sizes = {"tp_size": 1, "cp_size": 1, "sp_size": 1} | degrees  # as accelerate's `ParallelismConfig`
+    sizes["non_data_parallel_size"] = sizes["tp_size"] * sizes["cp_size"] * sizes["sp_size"]
+    trainer.accelerator = SimpleNamespace(parallelism_config=SimpleNamespace(**sizes))
     callback.on_step_begin(None, None, None)
     trainer.training_step("m", {"input_ids": Ids(64)})
     callback.on_step_end(None, None, None)
-    assert written[-1].steps[-1][2] == 32
+    assert written[-1].steps[-1][2] == tokens
 
 
 @pytest.mark.parametrize("inputs", [{"input_ids": object()}, {"pixels": 1}, None, 7])

@@ -51,6 +51,33 @@ def test_validation_and_checkpoints_belong_to_no_step(steps: list[int | None]) -
     assert steps == []
 
 
+def test_a_step_with_a_validation_between_its_batches_is_left_out(steps: list[int | None]) -> None:
+    """`val_check_interval` counts batches: it need not be a multiple of `accumulate_grad_batches`."""
+    one, trainer = callback(), SimpleNamespace(global_step=0)
+    one.on_train_start(trainer, None)
+    for index in range(12):
+        one.on_train_batch_start(trainer, None, BATCH, index)
+        trainer.global_step = (index + 1) // 4
+        one.on_train_batch_end(trainer, None, None, BATCH, index)
+        if index == 5:
+            one.on_validation_start(trainer, None)
+    assert steps == [256, 256]  # and no third one of two batches, as long as half a step
+
+
+@pytest.mark.parametrize(("replicas", "tokens"), [(8, 64), (4, 32), (1, 8), (0, 64)])
+def test_ranks_that_are_given_the_same_batch_share_its_tokens(
+    steps: list[int | None], replicas: int, tokens: int
+) -> None:
+    """As `ModelParallelStrategy`, whose samplers are those of its data parallel mesh."""
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": 0})
+    one, trainer = callback(), SimpleNamespace(global_step=0, world_size=8, strategy=strategy)
+    one.on_train_start(trainer, None)
+    one.on_train_batch_start(trainer, None, BATCH, 0)
+    trainer.global_step = 1
+    one.on_train_batch_end(trainer, None, None, BATCH, 0)
+    assert steps == [tokens]
+
+
 def test_batches_and_trainers_of_another_form_break_nothing(steps: list[int | None]) -> None:
     one = callback()
     one.on_train_start(object(), None)
