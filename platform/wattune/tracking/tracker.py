@@ -114,7 +114,8 @@ class Tracker:
         def send(client: Any) -> bool:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run) and Sent.of(run).holds(result):
+                whole = is_over(run) or (run.info.status != "RUNNING" and not result.status.is_final)
+                if whole and Sent.of(run).holds(result):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
