@@ -270,7 +270,7 @@ class Tracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What a store has of one repeat of a trial."""
+    """One repeat of a trial as a store has it."""
 
     attempt: int
     end_ms: int
