@@ -64,7 +64,7 @@ def init(
     """Writes a search space with comments, that plans. Asks for what no flag says, if a person is there to ask."""
     if example is not None:
         given = {"--model": model_name, "--cluster": cluster, "--engine": engine, "--bound": bound, "--study": study}
-        given |= {"--leave-out": leave_out, "--objective": objective != _OBJECTIVE}
+        given |= {"--leave-out": leave_out, "--objective": None if objective == _OBJECTIVE else objective}
         if named := [flag for flag, value in given.items() if value]:
             raise typer.BadParameter(f"--example writes a space as it is; leave {', '.join(named)} out")
         path = Path(f"{example}.yaml") if path == Path(_SPACE_NAME) else path

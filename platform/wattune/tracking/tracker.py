@@ -114,7 +114,8 @@ class Tracker:
         def send(client: Any) -> bool:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                if is_over(run) and Sent.of(run).holds(result):
+                whole = is_over(run) or (run.info.status != "RUNNING" and not result.status.is_final)
+                if whole and Sent.of(run).holds(result):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -269,7 +270,7 @@ class Tracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What a store has of one repeat of a trial."""
+    """One repeat of a trial as a store has it."""
 
     attempt: int
     end_ms: int

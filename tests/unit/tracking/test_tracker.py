@@ -70,8 +70,8 @@ def test_another_tracker_sends_nothing_twice_and_finds_the_same_parent(tracker, 
 
 
 def test_an_interrupted_trial_is_replaced_by_what_came_of_it(tracker, client, tmp_path):
-    spec = spec_of()
-    tracker.log_trial(spec, result_of(spec, TrialStatus.INTERRUPTED), tmp_path / "none")
+    spec, stopped = spec_of(), result_of(spec_of(), TrialStatus.INTERRUPTED)
+    assert [tracker.log_trial(spec, stopped, tmp_path / "none") for _ in range(2)] == [True, False]
     assert runs_of(client, tracker)[0].info.status == "KILLED"
     assert tracker.log_trial(spec, result_of(spec), tmp_path / "none")
     assert [run.info.status for run in runs_of(client, tracker)] == ["FINISHED"]
