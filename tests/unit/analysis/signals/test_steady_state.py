@@ -30,6 +30,15 @@ def test_slow_steps_in_front_are_left_out_to_the_step(slow, count):
     assert steady_from(times_s) == pytest.approx(slow, abs=1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("slow", "factor"), [(1, 20.0), (3, 3.0)])
+def test_a_quiet_end_does_not_hide_slow_steps_in_front(slow, factor, seed):
+    """The minimum lies where the quiet part begins, and most steps before that are no slower than it."""
+    times_s = np.concatenate([noisy(10, frac=0.004, seed=seed), noisy(10, frac=0.0005, seed=seed)])
+    times_s[:slow] *= factor
+    assert slow <= steady_from(times_s) <= 2 * slow
+
+
 def test_steps_without_any_scatter():
     assert steady_from(np.full(40, 0.1)) == 0
     assert steady_from(np.array([2.0] * 4 + [1.0] * 20)) == 4
