@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from wattune.analysis.signals.steady_state import LEAST_STEPS as LEAST_TO_JUDGE
 from wattune.analysis.signals.steady_state import steady_from
 from wattune.errors import PlanError
 from wattune.steps import steady
@@ -103,7 +104,7 @@ def choose(choice: WindowChoice, steps: Mapping[int, Sequence[Step]], start_mono
         if end - first < LEAST_STEPS:
             return _instead(whole, f"only {len(common)} steps were found, and those from {first} on were asked for")
         return _of_steps(common, first, end, "as asked for")
-    return _steady(common)
+    return _steady(common, steps)
 
 
 def _instead(whole: Window, problem: str) -> Window:
@@ -151,14 +152,18 @@ def _by_time(choice: WindowChoice, common: Sequence[Step], whole: Window) -> Win
     return Window(start_mono_ns=start_ns, end_mono_ns=end_ns, first_index=None, end_index=None, why=asked)
 
 
-def _steady(common: Sequence[Step]) -> Window:
-    """Leaves out the steps before the steady state.
+def _steady(common: Sequence[Step], steps: Mapping[int, Sequence[Step]]) -> Window:
+    """Leaves out the steps before the steady state. A step's time is that of its slowest rank.
 
     Two tests, the sharper first: the marginal standard error rule over all steps
     (`wattune.analysis.signals.steady_state`), which finds a steady state that begins in their first half, then that of
     the measuring loop (`wattune.steps.steady`), which also finds a later one.
     """
-    times_s = np.array([step.duration_ns for step in common], np.float64) / NS_PER_S
+    told = [{step.index: step.duration_ns for step in each} for each in steps.values() if each]
+    # Not from the first start to the last end: ranks may be any constant time apart.
+    times_s = np.array([max(each[step.index] for each in told) for step in common], np.float64) / NS_PER_S
+    if len(common) < LEAST_TO_JUDGE:
+        return _of_steps(common, 0, len(common), "all of them, too few to find a steady part")
     first = steady_from(times_s)
     if first is None:
         first = steady.steady_from(times_s.tolist())

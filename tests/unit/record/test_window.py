@@ -61,6 +61,18 @@ def test_the_steady_part_is_found_by_itself() -> None:
     assert found.why == "steps 3 to 32 of 33: the steady part, found by itself"
 
 
+def test_ranks_a_constant_time_apart_have_the_steady_part_of_each() -> None:
+    times_s = (1.1,) * 3 + (1.0,) * 17
+    found = window("steady", steps(*times_s), steps(*times_s, start_s=134.0))  # as stages of a pipeline
+    assert (found.first_index, found.end_index) == (3, 20)
+    assert (found.start_mono_ns, found.end_mono_ns) == (round(133.3 * S), round(154.3 * S))
+
+
+def test_too_few_steps_to_find_a_steady_part_are_not_called_one() -> None:
+    found = window("steady", steps(20.0, *(1.0,) * 6))
+    assert (found.first_index, found.end_index) == (0, 7) and found.why.endswith("too few to find a steady part")
+
+
 def test_a_warm_up_longer_than_half_is_found_too() -> None:
     found = window("steady", steps(*[5.0 * 0.9**at for at in range(20)], *[0.5] * 11))
     assert found.first_index is not None and found.first_index >= 20
