@@ -52,7 +52,8 @@ def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequenc
     number, step_index = np.unique(integers(rows, "step"), return_inverse=True)
     node, node_names = codes(rows, "node")
     device, device_names = codes(rows, "device")
-    anchor_ns = np.array([anchors_ns[name] for name in node_names], np.int64)[node]
+    # A table that was filtered still names nodes that have no row in it.
+    anchor_ns = np.array([anchors_ns.get(name, 0) for name in node_names], np.int64)[node]
     start_ns, end_ns = (np.full((len(number), len(rank)), -1, np.int64) for _ in range(2))
     start_ns[step_index, rank_index] = integers(rows, "start_mono_ns") + anchor_ns
     end_ns[step_index, rank_index] = integers(rows, "end_mono_ns") + anchor_ns

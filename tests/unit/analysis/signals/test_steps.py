@@ -1,5 +1,7 @@
 """Measured steps of all ranks."""
 
+import pyarrow.compute as pc
+
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.steps import find_steps
 
@@ -29,6 +31,12 @@ def test_times_of_all_ranks_are_on_one_clock_whatever_order_the_rows_have(make_b
     assert ((found.start_ns - zero_ns) / 1e9).tolist() == [[0.25, 0.0], [1.0, 1.0]]
     assert found.duration_s().tolist() == [[0.75, 0.5], [1.0, 0.75]]
     assert found.anchor_ns.tolist() == [anchors_ns["n0"], anchors_ns["n1"]]
+
+
+def test_spans_of_some_ranks_alone_need_no_clock_of_the_others(bench):
+    spans = bench.spans(rows(GPU, 0, (0, 0.0, 1.0)) + rows(OTHER, 1, (0, 0.0, 2.0)))
+    alone = align({}, spans.filter(pc.equal(spans["rank"], 0)), {})
+    assert alone.devices == (GPU,) and alone.duration_s == 1.0
 
 
 def test_only_the_steps_asked_for_count_and_warm_up_never_does(bench):
