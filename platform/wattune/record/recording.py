@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.metrics.energy import powers, total_energy_j
 from wattune.analysis.signals.align import align, clock_anchors_ns
-from wattune.analysis.signals.readings import HOST, Device, Tables, as_source
+from wattune.analysis.signals.readings import HOST, Device, Tables, as_source, codes, integers, with_values
 from wattune.analysis.summary import Summary, summarize
 from wattune.record.sensors import simulate_from_host
 from wattune.record.steps import steps_of_open, told_memory, told_tokens, window_chosen
@@ -95,8 +96,11 @@ class Measured:
         """Mean of every gauge of the `host` table in the window, over all nodes; what was not read is not in it."""
         if HOST not in self.tables or self.window is None:
             return {}
-        table, (start_ns, end_ns) = self.tables[HOST], self.window
-        table = table.filter(pc.and_(pc.greater(table["wall_ns"], start_ns), pc.less_equal(table["wall_ns"], end_ns)))
+        table, (start_ns, end_ns) = with_values(self.tables[HOST], ("node", "mono_ns", "wall_ns")), self.window
+        # By the monotonic clock, as all figures: a wall clock that is set takes no readings out of the window.
+        anchors_ns, (node, names) = clock_anchors_ns(self.tables, None, self.manifests), codes(table, "node")
+        at_ns = integers(table, "mono_ns") + np.array([anchors_ns.get(name, 0) for name in names], np.int64)[node]
+        table = table.filter(pa.array((at_ns > start_ns) & (at_ns <= end_ns)))
         gauges = [column.name for column in table.schema if (column.metadata or {}).get(b"kind") == b"gauge"]
         means = {name: pc.mean(table[name]).as_py() for name in gauges}
         return {name: float(mean) for name, mean in means.items() if mean is not None}

@@ -107,7 +107,12 @@ class CommandSteps:
         if tokens is None:
             tokens = tokens_per_step(steps, first_index=window.first_index or 0, end_index=window.end_index) or None
         peaks = self._reader.peaks()
+        headers = self._reader.headers()
+        places = devices_of_ranks(sorted(steps), headers, devices)
+        unnamed = [name for rank, name in places.items() if rank not in steps] if headers else []
         problems, errors = list(self._reader.problems), self._reader.errors()
+        if unnamed and window.first_index is not None:
+            problems.insert(0, _also_of(unnamed))
         found: dict[str, Any] = {
             "source": self._reader.source,
             "num_steps": min((len(each) for each in steps.values()), default=0),
@@ -122,7 +127,7 @@ class CommandSteps:
         spans = spans_of(
             steps,
             node=node,
-            devices=devices_of_ranks(sorted(steps), self._reader.headers(), devices),
+            devices=places,
             anchor=ClockAnchor.now(),
             first_index=window.first_index,
             end_index=window.end_index,
@@ -159,6 +164,13 @@ def devices_of_ranks(
         found[rank] = own or names[(rank if place is None else int(place)) % len(names)]
     left = [name for name in names if name not in found.values()]
     return found | dict(enumerate(left, start=max(ranks, default=-1) + 1))
+
+
+def _also_of(devices: Sequence[str]) -> str:
+    return (
+        f"power and energy are also of devices that no rank named ({', '.join(devices)}): idle ones and others' work "
+        "count"
+    )
 
 
 def _plain(uuid: str) -> str:

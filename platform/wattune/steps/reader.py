@@ -36,6 +36,7 @@ class StepReader:
         self._patterns = patterns
         self._streams: dict[tuple[int, str], PatternSteps] = {}
         self._problems: list[str] = []
+        self._told: Mapping[int, StepFile] = {}
         self.source = "none"
         """The source that is used now, in words."""
 
@@ -59,7 +60,7 @@ class StepReader:
         self._read_on()
         kinds = HOOKS if self._wanted.kind == "auto" else tuple(kind for kind in HOOKS if kind == self._wanted.kind)
         for kind in kinds:
-            files = self._of_ranks(kind)
+            files = self._told = self._of_ranks(kind)
             if files:
                 self.source = _IN_WORDS[kind]
                 return {rank: tuple(file.steps) for rank, file in sorted(files.items())}
@@ -83,16 +84,18 @@ class StepReader:
         return [*said, *self._problems]
 
     def peaks(self) -> Mapping[int, int]:
-        """Returns every rank's peak memory in bytes where its process told it.
+        """Returns every rank's peak memory in bytes, by the process that told its steps; else by any of its processes.
 
         It is what torch's allocator held of the device, without a device the resident set of the process.
         """
-        found: dict[int, int] = {}
-        for rank, one in self._events("peak"):
-            peak = one.get("device_bytes") or one.get("host_bytes")
-            if peak:
-                found[rank] = max(found.get(rank, 0), int(peak))
-        return found
+        found: dict[int, tuple[bool, int]] = {}
+        for file in self._files.values():
+            for one in file.events if self._told.get(file.rank, file) is file else ():
+                device, host = (int(one.get(name) or 0) for name in ("device_bytes", "host_bytes"))
+                if one.get("event") == "peak" and (device or host):
+                    # Processes of one rank without a device, such as a launcher, may need more memory than that has.
+                    found[file.rank] = max(found.get(file.rank, (False, 0)), (device > 0, device or host))
+        return {rank: peak for rank, (_, peak) in found.items()}
 
     def errors(self) -> Mapping[int, str]:
         """Returns the exception that ended each rank, where its process told it: class, message and place."""

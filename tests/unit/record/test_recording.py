@@ -55,6 +55,12 @@ def test_means_of_the_host_are_those_of_the_window() -> None:
     means = measured.host_means()
     assert means["cpu_busy_frac"] == pytest.approx((0.2 + 0.3 + 0.4) / 3) and "package_power_w" not in means
     assert Measured(tables=tables, manifests={}).host_means() == {}
+    rows = tables["host"].to_pylist()
+    for row in rows[:3]:  # before the wall clock was set
+        row["wall_ns"] -= 3600 * NS_PER_S
+    stepped = {"host": pa.Table.from_pylist(rows, schema=tables["host"].schema)}
+    assert Measured(tables=stepped, manifests={}, window=measured.window).host_means() == means
+    assert Measured(tables={"host": tables["host"].slice(0, 0)}, manifests={}, window=(0, 1)).host_means() == {}
 
 
 def test_figures_of_all_and_of_each_device_are_of_the_steps_that_were_chosen() -> None:

@@ -126,6 +126,22 @@ def test_the_steps_of_a_recorder_that_was_killed_are_read_from_its_processes_fil
     assert steps_of_open(tmp_path, {"window": {"start_mono_ns": 0}}, {}, 1) == (None, {})
 
 
+def test_devices_that_no_rank_named_are_said(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    writer = StepWriter("spans", str(tmp_path / FOLDER))
+    for at in range(20):
+        writer.step(at * 10**8, (at + 1) * 10**8, 5)
+    asked = {"source": "auto", "window": "steady", "tokens_per_step": None}
+    facts = {"node": "n", "window": {"start_mono_ns": 0}, "steps_asked": asked}
+    devices = {"gpu0": {}, "gpu1": {}, "gpu2": {}, "host": {}}
+    spans, found = steps_of_open(tmp_path, facts, {"devices": devices}, 3 * 10**9)
+    assert spans is not None and set(spans["device"].to_pylist()) == {"gpu0", "gpu1", "gpu2"}
+    (note,) = found["steps"]["problems"]
+    assert "no rank named (gpu1, gpu2)" in note
+    _, found = steps_of_open(tmp_path, facts, {"devices": {"gpu0": {}}}, 3 * 10**9)
+    assert "problems" not in found["steps"]
+
+
 def test_ranks_have_their_own_device_and_every_device_has_steps() -> None:
     devices: dict[str, dict[str, Any]] = {f"gpu{at}": {"uuid": f"GPU-{at}{at}"} for at in range(12)} | {"host": {}}
     headers = {0: {"local_rank": 0, "device_uuid": "11"}, 1: {"local_rank": 1}, 2: {"local_rank": 10}}

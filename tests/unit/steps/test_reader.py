@@ -86,6 +86,16 @@ def test_peaks_of_the_device_come_before_those_of_the_host(tmp_path: Path) -> No
     assert reader.peaks() == {0: 5, 1: 9}
 
 
+def test_peaks_are_those_of_the_processes_whose_steps_count(tmp_path: Path) -> None:
+    write(tmp_path, 0, "spans", 9, {"event": "peak", "host_bytes": 90, "device_bytes": 5}, pid=1)
+    write(tmp_path, 0, "spans", 3, {"event": "peak", "host_bytes": 90, "device_bytes": 8}, pid=2, begin=1000)
+    write(tmp_path, 1, "optimizer", 9, {"event": "peak", "host_bytes": 90}, pid=3)
+    write(tmp_path, 1, "optimizer", 9, {"event": "peak", "host_bytes": 9, "device_bytes": 6}, pid=4)
+    reader = StepReader(tmp_path, parse_source("auto"))
+    reader.poll()
+    assert reader.peaks() == {0: 5, 1: 6}
+
+
 def test_the_first_exception_of_each_rank_and_who_ran_out_of_memory(tmp_path: Path) -> None:
     later = {"event": "error", "mono_ns": 30, "text": "RuntimeError: NCCL", "out_of_memory": False}
     first = {"event": "error", "mono_ns": 20, "text": "OutOfMemoryError: 3 GiB", "out_of_memory": True}

@@ -1,6 +1,7 @@
 """Start of the steady state, found from step times and temperatures instead of a fixed number of steps."""
 
 import math
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,9 @@ MOST_LEFT: Final = 0.9
 WINSORIZED: Final = 3.0
 """Robust standard deviations at which residuals are cut off, so that single slow steps do not hide a trend."""
 
+_MOST_PLACES: Final = 64
+"""Places in front of a minimum at which steps are compared, each with two medians over all of them."""
+
 _MOST_POINTS: Final = 512
 """Steps compared pair by pair; longer runs are averaged to as many."""
 
@@ -69,7 +73,7 @@ def steady_from(times_s: Floats) -> int | None:
     heuristics for simulation"): the number d of left-out steps minimizes the standard error of the rest's mean, for n
     steps sum (x - mean)² / (n - d)². It is the change point that a cumulative sum test finds (Wang and Glynn 2014).
     At most half is left out: a minimum beyond that means that no steady state was reached. Only steps count that differ
-    from the rest (`TRANSIENT_FRAC`): the minimum is that over all d at which the first d steps do.
+    from the rest (`TRANSIENT_FRAC`). If the first d do not, the best smaller number counts whose steps do.
 
     Args:
         times_s: Step times in order.
@@ -93,10 +97,14 @@ def steady_from(times_s: Floats) -> int | None:
     later = half + 1 + int(np.argmin(spread[half + 1 : furthest + 1])) if furthest > half else half
     if spread[later] < spread[least] * LATER_FRAC and _apart(times_s, later):
         return None
-    # Where chance puts the minimum behind the transient, the median of all steps before it may be that of the rest.
-    may = np.arange(1, least + 1)[spread[1 : least + 1] * FLAT_FACTOR < spread[0]]
-    before = np.array([at for at in may.tolist() if _apart(times_s, at)], np.int64)
-    left_out = int(before[np.argmax(spread[before] <= FLAT_FACTOR * spread[before].min())]) if len(before) else 0
+    left_out = least
+    if least and not _apart(times_s, least):
+        # Chance put the minimum behind the transient, where the median of all steps before it is that of the rest.
+        edges = np.unique(np.geomspace(1, least + 1, _MOST_PLACES).astype(np.int64))
+        best = [first + int(np.argmin(spread[first:end])) for first, end in pairwise(edges.tolist())]
+        before = [at for at in best if spread[at] * FLAT_FACTOR < spread[0] and _apart(times_s, at)]
+        flat = FLAT_FACTOR * min((spread[at] for at in before), default=0.0)
+        left_out = next((at for at in before if spread[at] <= flat), 0)
     # A line left to itself would seem to settle: of its later half, the halves differ half as much.
     drift = (drift_frac(times_s[left_out:]) or 0.0) * count / (count - left_out)
     return None if drift > TRANSIENT_FRAC else left_out

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from wattune.analysis.signals.readings import Device, codes, integers
@@ -37,6 +38,9 @@ class Steps:
 def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:
     """Finds the measured steps that every rank has recorded; None if there is none.
 
+    Where a rank lacks a step between others, the longest run without such steps counts: the window runs from the first
+    step to the last, so a step inside it that did not count would make all rates too low.
+
     Args:
         spans: Spans of all ranks.
         anchors_ns: Shift to common time by node, from `clock_anchors_ns`.
@@ -52,13 +56,15 @@ def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequenc
     number, step_index = np.unique(integers(rows, "step"), return_inverse=True)
     node, node_names = codes(rows, "node")
     device, device_names = codes(rows, "device")
-    anchor_ns = np.array([anchors_ns[name] for name in node_names], np.int64)[node]
+    # A table that was filtered still names nodes that have no row in it.
+    anchor_ns = np.array([anchors_ns.get(name, 0) for name in node_names], np.int64)[node]
     start_ns, end_ns = (np.full((len(number), len(rank)), -1, np.int64) for _ in range(2))
     start_ns[step_index, rank_index] = integers(rows, "start_mono_ns") + anchor_ns
     end_ns[step_index, rank_index] = integers(rows, "end_mono_ns") + anchor_ns
     whole = np.all((start_ns >= 0) & (end_ns > start_ns), axis=1)
     if not whole.any():
         return None
+    whole = _longest_run(whole)
     first = np.unique(rank_index, return_index=True)[1]
     return Steps(
         number=number[whole],
@@ -68,3 +74,13 @@ def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequenc
         end_ns=end_ns[whole],
         anchor_ns=anchor_ns[first],
     )
+
+
+def _longest_run(whole: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns true for the longest run of true values, the first of equally long ones."""
+    edges = np.diff(whole.astype(np.int8), prepend=0, append=0)
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    longest = int(np.argmax(ends - begins))
+    run = np.zeros(len(whole), bool)
+    run[begins[longest] : ends[longest]] = True
+    return run

@@ -1,5 +1,7 @@
 """Measured steps of all ranks."""
 
+import pyarrow.compute as pc
+
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.steps import find_steps
 
@@ -12,6 +14,13 @@ OTHER = ("n1", "gpu0")
 def test_a_step_that_one_rank_never_finished_is_not_counted(bench):
     spans = bench.spans([(GPU, 0, 0, "step", 0, 1), (OTHER, 1, 0, "step", 0, 1), (GPU, 0, 1, "step", 1, 2)])
     assert align({}, spans, {}).steps.number.tolist() == [0]
+
+
+def test_time_of_a_step_that_a_rank_lacks_is_in_no_rate(bench):
+    spans = rows(GPU, 0, *((at, at, at + 1) for at in range(12)))
+    spans += rows(OTHER, 1, *((at, at, at + 1) for at in range(12) if at not in (2, 3, 10)))
+    found = align({}, bench.spans(spans), {})
+    assert found.steps.number.tolist() == [4, 5, 6, 7, 8, 9] and found.duration_s == 6.0
 
 
 def rows(device, rank, *steps):
@@ -29,6 +38,12 @@ def test_times_of_all_ranks_are_on_one_clock_whatever_order_the_rows_have(make_b
     assert ((found.start_ns - zero_ns) / 1e9).tolist() == [[0.25, 0.0], [1.0, 1.0]]
     assert found.duration_s().tolist() == [[0.75, 0.5], [1.0, 0.75]]
     assert found.anchor_ns.tolist() == [anchors_ns["n0"], anchors_ns["n1"]]
+
+
+def test_spans_of_some_ranks_alone_need_no_clock_of_the_others(bench):
+    spans = bench.spans(rows(GPU, 0, (0, 0.0, 1.0)) + rows(OTHER, 1, (0, 0.0, 2.0)))
+    alone = align({}, spans.filter(pc.equal(spans["rank"], 0)), {})
+    assert alone.devices == (GPU,) and alone.duration_s == 1.0
 
 
 def test_only_the_steps_asked_for_count_and_warm_up_never_does(bench):
