@@ -130,7 +130,11 @@ class Ranking:
         It is the best infeasible one, of the same work as the best feasible one and ahead of it.
         """
         metric, best = self.objective.metric, self.best
-        alike = [row for row in self.infeasible if best is None or _size(row.spec, metric) == _size(best.spec, metric)]
+        alike = [
+            row
+            for row in self.infeasible
+            if best is None or size_of_work(row.spec, metric) == size_of_work(best.spec, metric)
+        ]
         first = alike[0] if alike else None
         if first is None or first.objective is None or best is None or best.objective is None:
             return first if first is not None and first.objective is not None else None
@@ -174,15 +178,15 @@ class Ranking:
     def best_of_each(self) -> tuple[RankedTrial, ...]:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
         metric = self.objective.metric
-        first = {_size(row.spec, metric): row for row in reversed(self.feasible)}
-        own = (row for row in self.feasible if first[_size(row.spec, metric)] is row)
+        first = {size_of_work(row.spec, metric): row for row in reversed(self.feasible)}
+        own = (row for row in self.feasible if first[size_of_work(row.spec, metric)] is row)
         return tuple(own) if len(self._sizes) > 1 else ()
 
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
-        sizes = {_size(row.spec, self.objective.metric) for row in self.trials if row.objective}
+        sizes = {size_of_work(row.spec, self.objective.metric) for row in self.trials if row.objective}
         return sorted(sizes) if depends else []
 
     @property
@@ -462,7 +466,7 @@ def _passes(
     return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
 
 
-def _size(spec: TrialSpec, metric: str) -> str:
+def size_of_work(spec: TrialSpec, metric: str) -> str:
     """Describes the work behind a token, and behind a step where the metric is one of steps."""
     model = _model_size(spec.model) if spec.model.is_known else f"{spec.model.name}: {_program(spec)}"
     if not spec.workload.is_known:
