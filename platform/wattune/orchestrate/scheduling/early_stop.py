@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wattune.objective import Constraint, Objective
-from wattune.ranking.order import rank
+from wattune.ranking.order import rank, work_of
 from wattune.trial import TrialResult, TrialSpec
 
 _RUN_SCATTERS: Final = 2.0
@@ -21,18 +21,19 @@ class EarlyStopRule:
 
 
 class EarlyStop:
-    """Keeps the best feasible trial, and says from which step time on another one loses to it.
+    """Keeps the best feasible trial of each size of work, and says from which step time on another one loses to it.
 
     A run loses where even the better end of its own interval (`wattune.workers.early_stop`) is behind the worse end of
     the best trial's interval, by twice the run-to-run scatter. The best trial is one that keeps every bound at the
-    ranking's risk.
+    ranking's risk. Trials of another model or sequence length are no match for it: the ranking compares within one.
     """
 
     def __init__(self, rule: EarlyStopRule) -> None:
         """Starts without any result."""
         self._rule = rule
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
-        self._worst: float | None = None
+        self._worst: dict[str, float] = {}
+        """By size of work, the objective that a run must be worse than to lose."""
         self._known = True
 
     def note(self, spec: TrialSpec, result: TrialResult) -> None:
@@ -41,9 +42,10 @@ class EarlyStop:
         self._known = False
 
     def stop_above_s(self, spec: TrialSpec) -> float | None:
-        """Returns the mean step time above which a trial loses; None while no trial keeps every bound."""
-        worst, metric = self._worst_of_best(), self._rule.objective.metric
-        if worst is None or worst <= 0:
+        """Returns the mean step time above which a trial loses; None while none of its work keeps every bound."""
+        metric = self._rule.objective.metric
+        worst = self._worst_of_best().get(work_of(spec, metric), 0.0)
+        if worst <= 0:
             return None
         if metric == "step_time_s":
             return worst
@@ -52,16 +54,14 @@ class EarlyStop:
             return None
         return num_tokens / (worst * (spec.cluster.world_size if metric == "tokens_per_s_per_device" else 1))
 
-    def _worst_of_best(self) -> float | None:
-        """Returns the objective that a run must be worse than to lose."""
+    def _worst_of_best(self) -> dict[str, float]:
+        """Returns the objective that a run must be worse than to lose, by size of work."""
         if not self._known:
-            rule, self._known = self._rule, True
+            rule, self._known, self._worst = self._rule, True, {}
             ranking = rank([*self._results.values()], rule.objective, rule.constraints)
-            best = ranking.best
-            if best is None or best.objective is None:
-                self._worst = None
-            else:
+            for row in reversed(ranking.feasible):  # the first of each size stays
+                assert row.objective is not None, "a feasible trial has its objective"
                 scatter = math.exp(_RUN_SCATTERS * ranking.shared[""]["spread_frac"])
-                maximize = rule.objective.maximize
-                self._worst = best.objective.low / scatter if maximize else best.objective.high * scatter
+                worst = row.objective.low / scatter if rule.objective.maximize else row.objective.high * scatter
+                self._worst[work_of(row.spec, rule.objective.metric)] = worst
         return self._worst

@@ -17,6 +17,7 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Constraint, Objective
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
+from wattune.ranking.assessment import finite
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
@@ -59,7 +60,7 @@ class Ladder:
             if result.repeat < FIRST_REFERENCE_REPEAT:
                 self._promoted[result.trial_id] = spec
             return
-        self._bursts[result.trial_id] = spec, result
+        self._bursts[result.trial_id] = spec, finite(result)
         if result.status is TrialStatus.COMPLETED:
             self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
 

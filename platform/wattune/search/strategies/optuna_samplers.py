@@ -112,7 +112,7 @@ class OptunaStrategy:
 def _violation(bound: Constraint, metrics: Mapping[str, float]) -> float:
     """Returns the relative excess over a bound, negative where it holds. An unknown one counts as violated."""
     slack, limit = bound.slack(metrics), bound.bound(metrics)
-    if slack is None or limit is None:
+    if slack is None or limit is None or not math.isfinite(slack):
         return 1.0
     return float(-slack / max(abs(limit), 1e-9))
 

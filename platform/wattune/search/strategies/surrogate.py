@@ -237,11 +237,11 @@ class Quantity:
     limit_metric: str | None = None
 
     def of(self, metrics: Mapping[str, float]) -> float | None:
-        """Computes it from measured or estimated metrics; None where one is absent or the limit is zero."""
+        """Computes it from measured or estimated metrics; None where one is absent or not finite, or the limit is 0."""
         value = metrics.get(self.metric)
         if value is None or not math.isfinite(value):
             return None
         if self.limit_metric is None:
             return value
         limit = metrics.get(self.limit_metric)
-        return value / limit if limit else None
+        return value / limit if limit and math.isfinite(limit) else None

@@ -1,6 +1,7 @@
 """The bar of early stops: the worse end of the best feasible trial's interval, and the scatter of runs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_the_bar_is_behind_the_best_feasible_trial_by_its_interval_and_a_run_s_s
     best_s = specs[0].workload.tokens_per_step / 100.0
     above_s = early.stop_above_s(specs[2])
     assert 1.02 * best_s < above_s < 1.1 * best_s
+
+
+def test_a_trial_of_another_model_is_no_match(specs):
+    """The ranking says not to compare the two, and names the best of each. So each is measured whole."""
+    early = bar("maximize tokens_per_s")
+    early.note(specs[0], ended(specs[0], 100.0))
+    larger = replace(specs[1], model=replace(specs[1].model, num_layers=10 * specs[1].model.num_layers))
+    longer = replace(specs[1], workload=replace(specs[1].workload, seq_len=2 * specs[1].workload.seq_len))
+    assert early.stop_above_s(larger) is None and early.stop_above_s(longer) is None
+    early.note(larger, ended(larger, 10.0))
+    bars_s = [early.stop_above_s(one) for one in (replace(larger, plan=specs[2].plan), specs[2])]
+    assert bars_s[0] == pytest.approx(10 * bars_s[1], rel=0.02)
 
 
 def test_a_faster_trial_lowers_the_bar(specs):

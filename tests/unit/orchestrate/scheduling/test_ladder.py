@@ -110,3 +110,11 @@ def test_what_the_cluster_failed_is_left_to_a_later_call(make_specs):
     specs = make_specs(8)
     ladder = told(specs, [1, 2, 3, 4, 5, 6, 7, 8])
     assert taken(ladder, searching=True, left_out={f"{specs[7].trial_id}-0"}) == [specs[6]]
+
+
+def test_a_figure_that_is_no_number_counts_as_not_measured(make_specs):
+    """Sorted as a number it would put the others in any order."""
+    specs = make_specs(8)
+    nan = float("nan")
+    ladder = told(specs, [nan, 5, nan, 8, 2, nan, 7, 6])
+    assert taken(ladder, searching=True) == [specs[3], specs[6]]

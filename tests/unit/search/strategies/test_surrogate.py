@@ -80,6 +80,7 @@ def test_a_ratio_needs_both_metrics():
     assert ratio.of({"a": 3.0, "b": 4.0}) == 0.75
     assert ratio.of({"a": 3.0}) is None and ratio.of({"a": 3.0, "b": 0.0}) is None
     assert Quantity(metric="a").of({"a": float("nan")}) is None
+    assert ratio.of({"a": 1.0, "b": float("nan")}) is None
 
 
 def test_the_common_level_of_bursts_is_learned_from_trials_that_have_both():
