@@ -117,7 +117,6 @@ class Lines:
         """
         self._longest_bytes = longest_bytes
         self._rest, self._rest_ns = b"", 0
-        self._after_return = False
 
     def add(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
         """Returns the lines that new data ends, with their times; no data is the end of the output.
@@ -126,13 +125,11 @@ class Lines:
             data: What was read.
             mono_ns: The time of reading.
         """
-        whole = self._rest + (data[1:] if self._after_return and data.startswith(b"\n") else data)
-        self._after_return = data.endswith(b"\r")
-        *lines, rest = _ENDS.split(whole)
+        *lines, rest = _ENDS.split(self._rest + data)
         if not data or len(rest) > self._longest_bytes:
             lines, rest = [*lines, rest] if rest else lines, b""
         times_ns = [mono_ns] * len(lines)
-        if lines and self._rest and lines[0].rstrip(b"\r") == self._rest:
+        if lines and self._rest and lines[0].rstrip(b"\r") == self._rest.rstrip(b"\r"):
             times_ns[0] = self._rest_ns
         if rest != self._rest:
             self._rest_ns = mono_ns
@@ -140,8 +137,8 @@ class Lines:
         return [(line.decode(errors="replace"), at_ns) for line, at_ns in zip(lines, times_ns, strict=True)]
 
 
-_ENDS: Final = re.compile(rb"\r?\n|(?<=\r)")
-"""Ends of lines: a carriage return on its own is kept."""
+_ENDS: Final = re.compile(rb"\r?\n|(?<=\r)(?=[^\n])")
+"""Ends of lines. A carriage return on its own is kept; whether it is on its own, the byte behind it tells."""
 
 
 def _number(text: str | None) -> float | None:
