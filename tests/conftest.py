@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ STEP_BACK = 5
 
 GONE_WITHIN_S = 20.0
 """Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
+
+# Images of containers often keep Python from writing bytecode. Each process that the suite starts would then compile
+# the modules of wattune anew, and each process of tests those of the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes of tests share the processors; threads of torch's own would only take turns.
