@@ -72,28 +72,6 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
     assert len(json.loads(from_mlflow.stdout)["failed"]) == 2
 
 
-@pytest.mark.usefixtures("in_foreground")
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
-    start_wattune, wattune, write_two_trials, results, storage: Path
-) -> None:
-    space = write_two_trials("stopped", min_seconds=6)
-    running = start_wattune("run", space)
-    running.says(r"^\[1/2\].* measure [1-9]")
-    running.process.send_signal(signal.SIGINT)
-    assert running.ends(90) == 130, running.text
-    assert "stopping: running trials end" in running.text
-    assert "Traceback" not in running.text
-    assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
-    statuses = sorted(one["status"] for one in results(storage / "stopped").values())
-    assert statuses == ["completed", "interrupted"]
-    assert (storage / "stopped" / "report.html").exists()
-
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    assert sorted(one["status"] for one in results(storage / "stopped").values()) == ["completed", "completed"]
-    assert len(json.loads(done.stdout)["feasible"]) == 2
-
-
 @pytest.mark.slow
 def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials, results, storage: Path) -> None:
     space = write_two_trials("killed", min_seconds=24.9, timeout_s=25)
