@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     result = yield
     if hasattr(session.config, "workerinput"):
         return result
+    _end_multiprocessing()
     until_s = time.monotonic() + GONE_WITHIN_S
     while (left := _processes_of_this_run()) and time.monotonic() < until_s:
         time.sleep(0.2)
@@ -152,6 +154,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
     return result
+
+
+def _end_multiprocessing() -> None:
+    """Ends the processes that `multiprocessing` keeps to the end of this one, where tests ran in this one."""
+    forkserver._forkserver._stop()
+    util._run_finalizers()  # its folder goes before the one that it lies in
+    resource_tracker._resource_tracker._stop()
 
 
 def _processes_of_this_run() -> dict[psutil.Process, str]:
