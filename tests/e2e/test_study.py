@@ -20,6 +20,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 
+@pytest.mark.usefixtures("on_standing_cluster")
 def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_model, results, storage: Path) -> None:
     # Real failures: weights no machine of this size can hold, and rotary frequencies that overflow.
     too_large = tiny_model | {"hidden_size": 65536, "ffn_hidden_size": 262144, "vocab_size": 1048576}
