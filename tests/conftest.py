@@ -10,10 +10,12 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,11 @@ STEP_BACK = 5
 
 GONE_WITHIN_S = 20.0
 """Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
+
+# Images of containers often keep Python from writing bytecode. Each process that the suite starts would then compile
+# the modules of wattune anew, and each process of tests those of the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes of tests share the processors; threads of torch's own would only take turns.
@@ -130,6 +137,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     result = yield
     if hasattr(session.config, "workerinput"):
         return result
+    _end_multiprocessing()
     until_s = time.monotonic() + GONE_WITHIN_S
     while (left := _processes_of_this_run()) and time.monotonic() < until_s:
         time.sleep(0.2)
@@ -146,6 +154,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
     return result
+
+
+def _end_multiprocessing() -> None:
+    """Ends the processes that `multiprocessing` keeps to the end of this one, where tests ran in this one."""
+    forkserver._forkserver._stop()
+    util._run_finalizers()  # its folder goes before the one that it lies in
+    resource_tracker._resource_tracker._stop()
 
 
 def _processes_of_this_run() -> dict[psutil.Process, str]:

@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from dataclasses import astuple
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,6 +136,7 @@ def fork_ranks(folder: Path, world_size: int, cases: dict[str, Any]) -> int:
         except BaseException:
             traceback.print_exc()
         finally:
+            util._run_finalizers()  # of semaphores that torch made, which the resource tracker would miss
             sys.stderr.flush()
             os._exit(code)  # what comes after is this process's parent's
     return sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)

@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+# Torch may have read the variable before, in the process that this one is a fork of.
+torch._dynamo.config.disable = os.environ["TORCH_COMPILE_DISABLE"] == "1"
+
 CPU = torch.device("cpu")
 
 

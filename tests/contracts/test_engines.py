@@ -14,8 +14,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_ranks import start_script
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
@@ -392,22 +391,16 @@ def run_specs(
         folder = Path(name)
         cases = {name: {"spec": spec.to_json(), "compiler": compiler} for name, (spec, compiler) in specs.items()}
         (folder / "cases.json").write_text(json.dumps(cases))
-        path = os.pathsep.join(sys.path)
-        with (folder / "all.err").open("w") as errors:
-            workers = subprocess.Popen(
-                [sys.executable, str(worker), str(folder), "all", str(world_size)],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                stderr=errors,
-                start_new_session=True,
-            )
+        group = start_script(worker, folder, "all", world_size, errors=folder / "all.err")
         try:
-            code = workers.wait(timeout=GROUP_TIMEOUT_S)
+            group.join(GROUP_TIMEOUT_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(workers.pid, signal.SIGKILL)  # a rank may wait for one that failed
-            workers.wait()
+                os.killpg(group.pid, signal.SIGKILL)  # a rank may wait for one that failed
+            group.kill()  # where it has no session yet
+            group.join()
         said = {path.stem: path.read_text()[-3000:] for path in sorted(folder.glob("*.err"))}
-        assert code == 0, "\n".join(f"rank {rank}:\n{text}" for rank, text in said.items() if text)
+        assert group.exitcode == 0, "\n".join(f"rank {rank}:\n{text}" for rank, text in said.items() if text)
         by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
     return {case_name: [outcomes[case_name] for outcomes in by_rank] for case_name in specs}
 

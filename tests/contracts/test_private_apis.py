@@ -153,15 +153,17 @@ def _inherited(node: ast.ClassDef) -> set[str]:
     return {f"?.{name}" for name in (loaded - stored - methods) | (methods - loaded) if is_private(name)}
 
 
-USES: Final = {
-    (path.relative_to(PACKAGE).as_posix(), used)
-    for path in sorted(PACKAGE.rglob("*.py"))
-    for used in private_uses(path.read_text())
-}
+def uses() -> set[tuple[str, str]]:
+    """The files of the package, each with a private name it uses."""
+    return {
+        (path.relative_to(PACKAGE).as_posix(), used)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for used in private_uses(path.read_text())
+    }
 
 
 def test_every_private_name_that_is_used_is_in_the_table() -> None:
-    missing = {use for use in USES if not any(each.covers(use[1], use[0]) for each in ROWS)}
+    missing = {use for use in uses() if not any(each.covers(use[1], use[0]) for each in ROWS)}
     assert not missing, f"add a row with this file to {PAGE.name} and a test of it here: {sorted(missing)}"
 
 

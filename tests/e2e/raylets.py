@@ -27,6 +27,7 @@ def obey() -> None:
             "labels": {"wattune.io/domain": "head", "wattune.io/device": "cpu"},
             "include_dashboard": True,
             "dashboard_port": int(sys.argv[1]),
+            "include_log_monitor": False,  # it reads the logs of all processes for drivers that show them: none does
         },
     )
     nodes = {}

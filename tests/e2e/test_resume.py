@@ -1,6 +1,7 @@
 """Finished trials, and the study itself, survive when the processes of a study are killed."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,31 @@ def in_flight(study: Path) -> set[str]:
     return {path.parent.name for path in study.glob("trials/*/spec.json") if not (path.parent / "result.json").exists()}
 
 
-@pytest.fixture
-def halfway(start_wattune, write_two_trials, storage: Path) -> Callable[[str], tuple[Path, Path, Any]]:
-    """Starts a study of two trials; its space, folder and command once one is done and the other measures."""
-
-    def start(name: str) -> tuple[Path, Path, Any]:
-        space = write_two_trials(name, min_seconds=3)
-        running = start_wattune("run", space)
-        running.says(r"^\[1/2\].* measure [1-9]")
-        return space, storage / name, running
-
-    return start
+def second_measures(start_wattune: Callable[..., Any], space: Path) -> Any:
+    """Runs a study of two trials; its command, once one is done and the other measures."""
+    running = start_wattune("run", space)
+    running.says(r"^\[1/2\].* measure [1-9]")
+    return running
 
 
-def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, results) -> None:
-    space, study, running = halfway("killed_driver")
-    finished = {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in results(study)}
+@pytest.mark.usefixtures("in_foreground")
+def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
+    start_wattune, wattune, write_two_trials, results, storage: Path
+) -> None:
+    """One study is told to end, continued by the same command, killed, and continued again until it is done."""
+    space, study = write_two_trials("stopped", min_seconds=6), storage / "stopped"
+    running = second_measures(start_wattune, space)
+    running.process.send_signal(signal.SIGINT)
+    assert running.ends(90) == 130, running.text
+    assert "stopping: running trials end" in running.text
+    assert "Traceback" not in running.text
+    assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
+    assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
+    assert (study / "report.html").exists()
+    (finished,) = (name for name, one in results(study).items() if one["status"] == "completed")
+    written_ns = (study / "trials" / finished / "result.json").stat().st_mtime_ns
+
+    running = second_measures(start_wattune, space)
     (cut_off,) = in_flight(study)
     running.process.kill()
     running.ends(30)
@@ -43,11 +53,16 @@ def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, resul
     assert "1 trial(s) to run, 1 interrupted before among them" in done.stderr
     outcome = json.loads(done.stdout)
     assert (outcome["finished"], outcome["ending"], len(outcome["feasible"])) == (True, "finished", 2)
-    assert {name: (study / "trials" / name / "result.json").stat().st_mtime_ns for name in finished} == finished
+    assert results(study).keys() == {finished, cut_off}
+    assert (study / "trials" / finished / "result.json").stat().st_mtime_ns == written_ns
     again = results(study)[cut_off]
-    assert again["status"] == "completed" and again["tags"]["attempt"] == "2"
-    attempt = json.loads((study / "trials" / cut_off / "attempts" / "1" / "result.json").read_text())
-    assert attempt["status"] == "interrupted" and "the study's process ended while it ran" in attempt["reason"]
+    assert again["status"] == "completed" and again["tags"]["attempt"] == "3"
+    attempts = [
+        json.loads((study / "trials" / cut_off / "attempts" / number / "result.json").read_text()) for number in "12"
+    ]
+    assert [attempt["status"] for attempt in attempts] == ["interrupted", "interrupted"]
+    assert "the study's process ended while it ran" in attempts[1]["reason"]
+    assert "the study's process ended while it ran" not in attempts[0]["reason"]
 
     # What is done needs no cluster: nothing is started, and it takes a moment.
     last = wattune("run", space, "--json", timeout_s=100)
@@ -57,8 +72,11 @@ def test_a_killed_driver_loses_nothing_that_was_finished(halfway, wattune, resul
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_killed_head_ends_the_call_and_the_same_command_continues(halfway, wattune, results) -> None:
-    space, study, running = halfway("killed_head")
+def test_a_killed_head_ends_the_call_and_the_same_command_continues(
+    start_wattune, wattune, write_two_trials, results, storage: Path
+) -> None:
+    space, study = write_two_trials("killed_head", min_seconds=3), storage / "killed_head"
+    running = second_measures(start_wattune, space)
     children = psutil.Process(running.process.pid).children(recursive=True)
     (gcs,) = [process for process in children if process.name() == "gcs_server"]
     gcs.kill()

@@ -20,6 +20,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 
+@pytest.mark.usefixtures("on_standing_cluster")
 def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_model, results, storage: Path) -> None:
     # Real failures: weights no machine of this size can hold, and rotary frequencies that overflow.
     too_large = tiny_model | {"hidden_size": 65536, "ffn_hidden_size": 262144, "vocab_size": 1048576}
@@ -70,28 +71,6 @@ def test_failures_are_statuses_and_the_study_goes_on(wattune, write_space, tiny_
     )
     assert from_mlflow.returncode == 0, from_mlflow.stderr
     assert len(json.loads(from_mlflow.stdout)["failed"]) == 2
-
-
-@pytest.mark.usefixtures("in_foreground")
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_finishes(
-    start_wattune, wattune, write_two_trials, results, storage: Path
-) -> None:
-    space = write_two_trials("stopped", min_seconds=6)
-    running = start_wattune("run", space)
-    running.says(r"^\[1/2\].* measure [1-9]")
-    running.process.send_signal(signal.SIGINT)
-    assert running.ends(90) == 130, running.text
-    assert "stopping: running trials end" in running.text
-    assert "Traceback" not in running.text
-    assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
-    statuses = sorted(one["status"] for one in results(storage / "stopped").values())
-    assert statuses == ["completed", "interrupted"]
-    assert (storage / "stopped" / "report.html").exists()
-
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    assert sorted(one["status"] for one in results(storage / "stopped").values()) == ["completed", "completed"]
-    assert len(json.loads(done.stdout)["feasible"]) == 2
 
 
 @pytest.mark.slow

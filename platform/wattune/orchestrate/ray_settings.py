@@ -32,6 +32,10 @@ ANSWER_WITHIN_S: Final = 60.0
 JOB_SETTINGS: Final = {
     # By default Ray retries for ever a placement group that cannot be satisfied, as when a node has just left.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    # A process beside every group of workers that asks every 5 s which nodes are about to leave, for training that then
+    # writes a checkpoint. No trial does: wattune acts when a node has left. With it Train would take no notice of a
+    # lost worker until the node's deadline.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     # The study folder holds the results.

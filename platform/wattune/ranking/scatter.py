@@ -22,13 +22,15 @@ Given the variances, a and b have Gaussian priors and the rest is a linear regre
 
 import math
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from functools import lru_cache
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.intp]
+_Numbers = TypeVar("_Numbers", float, Floats)
 
 NODE_SET_SPREAD: Final = 0.05
 """Prior standard deviation of one node set against another, on the logarithmic scale. Our choice, beside the 8 %
@@ -266,13 +268,18 @@ def _alike(squares: Floats, free: Floats, pooled: float) -> float:
         own = np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)
         logs = np.log(own) - _digamma(half) + np.log(half)
         excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0)
-    prior = float(_trigamma(np.array([_SIMILAR_DEGREES / 2.0]))[0])
+    prior = _trigamma(_SIMILAR_DEGREES / 2.0)
     wanted = (_SIMILAR_TRIALS * prior + max(num - 1, 0) * excess) / (_SIMILAR_TRIALS + max(num - 1, 0))
+    return max(2.0 * _inverse_trigamma(wanted), _LEAST_ALIKE)
+
+
+@lru_cache(maxsize=1024)
+def _inverse_trigamma(wanted: float) -> float:
+    """Finds where trigamma has a value. It falls everywhere; studies with few repeats ask for the same ones."""
     low, high = 1e-3, 1e6
-    for _ in range(80):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if float(_trigamma(np.array([middle]))[0]) > wanted else (low, middle)
-    return max(2.0 * low, _LEAST_ALIKE)
+    while low < (middle := math.sqrt(low * high)) < high:
+        low, high = (middle, high) if _trigamma(middle) > wanted else (low, middle)
+    return low
 
 
 def _digamma(x: Floats) -> Floats:
@@ -284,13 +291,12 @@ def _digamma(x: Floats) -> Floats:
     return result
 
 
-def _trigamma(x: Floats) -> Floats:
+def _trigamma(x: _Numbers) -> _Numbers:
     """Trigamma of positive numbers: recurrence and asymptotic series (Abramowitz and Stegun 6.4.6, 6.4.12)."""
     shift = sum(1.0 / (x + step) ** 2 for step in range(6))
     far = x + 6.0
     series = 1 / far + 1 / (2 * far**2) + 1 / (6 * far**3) - 1 / (30 * far**5) + 1 / (42 * far**7)
-    result: Floats = series + shift
-    return result
+    return series + shift
 
 
 def _tied(runs: Runs, base: int, num_sets: int) -> npt.NDArray[np.bool_]:

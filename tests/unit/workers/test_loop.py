@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from warm_ranks import run_ranks
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -303,4 +303,4 @@ def test_a_rank_with_a_proof_goes_on_while_another_has_none(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_all_ranks_stop_together_or_none_does(tmp_path: Path) -> None:
-    mp.spawn(_stop_on_two, (tmp_path,), nprocs=2)
+    run_ranks(_stop_on_two, tmp_path)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.distributed_c10d import Store
+from warm_ranks import run_ranks
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
@@ -84,7 +84,7 @@ def _worker(rank: int, folder: Path) -> None:
 
 
 def test_groups_come_and_go(tmp_path: Path) -> None:
-    mp.spawn(_worker, (tmp_path,), nprocs=2)
+    run_ranks(_worker, tmp_path)
 
 
 def _run_trials(rank: int, folder: Path) -> None:
@@ -131,7 +131,7 @@ def _run_trials(rank: int, folder: Path) -> None:
 
 
 def test_a_rank_out_of_memory_frees_the_others_whatever_the_plan_and_no_group_stays(tmp_path: Path) -> None:
-    mp.spawn(_run_trials, (tmp_path,), nprocs=2)
+    run_ranks(_run_trials, tmp_path)
 
 
 class _FailsInProfile(TorchEngine):
@@ -179,7 +179,7 @@ def _run_profiled(rank: int, folder: Path) -> None:
 
 
 def test_a_rank_that_fails_in_the_profiled_pass_costs_no_rank_what_it_measured(tmp_path: Path) -> None:
-    mp.spawn(_run_profiled, (tmp_path,), nprocs=2)
+    run_ranks(_run_profiled, tmp_path)
 
 
 def test_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch._dynamo.utils import counters
+from warm_ranks import run_ranks
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
@@ -138,7 +138,7 @@ def _tensor_parallel_trials(rank: int, folder: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_equal_plans_share_graphs_of_tensor_parallel_layers(tmp_path: Path) -> None:
-    mp.spawn(_tensor_parallel_trials, (tmp_path,), nprocs=2)
+    run_ranks(_tensor_parallel_trials, tmp_path)
 
 
 def test_many_configurations_are_forgotten_before_torch_gives_up() -> None:
