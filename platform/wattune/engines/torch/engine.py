@@ -101,7 +101,7 @@ class _Running:
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
         boundary = torch.empty(
             (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),
-            dtype=DTYPES[plan.dtype],
+            dtype=DTYPES[plan.held_dtype],
             device="meta",
             requires_grad=self._trains,
         )
@@ -160,7 +160,7 @@ def _decoders(
     model, plan = spec.model, spec.plan
     rotation = None
     if model.positions == "rope":
-        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.dtype])
+        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.held_dtype])
     decoders = []
     for layers in chunks:
         with torch.device("meta"):
