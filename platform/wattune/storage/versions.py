@@ -124,7 +124,9 @@ def _counted(cluster: Any) -> Any:
     if not isinstance(cluster, Mapping):
         return cluster
     return {
-        key: {name: own for name, own in value.items() if name not in UNCOUNTED} if isinstance(value, Mapping) else value
+        key: {name: own for name, own in value.items() if name not in UNCOUNTED}
+        if isinstance(value, Mapping)
+        else value
         for key, value in cluster.items()
     }
 

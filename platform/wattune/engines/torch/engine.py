@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from wattune.engines.libraries import check_libraries
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
@@ -49,6 +50,7 @@ class TorchEngine(Answering):
         Raises:
             EngineError: The specification is one this engine cannot run.
         """
+        check_libraries(spec)
         device = claim(spec, ranks)
         self._meshes = Meshes.create(
             spec.plan,

@@ -32,7 +32,7 @@ def convert_layers(decoder: Decoder, device: torch.device) -> None:
     """Makes every linear layer of the decoder's layers one in FP8, before anything cuts, fills or shards them.
 
     Parameters stay the same objects under the same names. Processors emulate the products: operands are rounded to FP8
-    and multiplied in bf16.
+    and multiplied in fp32.
 
     Args:
         decoder: Part of the model.

@@ -144,8 +144,8 @@ def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
 def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
     """Makes a module, its experts first, a unit of FSDP2.
 
-    With bf16 (fp8 too) the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast when they
-    are gathered: one bf16 copy, however many micro-batches are in flight.
+    With bf16, and with fp8, the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast
+    to bf16 when they are gathered: one copy, however many micro-batches are in flight.
     """
     policy = MixedPrecisionPolicy()
     if plan.held_dtype == "bf16":
