@@ -218,7 +218,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                 ),
                 Exclusion(
                     setting={"dtype": ("fp8",)},
-                    why="torchao's layers compute the gradients of frozen weights too",
+                    why="torchao's layers compute gradients of frozen weights too",
                     mode="lora",
                 ),
             ),

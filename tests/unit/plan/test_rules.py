@@ -123,6 +123,10 @@ def test_a_valid_configuration_breaks_no_rule(name):
         spec(LEARNED),
         spec(pp=2, layout=(39, 41), rank_order=tuple(reversed(range(16)))),
         spec(device="cpu", world=1, dtype="fp32"),
+        spec(tp=2, dtype="fp8"),
+        spec(mode="prefill", seq_len=1025, dtype="fp8"),  # without gradients of weights nothing sums over tokens
+        spec(device="cpu", world=1, dtype="fp8"),
+        spec(device="mi300x", dtype="fp8"),
         adapted(tp=2, targets=("q", "k", "v", "o", "gate", "up", "down")),
         adapted(MOE, targets=("q", "k", "v", "o")),
         spec(mode="prefill", pp=2, micro_batch_size=2),
@@ -133,6 +137,55 @@ def test_a_valid_configuration_breaks_no_rule(name):
     ):
         assert rule(valid) is None
         assert list(violations(valid)) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "words"),
+    [
+        (
+            spec(device="a100_sxm_80gb", dtype="fp8"),
+            "dtype",
+            (
+                "dtype=fp8 does not run on a100_sxm_80gb with engine torch: no fp8 peak of a100_sxm_80gb is known; use "
+                "{bf16, fp32}, or where your own device has one give its peak_fp8_flop_per_s"
+            ),
+        ),
+        (
+            spec(engine="deepspeed", dtype="fp8"),
+            "dtype",
+            (
+                "dtype=fp8 does not run on h200_sxm with engine deepspeed, which has no linear layers in it; use "
+                "{bf16, fp32}, or engine in {torch, command}"
+            ),
+        ),
+        (
+            spec(MOE, dtype="fp8"),
+            "engine_combination",
+            (
+                "engine torch cannot run dtype=fp8 with the experts of mixtral_8x7b: torchao converts linear layers, and "
+                "experts are grouped products; use dtype in {bf16, fp32}"
+            ),
+        ),
+        (
+            adapted(dtype="fp8"),
+            "engine_combination",
+            (
+                "engine torch cannot run dtype=fp8 with mode=lora: torchao's layers compute gradients of frozen weights too; "
+                "use dtype in {bf16, fp32}"
+            ),
+        ),
+    ],
+    ids=["A100", "deepspeed", "experts", "lora"],
+)
+def test_fp8_is_refused_where_it_cannot_run_with_what_to_do(broken, rule, words):
+    assert [(each.rule, each.reason) for each in violations(broken)] == [(rule, words)]
+
+
+def test_fp8_on_a_processor_is_refused_where_the_simulated_device_has_none():
+    plain = spec(device="cpu", world=2, dtype="fp8")
+    for simulated, fits in (("h200_sxm", True), ("mi250_gcd", False)):
+        broken = list(violations(replace(plain, cluster=replace(plain.cluster, simulate_sensors_of=simulated))))
+        assert not broken if fits else "cpu simulating mi250_gcd with engine torch: no fp8 peak" in broken[0].reason
 
 
 def test_degrees_beyond_the_world_are_judged_by_the_world_alone():
