@@ -162,16 +162,16 @@ def test_a_valid_configuration_breaks_no_rule(name):
             spec(MOE, dtype="fp8"),
             "engine_combination",
             (
-                "engine torch cannot run dtype=fp8 with the experts of mixtral_8x7b: torchao converts linear layers, and "
-                "experts are grouped products; use dtype in {bf16, fp32}"
+                "engine torch cannot run dtype=fp8 with the experts of mixtral_8x7b: torchao converts "
+                "linear layers, and experts are grouped products; use dtype in {bf16, fp32}"
             ),
         ),
         (
             adapted(dtype="fp8"),
             "engine_combination",
             (
-                "engine torch cannot run dtype=fp8 with mode=lora: torchao's layers compute gradients of frozen weights too; "
-                "use dtype in {bf16, fp32}"
+                "engine torch cannot run dtype=fp8 with mode=lora: torchao's layers compute gradients of frozen "
+                "weights too; use dtype in {bf16, fp32}"
             ),
         ),
     ],
