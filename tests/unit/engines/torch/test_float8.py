@@ -1,4 +1,4 @@
-"""Which layers run in FP8, how exactly, and on which devices."""
+"""Conversion of linear layers to FP8: its extent, its exactness, and the devices that are refused."""
 
 import logging
 import os
