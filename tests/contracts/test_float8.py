@@ -61,6 +61,8 @@ SAME_AS_FP8 = {
     "selective": fp8(WIDE, 1, recompute="selective"),
     "offload": fp8(WIDE, 1, offload="activations"),
     "dp2": fp8(WIDE, 2),
+    "dp2-zero1": fp8(WIDE, 2, sharding="zero1", overlap="grad"),
+    "dp2-zero2": fp8(WIDE, 2, sharding="zero2"),
     "dp2-zero3": fp8(WIDE, 2, sharding="zero3", overlap="grad_param"),
     "pp2": fp8(WIDE, 2, pp=2),
 }
