@@ -31,7 +31,7 @@ ROOMS = {
     "engines/deepspeed": "config context engine grad_norm model pipeline",
     "engines/megatron": "config context engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
-    "engines/torch": "blocking_comm engine mesh optimizer parallel pipeline",
+    "engines/torch": "blocking_comm engine float8 mesh optimizer parallel pipeline",
     "fitting": "device estimate_and_result interval least_squares links memory power step_time store temperature",
     "orchestrate": "cluster command_result cooldown events failures lost_cluster node_products power_limit ray_folder "
     "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
@@ -111,7 +111,7 @@ PURE = (
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation record record.serving workers.command terminal.recording"
 )
-VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron")
+VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron", "torchao")
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -20,6 +20,7 @@ _LIBRARIES: Final = {
     "mlflow": "tracking needs it",
     "megatron-core": "its engine needs it; install wattune[megatron]",
     "deepspeed": "its engine needs it",
+    "torchao": "`dtype: fp8` of the torch engine needs it; install wattune[fp8]",
     "transformer-engine": "without it the megatron engine runs its local layers",
 }
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from wattune.catalog.hardware import ClusterSpec, DeviceSpec
+from wattune.catalog.hardware import UNCOUNTED, ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.field_types import default_of, require_kinds
@@ -330,7 +330,7 @@ def _identity(value: Any) -> Any:
 def _counted(kind: type[Any]) -> list[tuple[str, Any]]:
     """Lists the fields of a dataclass that count in an id, each with the value that leaves it out."""
     first = next((_FIRST_FIELDS[one] for one in kind.__mro__ if one in _FIRST_FIELDS), frozenset[str]())
-    named = (each for each in fields(kind) if each.name != "source")
+    named = (each for each in fields(kind) if each.name not in UNCOUNTED)
     return [(each.name, MISSING if each.name in first else default_of(each)) for each in named]
 
 

@@ -16,7 +16,17 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "platform" / "wattune"
 PAGE: Final = ROOT / "docs" / "dependencies.md"
 
-LIBRARIES: Final = ("ray", "torch", "deepspeed", "megatron", "mlflow", "pynvml", "amdsmi", "transformer_engine")
+LIBRARIES: Final = (
+    "ray",
+    "torch",
+    "deepspeed",
+    "megatron",
+    "mlflow",
+    "pynvml",
+    "amdsmi",
+    "transformer_engine",
+    "torchao",
+)
 
 
 class Row(NamedTuple):

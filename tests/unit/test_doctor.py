@@ -47,7 +47,7 @@ def found(topic: str) -> Finding:
 
 def test_every_topic_has_one_finding_in_the_order_of_the_page(storage: Path) -> None:
     topics = [each.topic for each in examine()]
-    libraries = ["torch", "ray", "mlflow", "megatron-core", "deepspeed", "transformer-engine"]
+    libraries = ["torch", "ray", "mlflow", "megatron-core", "deepspeed", "torchao", "transformer-engine"]
     assert topics == ["python", "processors", "memory", *libraries, "nvml", "rapl", "storage"]
 
 

@@ -27,6 +27,8 @@ class DeviceSpec:
     """Dense bf16 matrix peak of one device."""
     peak_fp32_flop_per_s: float | None
     """Dense fp32 peak of one device, without reduced-precision tricks."""
+    peak_fp8_flop_per_s: float | None = None
+    """Dense fp8 matrix peak of one device; None also where it has no products in fp8."""
     memory_bytes: int | None
     """Memory that one rank can address on its device."""
     memory_bandwidth_bytes_per_s: float | None
@@ -48,7 +50,7 @@ class DeviceSpec:
     matrix_energy: float = 1.0
     """Energy of one operation of its matrix units over that on an H200, by the process it is made in."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
-    """Data types that training can run in; the first is the default."""
+    """Data types that training can hold its numbers in; the first is the default."""
     source: str = ""
     """Origin of the numbers."""
 
@@ -82,12 +84,29 @@ class DeviceSpec:
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""
-        return {"bf16": self.peak_bf16_flop_per_s, "fp32": self.peak_fp32_flop_per_s}[dtype]
+        return {
+            "bf16": self.peak_bf16_flop_per_s,
+            "fp8": self.peak_fp8_flop_per_s,
+            "fp32": self.peak_fp32_flop_per_s,
+        }[dtype]
+
+    @property
+    def trains_in(self) -> tuple[str, ...]:
+        """Data types that training can run in: `dtypes`, and fp8 beside bf16 where its peak is known.
+
+        A processor has no products in fp8. It emulates them, so that they can be tried without a GPU.
+        """
+        has_fp8 = "bf16" in self.dtypes and (self.peak_fp8_flop_per_s is not None or self.vendor == "cpu")
+        return (*self.dtypes, "fp8") if has_fp8 else self.dtypes
 
     def is_product(self, name: str) -> bool:
         """Tells whether a product name is one of this device's, written in any case and with any separators."""
         return _words(name) in map(_words, self.product_names)
 
+
+UNCOUNTED: Final = frozenset({"source", "peak_fp8_flop_per_s"})
+"""Fields of a device that count in no trial's id, and that make no other cluster of it. A peak in fp8 came later: the
+devices of earlier studies have none, and what they measured is theirs."""
 
 _TEXTS: Final = ("name", "vendor", "source")
 _LISTS: Final = ("product_names", "ray_accelerator_types", "dtypes")
@@ -109,6 +128,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=989.4e12,  # half of the 1,979 TFLOP/s the datasheet gives with sparsity
             peak_fp32_flop_per_s=66.9e12,
+            peak_fp8_flop_per_s=1978.9e12,  # half of the 3,958 TFLOP/s with sparsity
             memory_bytes=80 * 10**9,
             memory_bandwidth_bytes_per_s=3.35e12,
             link_bandwidth_bytes_per_s=450e9,  # 18 NVLink 4 links, 900 GB/s both directions together
@@ -124,6 +144,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=989.4e12,  # half of the sparse figure, as for H100
             peak_fp32_flop_per_s=66.9e12,
+            peak_fp8_flop_per_s=1978.9e12,  # half of the sparse figure, as for H100
             memory_bytes=141 * 10**9,
             memory_bandwidth_bytes_per_s=4.8e12,
             link_bandwidth_bytes_per_s=450e9,
@@ -139,6 +160,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=756.5e12,  # half of the 1,513 TFLOP/s with sparsity
             peak_fp32_flop_per_s=51.2e12,
+            peak_fp8_flop_per_s=1513e12,  # half of the 3,026 TFLOP/s with sparsity
             memory_bytes=80 * 10**9,
             memory_bandwidth_bytes_per_s=2.04e12,
             link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
@@ -153,6 +175,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=835.5e12,  # half of the 1,671 TFLOP/s with sparsity
             peak_fp32_flop_per_s=60.0e12,
+            peak_fp8_flop_per_s=1671e12,  # half of the 3,341 TFLOP/s with sparsity
             memory_bytes=94 * 10**9,
             memory_bandwidth_bytes_per_s=3.9e12,
             link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
@@ -167,6 +190,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=2250e12,  # half of the sparse figure
             peak_fp32_flop_per_s=75e12,
+            peak_fp8_flop_per_s=4500e12,  # half of the sparse figure
             memory_bytes=180 * 10**9,
             memory_bandwidth_bytes_per_s=7.7e12,
             link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
@@ -182,6 +206,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="nvidia",
             peak_bf16_flop_per_s=2500e12,  # half of the 5 PFLOP/s with sparsity, one of a superchip's two GPUs
             peak_fp32_flop_per_s=80e12,
+            peak_fp8_flop_per_s=5000e12,  # half of the 10 PFLOP/s with sparsity
             memory_bytes=186 * 10**9,
             memory_bandwidth_bytes_per_s=8e12,
             link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
@@ -264,6 +289,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="amd",
             peak_bf16_flop_per_s=1307.4e12,
             peak_fp32_flop_per_s=163.4e12,
+            peak_fp8_flop_per_s=2614.9e12,
             memory_bytes=192 * 10**9,
             memory_bandwidth_bytes_per_s=5.3e12,
             link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction
@@ -279,6 +305,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             vendor="amd",
             peak_bf16_flop_per_s=1307.4e12,
             peak_fp32_flop_per_s=163.4e12,
+            peak_fp8_flop_per_s=2614.9e12,
             memory_bytes=256 * 10**9,
             memory_bandwidth_bytes_per_s=6e12,
             link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction

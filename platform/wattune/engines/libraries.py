@@ -19,8 +19,8 @@ def check_libraries(spec: TrialSpec) -> None:
     """Looks for what a specification needs to be installed on this node, without loading any of it.
 
     Raises:
-        NodeError: Its engine's library or its command's program is not there, or the cluster is said to have
-            TransformerEngine and has not.
+        NodeError: Its engine's library, torchao for FP8, or its command's program is not there, or the cluster is said
+            to have TransformerEngine and has not.
     """
     if spec.program is not None and is_command(spec):
         program = filled(spec.program.command[0], values_of(spec, spec.program.flags) | dict.fromkeys(RUN_TIME, ""))
@@ -32,6 +32,10 @@ def check_libraries(spec: TrialSpec) -> None:
         return
     if spec.engine in OPTIONAL and importlib.util.find_spec(spec.engine) is None:
         raise NodeError(not_installed(spec.engine, spec.engine))
+    if spec.plan.dtype == "fp8" and importlib.util.find_spec("torchao") is None:
+        raise NodeError(
+            "dtype: fp8 needs torchao, which is not installed; pip install wattune[fp8] on every node, or use bf16"
+        )
     if not spec.cluster.transformer_engine or spec.engine != "megatron":
         return
     if importlib.util.find_spec("transformer_engine") is None:

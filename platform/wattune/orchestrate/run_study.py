@@ -107,7 +107,7 @@ def require_libraries(specs: Iterable[TrialSpec], cluster: Cluster) -> None:
     Raises:
         EngineError: An engine's library is not installed.
     """
-    for spec in {(spec.engine, spec.cluster): spec for spec in specs}.values():
+    for spec in {(spec.engine, spec.cluster, spec.plan.dtype): spec for spec in specs}.values():
         if [node.node_id for node in cluster.fitting(spec.cluster)] == [cluster.driver_node_id]:
             check_libraries(spec)
 

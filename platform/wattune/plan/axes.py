@@ -15,18 +15,11 @@ class Axis:
     """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name."""
     choices: tuple[str, ...] = ()
     """Names that are values of the axis."""
-    lacking: tuple[tuple[str, str], ...] = ()
-    """Names that the field knows and no engine here runs, each with the reason."""
     neutral: str
     """The value of an axis that the space leaves out, in words."""
     meaning: str
     """A line of text for users."""
 
-
-_NO_FP8: Final = (
-    "no engine here has linear layers in it: torchao's conversion and TransformerEngine's recipes are not built in "
-    "(docs/engines.md, FP8); code of your own can, by a flag of engine: command"
-)
 
 AXES: Final[dict[str, Axis]] = {
     axis.name: axis
@@ -75,10 +68,10 @@ AXES: Final[dict[str, Axis]] = {
         Axis(
             name="dtype",
             kind="choice",
-            choices=("bf16", "fp32"),
-            lacking=(("fp8", _NO_FP8),),
+            choices=("bf16", "fp8", "fp32"),
             neutral="bf16, on cpu fp32",
-            meaning="data type of weights and activations in the forward and backward pass",
+            meaning="data type of weights and activations in the forward and backward pass; "
+            "fp8: of the layers' products, the rest stays bf16",
         ),
         Axis(
             name="layout",
@@ -98,8 +91,11 @@ AXES: Final[dict[str, Axis]] = {
 }
 """Every axis by name, in the order tables list them."""
 
-ITEM_BYTES: Final = {"bf16": 2, "fp32": 4}
-"""Bytes of one number by `dtype`."""
+HELD_IN: Final = {"bf16": "bf16", "fp8": "bf16", "fp32": "fp32"}
+"""Type of weights and activations between products, by `dtype`: FP8 is cast to at a product and kept nowhere."""
+
+ITEM_BYTES: Final = {name: {"bf16": 2, "fp32": 4}[held] for name, held in HELD_IN.items()}
+"""Bytes of one number that is held, by `dtype`."""
 
 DEGREES: Final = ("tp", "pp", "cp", "ep", "etp", "vpp")
 """Axes that are parallel degrees."""
@@ -133,6 +129,11 @@ class Plan:
         return world_size // (self.tp * self.pp * self.cp)
 
     @property
+    def held_dtype(self) -> str:
+        """Data type of weights in use and of activations: `dtype`, or where that is of products alone, the wider."""
+        return HELD_IN[self.dtype]
+
+    @property
     def label(self) -> str:
         """Short text of what is not neutral, such as `tp2 pp2 mbs4 zero1`."""
         neutral = Plan(etp=self.tp, dtype=self.dtype)
@@ -143,6 +144,7 @@ class Plan:
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         parts += [f"offload={self.offload}"] if self.offload != "none" else []
         parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
+        parts += ["fp8"] if self.dtype == "fp8" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []
         parts += [f"order={self.rank_order}"] if self.rank_order != "topology" else []
         return " ".join(parts)

@@ -160,6 +160,8 @@ class Capabilities:
     vendors: tuple[str, ...]
     """Vendors of the devices it runs on, as `DeviceSpec.vendor`."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
+    fp8_multiple: int = 1
+    """Number that widths of linear layers and tokens of a micro-batch must be multiples of on each rank in fp8."""
     etp_is_tp: bool = True
     """True where experts can only be split by the tensor parallel degree of the rest."""
     fills_pipeline: bool = False
@@ -198,6 +200,8 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         Capabilities(
             name="torch",
             vendors=("nvidia", "amd", "cpu"),
+            dtypes=("bf16", "fp8", "fp32"),
+            fp8_multiple=16,  # torch._scaled_mm: "trailing dimension of mat1 to be divisible by 16", "mat2 shape" alike
             fills_pipeline=True,
             rounds_of_pp=False,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
@@ -207,8 +211,19 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     setting={"overlap": ("tp",)},
                     why="torch's asynchronous tensor parallel is a private switch of its compiler (2.11 to 2.13)",
                 ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="torchao converts linear layers, and experts are grouped products",
+                    of_experts=True,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="torchao's layers compute gradients of frozen weights too",
+                    mode="lora",
+                ),
             ),
-            source="torch 2.11: torch.distributed.pipelining.schedules, torch._inductor.config._micro_pipeline_tp",
+            source="torch 2.11: torch.distributed.pipelining.schedules, torch._inductor.config._micro_pipeline_tp; "
+            "torchao 0.18.0: float8/float8_linear.py",
         ),
         Capabilities(
             name="megatron",
@@ -327,6 +342,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         Capabilities(
             name=COMMAND,
             vendors=("nvidia", "amd", "cpu"),
+            dtypes=("bf16", "fp8", "fp32"),
             etp_is_tp=False,
             rounds_of_pp=False,
             splits_ends=False,

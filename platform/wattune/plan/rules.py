@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from wattune.catalog.hardware import DeviceSpec
 from wattune.plan.axes import AXES, ITEM_BYTES
 from wattune.plan.engines import CAPABILITIES, ROUTINGS, Configuration
 from wattune.plan.parallel import num_micro_batches
@@ -104,11 +105,22 @@ def engine_device(c: Configuration) -> str | None:
 
 def dtype(c: Configuration) -> str | None:
     """Engine and device train in this data type."""
-    of_engine, of_device = CAPABILITIES[c.engine].dtypes, c.cluster.rank_device.dtypes
-    both = [name for name in of_device if name in of_engine]
-    if c.plan.dtype in both:
+    of_engine = CAPABILITIES[c.engine].dtypes
+    # Simulated sensors are those of a device that ran the plan.
+    lacking = next((one for one in _devices(c) if c.plan.dtype not in one.trains_in), None)
+    if c.plan.dtype in of_engine and lacking is None:
         return None
-    return f"dtype={c.plan.dtype} does not run on {c.cluster.device} with engine {c.engine}; use {_listed(both)}"
+    both = _listed([name for name in c.cluster.rank_device.dtypes if name in of_engine])
+    text = f"dtype={c.plan.dtype} does not run on {c.cluster.label.split(maxsplit=1)[1]} with engine {c.engine}"
+    if c.plan.dtype != "fp8":
+        return f"{text}; use {both}"
+    if lacking is not None:
+        return (
+            f"{text}: no fp8 peak of {lacking.name} is known; use {both}, or where your own device has one give its "
+            "peak_fp8_flop_per_s"
+        )
+    able = _listed([name for name, engine in CAPABILITIES.items() if "fp8" in engine.dtypes])
+    return f"{text}, which has no linear layers in it; use {both}, or engine in {able}"
 
 
 def engine_combination(c: Configuration) -> str | None:
@@ -204,6 +216,37 @@ def expert_rows(c: Configuration) -> str | None:
                 f"experts in {c.plan.dtype}; change the width, or use a smaller etp"
             )
     return None
+
+
+def fp8_widths(c: Configuration) -> str | None:
+    """Weights of linear layers are as wide on every rank as the engine's products in fp8 want them."""
+    multiple, model, tp = CAPABILITIES[c.engine].fp8_multiple, c.model, c.plan.tp
+    if c.plan.dtype != "fp8" or multiple == 1:
+        return None
+    for name, width in (
+        ("hidden_size", model.hidden_size),
+        ("num_kv_heads*head_size", model.num_kv_heads * model.head_size),
+        ("ffn_hidden_size", model.ffn_hidden_size),
+    ):
+        if width % (multiple * tp):
+            shown = f"{name}/tp={width}/{tp}" if tp > 1 else f"{name}={width}"
+            smaller = ", or a smaller tp" if tp > 1 else ""
+            return (
+                f"{shown} of {model.name} is not a multiple of {multiple}, as products in fp8 need it on every rank; "
+                f"use dtype=bf16{smaller}"
+            )
+    return None
+
+
+def fp8_tokens(c: Configuration) -> str | None:
+    """A micro-batch has as many tokens as the engine's gradients of weights in fp8 want: they sum over them."""
+    multiple, tokens = CAPABILITIES[c.engine].fp8_multiple, c.plan.micro_batch_size * c.workload.seq_len
+    if c.plan.dtype != "fp8" or c.workload.mode == "prefill" or tokens % multiple == 0:
+        return None
+    return (
+        f"micro_batch_size*seq_len={c.plan.micro_batch_size}*{c.workload.seq_len}={tokens} is not a multiple of "
+        f"{multiple}, as gradients of weights in fp8 need; use dtype=bf16, or another micro_batch_size or seq_len"
+    )
 
 
 def positions(c: Configuration) -> str | None:
@@ -381,6 +424,8 @@ RULES: Final[tuple[Rule, ...]] = (
     expert_layer,
     feed_forward,
     expert_rows,
+    fp8_widths,
+    fp8_tokens,
     positions,
     sequence,
     interleaving,
@@ -394,11 +439,22 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 """Every rule, in the order of judging. A rejected configuration names the first that it breaks."""
 
-_OF_MODEL: Final = frozenset((heads, kv_heads, experts, expert_layer, feed_forward, expert_rows, positions, layers))
+_OF_MODEL: Final = frozenset(
+    (heads, kv_heads, experts, expert_layer, feed_forward, expert_rows, fp8_widths, positions, layers)
+)
 """Rules that need a model."""
 
-_OF_WORKLOAD: Final = frozenset((adapters, routing, positions, sequence, forward_only, batch, micro_batches))
+_OF_WORKLOAD: Final = frozenset(
+    (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches)
+)
 """Rules that need a workload."""
+
+
+def _devices(c: Configuration) -> Iterator[DeviceSpec]:
+    """Yields the device that runs a plan, and the one whose sensors are simulated."""
+    yield c.cluster.rank_device
+    if c.cluster.simulate_sensors_of:
+        yield c.cluster.sensed_device
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:

@@ -30,6 +30,8 @@ class DeviceEntry(Entry):
     """Dense bf16 matrix peak of one device."""
     peak_fp32_flop_per_s: Positive | None = None
     """Dense fp32 peak of one device."""
+    peak_fp8_flop_per_s: Positive | None = None
+    """Dense fp8 matrix peak of one device. `dtype: fp8` needs it."""
     memory_bytes: Annotated[int, Field(ge=10**9, le=10**14)] | None = None
     """Memory that one rank can address."""
     memory_bandwidth_bytes_per_s: Positive | None = None
@@ -83,6 +85,7 @@ class DeviceEntry(Entry):
 _FIGURES: Final = (
     "peak_bf16_flop_per_s",
     "peak_fp32_flop_per_s",
+    "peak_fp8_flop_per_s",
     "memory_bytes",
     "memory_bandwidth_bytes_per_s",
     "link_bandwidth_bytes_per_s",

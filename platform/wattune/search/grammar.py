@@ -66,9 +66,6 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
         return got(value, f"an integer from 1 to {most:,}")
     if isinstance(value, str) and value in axis.choices:
         return None
-    reason = dict(axis.lacking).get(value) if isinstance(value, str) else None
-    if reason is not None:
-        return f'unknown value "{value}": {reason}; use {" or ".join(axis.choices)}'
     if isinstance(value, str) and axis.kind == "choice":
         return f'unknown value "{value[:60]}"; {closest(value, axis.choices)}'
     if axis.kind == "choice":
@@ -136,8 +133,7 @@ def _axes_schema() -> JsonSchema:
             "minItems": 1,
             "uniqueItems": True,
             "items": item,
-            "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}."
-            + "".join(f" Refused: {value}, since {why}." for value, why in axis.lacking),
+            "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
         }
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
 from wattune.errors import TelemetryError
+from wattune.plan.axes import HELD_IN, ITEM_BYTES
 from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.plan.program import is_command
 from wattune.simulation.device_model import KINDS, Array
@@ -172,7 +173,8 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     output = model.vocab_size * hidden if is_last else 0
 
     attention_flop = 2 * tokens * spec.workload.seq_len * hidden * num_layers / plan.tp
-    product_flop = 2 * tokens * (num_layers * (attention + experts * ffn) + output) / plan.tp
+    layers_flop = 2 * tokens * num_layers * (attention + experts * ffn) / plan.tp
+    output_flop = 2 * tokens * output / plan.tp
     held_ffn = ffn * max(model.num_experts, 1) / (plan.ep * (plan.etp if model.is_moe else plan.tp))
     parameters = num_layers * (attention / plan.tp + held_ffn) + output / plan.tp
     width = num_layers * (4 * hidden + 3 * experts * model.ffn_hidden_size) / plan.tp
@@ -180,7 +182,8 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     rates = _Rates(device, plan.dtype, roofline)
     activations = rates.memory(rates.item_bytes * roofline.activation_passes * tokens * width)
     weights = rates.memory(rates.item_bytes * parameters)
-    products, attends = rates.tensor(product_flop), rates.tensor(attention_flop)
+    products = rates.narrow(layers_flop) + rates.tensor(output_flop)
+    attends = rates.tensor(attention_flop)
 
     sent = rates.item_bytes * tokens * hidden * num_layers
     tensor_link = rates.link(0.0 if plan.overlap == "tp" else 4 * sent * (plan.tp - 1) / plan.tp)
@@ -214,17 +217,22 @@ class _Rates:
     """Turns work into device time."""
 
     def __init__(self, device: DeviceSpec, dtype: str, roofline: Roofline) -> None:
-        flop_per_s = device.peak_flop_per_s(dtype)
+        flop_per_s, narrow_flop_per_s = device.peak_flop_per_s(HELD_IN[dtype]), device.peak_flop_per_s(dtype)
         bandwidth, link = device.memory_bandwidth_bytes_per_s, device.link_bandwidth_bytes_per_s
-        if flop_per_s is None or bandwidth is None or link is None:
+        if flop_per_s is None or narrow_flop_per_s is None or bandwidth is None or link is None:
             raise TelemetryError(
                 f'the sensors of "{device.name}" cannot be simulated: a peak is not in the catalog; '
                 "set simulate_sensors_of to an accelerator, such as h200_sxm"
             )
         self._flop_per_s = roofline.gemm_of_peak_frac * flop_per_s
+        self._narrow_flop_per_s = roofline.gemm_of_peak_frac * narrow_flop_per_s
         self._bytes_per_s = roofline.bandwidth_of_peak_frac * bandwidth
         self._link_bytes_per_s = roofline.link_of_peak_frac * link
-        self.item_bytes = 2 if dtype == "bf16" else 4
+        self.item_bytes = ITEM_BYTES[dtype]
+
+    def narrow(self, work_flop: float) -> Seconds:
+        """Products of the layers, in the plan's data type; all others are in the type that numbers are held in."""
+        return Seconds(tensor=work_flop / self._narrow_flop_per_s)
 
     def tensor(self, work_flop: float) -> Seconds:
         return Seconds(tensor=work_flop / self._flop_per_s)
@@ -247,7 +255,7 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
     group = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate
     gathers = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * num_micro}[plan.sharding]
     gradients = 4 * (2 if plan.sharding == "none" else 1)
-    gathered = gathers * (2 if plan.dtype == "bf16" else 4)
+    gathered = gathers * ITEM_BYTES[plan.dtype]
     hidden = {"none": 0, "tp": 0, "grad": gradients, "grad_param": gradients + gathered}[plan.overlap]
     inside = (gradients + gathered - hidden) * parameters * (group - 1) / group
     if plan.overlap in ("grad", "grad_param"):

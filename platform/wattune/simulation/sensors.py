@@ -106,7 +106,7 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
             name=name,
             wall_minus_mono_ns=int(offsets_ns[len(offsets_ns) // 2]),
             temp_slowdown_c=device.temp_slowdown_c,
-            tensor_cores=spec.plan.dtype == "bf16",
+            tensor_cores=spec.plan.dtype != "fp32",
         )
         first_ns = pc.min(rows["start_mono_ns"]).as_py() - s_to_ns(LEAD_S)
         last_ns = pc.max(rows["end_mono_ns"]).as_py() + s_to_ns(TAIL_S)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError
 from wattune.field_types import default_of
@@ -80,7 +80,8 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a space with every key that came after it was written.
 
     An axis, a measurement setting, or a field of workload, model or cluster that the space does not name has its
-    neutral value, which is what its study ran with. Other keys have their value of `ADDED`.
+    neutral value, which is what its study ran with. Other keys have their value of `ADDED`. Figures of a device of its
+    own that count in no id are left out: they make no other cluster of it.
     """
     space = dict(document)
     for section, kind in (("measure", Measure), ("workload", Workload), ("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -89,6 +90,10 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
             space[section] = _completed(entries, _defaults(kind))
         elif isinstance(entries, list):
             space[section] = [_completed(each, _defaults(kind)) for each in entries]
+    if isinstance(clusters := space.get("cluster"), Mapping):
+        space["cluster"] = _counted(clusters)
+    elif isinstance(clusters, list):
+        space["cluster"] = [_counted(each) for each in clusters]
     axes = {name: [_plain(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
     if isinstance(space.get("space"), Mapping):
         space["space"] = _completed(space["space"], axes)
@@ -112,6 +117,18 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 def _completed(entry: Any, defaults: Mapping[str, Any]) -> Any:
     """Adds to a mapping the keys that it lacks. Other values stay as they are, for a later check."""
     return {**entry, **{k: v for k, v in defaults.items() if k not in entry}} if isinstance(entry, Mapping) else entry
+
+
+def _counted(cluster: Any) -> Any:
+    """Returns a cluster whose own device has the fields that count in an id."""
+    if not isinstance(cluster, Mapping):
+        return cluster
+    return {
+        key: {name: own for name, own in value.items() if name not in UNCOUNTED}
+        if isinstance(value, Mapping)
+        else value
+        for key, value in cluster.items()
+    }
 
 
 def _added(entry: Any, path: Sequence[str], value: Any) -> Any:

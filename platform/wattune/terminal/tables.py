@@ -196,10 +196,13 @@ def print_metrics(console: Console, title: str, metrics: Mapping[str, float], ve
 def print_catalog(console: Console, names: Collection[str] | None = None) -> None:
     """Prints devices and models with their sources: all, or those of some names; and models that are left out."""
     chosen = {*DEVICES, *MODELS} if names is None else names
-    devices = make_table("Devices", "name", "bf16 peak", "memory", "bandwidth", "power limit", "clock", "source")
+    devices = make_table(
+        "Devices", "name", "bf16 peak", "fp8 peak", "memory", "bandwidth", "power limit", "clock", "source"
+    )
     for device in (one for one in DEVICES.values() if one.name in chosen):
         cells = (
             ("peak_bf16_flop_per_s", device.peak_bf16_flop_per_s),
+            ("peak_fp8_flop_per_s", device.peak_fp8_flop_per_s),
             ("memory_bytes", device.memory_bytes),
             ("memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
             ("power_limit_w", device.power_limit_w),

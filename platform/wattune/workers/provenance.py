@@ -18,6 +18,7 @@ LIBRARIES: Final = (
     "transformer-engine",
     "deepspeed",
     "flash-attn",
+    "torchao",
 )
 """Packages beside torch whose versions a trial's figures depend on."""
 

@@ -1,5 +1,6 @@
 """Uses of torch that torch does not promise. Each is a row of docs/dependencies.md."""
 
+import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,10 @@ def test_module() -> None:
     assert 'f"FSDP2-wrapped module ({cls}) returned a view tensor' in source(
         "torch.distributed.fsdp._fully_shard._fsdp_state"
     )
+
+
+@pytest.mark.private_api("torchao TORCHAO_FORCE_SKIP_LOADING_SO_FILES")
+def test_force_skip_loading_so_files() -> None:
+    found = importlib.util.find_spec("torchao")
+    assert found is not None and found.origin is not None
+    assert 'os.getenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "0") == "1"' in Path(found.origin).read_text()

@@ -39,6 +39,24 @@ def test_every_device_has_a_source_and_possible_numbers(spec):
         assert 30e9 < spec.memory_bytes < 300e9
 
 
+WITHOUT_FP8 = {"a100_sxm_80gb", "a100_sxm_40gb", "a100_pcie_80gb", "mi250_gcd"}
+
+
+@pytest.mark.parametrize("spec", [one for one in DEVICES.values() if one.vendor != "cpu"], ids=lambda one: one.name)
+def test_fp8_has_twice_the_dense_peak_of_bf16_where_a_datasheet_has_it(spec):
+    if spec.name in WITHOUT_FP8:
+        assert spec.peak_flop_per_s("fp8") is None and spec.trains_in == ("bf16", "fp32")
+        return
+    # Datasheets round: 1,979 TFLOP/s beside 989.4.
+    assert spec.peak_flop_per_s("fp8") == pytest.approx(2 * spec.peak_bf16_flop_per_s, rel=1e-4)
+    assert spec.trains_in == ("bf16", "fp32", "fp8")
+
+
+def test_a_cpu_emulates_fp8_and_a_device_without_bf16_has_none():
+    assert device("cpu").trains_in == ("fp32", "bf16", "fp8")
+    assert replace(device("h200_sxm"), dtypes=("fp32",)).trains_in == ("fp32",)
+
+
 def test_a_cpu_claims_no_peak():
     assert device("cpu").peak_flop_per_s("fp32") is None and device("cpu").power_limit_w is None
 

@@ -1,6 +1,7 @@
 """Libraries of an engine are looked for without loading them; a missing one is named with a remedy."""
 
 import importlib.util
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -47,6 +48,17 @@ def test_the_torch_engine_needs_no_extra(installed: set[str]) -> None:
         not_installed("torch", "numpy")
         == 'engine "torch" needs numpy, which is not installed; install it on every node'
     )
+
+
+def test_fp8_without_torchao_names_the_extra_and_the_other_type(installed: set[str]) -> None:
+    fp8 = replace(spec("torch"), plan=Plan(dtype="fp8"))
+    with pytest.raises(EngineError) as error:
+        check_libraries(fp8)
+    assert str(error.value) == (
+        "dtype: fp8 needs torchao, which is not installed; pip install wattune[fp8] on every node, or use bf16"
+    )
+    installed.add("torchao")
+    check_libraries(fp8)
 
 
 def test_transformer_engine_is_looked_for_where_a_cluster_claims_it(installed: set[str]) -> None:

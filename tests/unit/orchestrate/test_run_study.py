@@ -80,6 +80,8 @@ def test_a_library_that_is_missing_here_is_said_before_a_trial_fails_for_good(
     wanting = [*specs, replace(specs[0], engine="deepspeed")]
     with pytest.raises(EngineError, match='engine "deepspeed" needs deepspeed, which is not installed; install it'):
         require_libraries(wanting, alone)
+    with pytest.raises(EngineError, match="dtype: fp8 needs torchao"):  # of the same engine and cluster
+        require_libraries([*specs, replace(specs[0], plan=replace(specs[0].plan, dtype="fp8"))], alone)
     for nodes in ((here, other), (other,)):  # another node may have it
         require_libraries(wanting, Cluster(nodes=nodes, driver_node_id="n0"))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from wattune.plan.axes import AXES, DEGREES, ITEM_BYTES, Plan
+from wattune.plan.axes import AXES, DEGREES, HELD_IN, ITEM_BYTES, Plan
 
 COUNT = st.integers(1, 12)
 PLANS = st.builds(
@@ -34,7 +34,9 @@ def test_every_axis_is_a_field_of_plans_with_its_neutral_value() -> None:
 
 def test_degrees_are_counts_and_data_types_have_sizes() -> None:
     assert {AXES[name].kind for name in DEGREES} == {"count"}
-    assert set(ITEM_BYTES) == set(AXES["dtype"].choices)
+    assert set(ITEM_BYTES) == set(HELD_IN) == set(AXES["dtype"].choices)
+    assert ITEM_BYTES == {"bf16": 2, "fp8": 2, "fp32": 4}, "fp8 is held in bf16"
+    assert [Plan(dtype=name).held_dtype for name in ("bf16", "fp8", "fp32")] == ["bf16", "bf16", "fp32"]
 
 
 @given(plan=PLANS, dp=COUNT)
@@ -50,10 +52,10 @@ def test_plans_of_one_data_type_have_different_labels(one: Plan, other: Plan) ->
 
 
 @given(plan=PLANS, axis=st.sampled_from(sorted(AXES)), data=st.data())
-def test_a_label_changes_with_every_axis_but_the_data_type(plan: Plan, axis: str, data: st.DataObject) -> None:
+def test_a_label_changes_with_every_axis_but_between_bf16_and_fp32(plan: Plan, axis: str, data: st.DataObject) -> None:
     changed = replace(plan, **{axis: getattr(data.draw(PLANS), axis)})
     assume(changed != plan)
-    assert (changed.label == plan.label) == (axis == "dtype")
+    assert (changed.label == plan.label) == (axis == "dtype" and "fp8" not in (plan.dtype, changed.dtype))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,7 @@ def test_a_label_changes_with_every_axis_but_the_data_type(plan: Plan, axis: str
     [
         (Plan(), "mbs1"),
         (Plan(dtype="fp32"), "mbs1"),
+        (Plan(dtype="fp8", recompute="full"), "mbs1 recompute=full fp8"),
         (Plan(tp=2, etp=2), "tp2 mbs1"),
         (Plan(tp=2, etp=1, pp=2, micro_batch_size=4, sharding="zero1"), "tp2 pp2 etp1 mbs4 zero1"),
         (Plan(sharding="zero3", dp_replicate=2), "mbs1 zero3 dp_replicate=2"),

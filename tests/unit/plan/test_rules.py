@@ -55,7 +55,7 @@ BROKEN = {
     ),
     "forward_only": (spec(mode="prefill", pp=2, vpp=2), "vpp=2 orders forward and backward passes", "vpp=1"),
     "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),
-    "dtype": (spec(dtype="fp8"), "dtype=fp8 does not run on h200_sxm with engine torch", "{bf16, fp32}"),
+    "dtype": (spec(dtype="fp8", engine="megatron"), "dtype=fp8 does not run on h200_sxm with engine megatron", "torch"),
     "engine_combination": (spec(cp=2), "engine torch cannot run cp=2", "use cp=1"),
     "heads": (spec(replace(DENSE, num_heads=6, num_kv_heads=2), tp=4), "tp=4 does not divide num_heads=6", "{1, 2, 3"),
     "kv_heads": (spec(tp=16), "tp=16 does not divide num_kv_heads=8 of llama3_70b", "use tp in {1, 2, 4, 8}"),
@@ -68,6 +68,16 @@ BROKEN = {
         spec(replace(MOE, ffn_hidden_size=1004), dtype="bf16"),
         "ffn_hidden_size/etp=1004/1=1004 of mixtral_8x7b is not a multiple of 8",
         "smaller etp",
+    ),
+    "fp8_widths": (
+        spec(replace(DENSE, ffn_hidden_size=28688), tp=2, dtype="fp8"),
+        "ffn_hidden_size/tp=28688/2 of llama3_70b is not a multiple of 16",
+        "use dtype=bf16, or a smaller tp",
+    ),
+    "fp8_tokens": (
+        spec(seq_len=1025, dtype="fp8"),
+        "micro_batch_size*seq_len=1*1025=1025 is not a multiple of 16",
+        "another micro_batch_size or seq_len",
     ),
     "positions": (spec(LEARNED, seq_len=4096), "seq_len=4096 exceeds the max_positions=2048", "at most 2048"),
     "sequence": (spec(tp=2, seq_len=1025), "cp*tp=1*2=2 does not divide seq_len=1025", "multiple of 2"),
@@ -113,6 +123,10 @@ def test_a_valid_configuration_breaks_no_rule(name):
         spec(LEARNED),
         spec(pp=2, layout=(39, 41), rank_order=tuple(reversed(range(16)))),
         spec(device="cpu", world=1, dtype="fp32"),
+        spec(tp=2, dtype="fp8"),
+        spec(mode="prefill", seq_len=1025, dtype="fp8"),  # without gradients of weights nothing sums over tokens
+        spec(device="cpu", world=1, dtype="fp8"),
+        spec(device="mi300x", dtype="fp8"),
         adapted(tp=2, targets=("q", "k", "v", "o", "gate", "up", "down")),
         adapted(MOE, targets=("q", "k", "v", "o")),
         spec(mode="prefill", pp=2, micro_batch_size=2),
@@ -123,6 +137,55 @@ def test_a_valid_configuration_breaks_no_rule(name):
     ):
         assert rule(valid) is None
         assert list(violations(valid)) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "words"),
+    [
+        (
+            spec(device="a100_sxm_80gb", dtype="fp8"),
+            "dtype",
+            (
+                "dtype=fp8 does not run on a100_sxm_80gb with engine torch: no fp8 peak of a100_sxm_80gb is known; use "
+                "{bf16, fp32}, or where your own device has one give its peak_fp8_flop_per_s"
+            ),
+        ),
+        (
+            spec(engine="deepspeed", dtype="fp8"),
+            "dtype",
+            (
+                "dtype=fp8 does not run on h200_sxm with engine deepspeed, which has no linear layers in it; use "
+                "{bf16, fp32}, or engine in {torch, command}"
+            ),
+        ),
+        (
+            spec(MOE, dtype="fp8"),
+            "engine_combination",
+            (
+                "engine torch cannot run dtype=fp8 with the experts of mixtral_8x7b: torchao converts "
+                "linear layers, and experts are grouped products; use dtype in {bf16, fp32}"
+            ),
+        ),
+        (
+            adapted(dtype="fp8"),
+            "engine_combination",
+            (
+                "engine torch cannot run dtype=fp8 with mode=lora: torchao's layers compute gradients of frozen "
+                "weights too; use dtype in {bf16, fp32}"
+            ),
+        ),
+    ],
+    ids=["A100", "deepspeed", "experts", "lora"],
+)
+def test_fp8_is_refused_where_it_cannot_run_with_what_to_do(broken, rule, words):
+    assert [(each.rule, each.reason) for each in violations(broken)] == [(rule, words)]
+
+
+def test_fp8_on_a_processor_is_refused_where_the_simulated_device_has_none():
+    plain = spec(device="cpu", world=2, dtype="fp8")
+    for simulated, fits in (("h200_sxm", True), ("mi250_gcd", False)):
+        broken = list(violations(replace(plain, cluster=replace(plain.cluster, simulate_sensors_of=simulated))))
+        assert not broken if fits else "cpu simulating mi250_gcd with engine torch: no fp8 peak" in broken[0].reason
 
 
 def test_degrees_beyond_the_world_are_judged_by_the_world_alone():

@@ -61,6 +61,18 @@ def test_trials_of_an_own_device_survive_their_file_and_have_ids_of_its_figures(
     assert other.trial_id != spec.trial_id
 
 
+def test_a_peak_in_fp8_changes_no_id_of_an_own_device() -> None:
+    spec = first(study({"device": CAPPED, "devices_per_node": 4}))
+    own = spec.cluster.own_device
+    assert spec.trial_id == "3f99a7afd1c0", "as before devices had one"
+    assert own is not None and own.peak_fp8_flop_per_s == DEVICES["h200_sxm"].peak_fp8_flop_per_s
+    older = spec.to_json()
+    del older["cluster"]["own_device"]["peak_fp8_flop_per_s"]
+    read = TrialSpec.from_json(older)
+    assert read.trial_id == spec.trial_id
+    assert read.cluster.rank_device.trains_in == ("bf16", "fp32"), "the figure is unknown, never guessed"
+
+
 @pytest.mark.parametrize(
     "cluster",
     [

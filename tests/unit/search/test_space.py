@@ -217,7 +217,7 @@ WRONG = [
     ("engine", ["torch", "torhc"], 'engine[1]: unknown engine "torhc"; did you mean "torch"?'),
     ("workload.mode", "pretain", 'workload.mode: unknown value "pretain"; did you mean "pretrain"?'),
     ("space.pp", [1, 0], "space.pp[1]: got 0, allowed: an integer from 1"),
-    ("space.dtype", ["fp8"], 'space.dtype[0]: unknown value "fp8": no engine here has linear layers in it'),
+    ("space.dtype", ["fp9"], 'space.dtype[0]: unknown value "fp9"; use one of: bf16, fp32, fp8'),
     ("space.sharding", ["zero9"], 'space.sharding[0]: unknown value "zero9"; did you mean "zero3"?'),
     ("space.sharding", [3], "space.sharding[0]: got 3, allowed: none | zero1 | zero2 | zero3"),
     ("space.layout", [[2, 0]], "space.layout[0]: got a list, allowed: even, or a list of layers per stage"),

@@ -70,6 +70,16 @@ def test_matrix_products_of_all_stages_are_the_models_flops(plan):
     assert seconds / per_flop_s == pytest.approx(4096 * forward_flop_per_token(MODEL, 4096), rel=1e-9)
 
 
+def test_fp8_halves_the_time_of_linear_layers_and_of_nothing_else():
+    """Layers' products at twice the rate; attention, the output projection and traffic as in bf16."""
+    wide, narrow = stage_work(make_spec(), 0), stage_work(make_spec(dtype="fp8"), 0)
+    layers_flop = 2 * 4096 * (forward_flop_per_token(MODEL, 0) / 2 - MODEL.vocab_size * MODEL.hidden_size)
+    saved_s = layers_flop / ROOFLINE.gemm_of_peak_frac * (1 / 989.4e12 - 1 / 1978.9e12)
+    assert wide.forward.tensor - narrow.forward.tensor == pytest.approx(saved_s, rel=1e-6)
+    assert (narrow.forward.memory, narrow.forward.link) == (wide.forward.memory, wide.forward.link)
+    assert narrow.optimizer == wide.optimizer
+
+
 def test_prefill_has_no_backward_and_lora_no_weight_gradients():
     prefill, lora, pretrain = (stage_work(make_spec(mode=mode), 0) for mode in ("prefill", "lora", "pretrain"))
     assert prefill.backward.total == prefill.optimizer.total == lora.optimizer.total == 0

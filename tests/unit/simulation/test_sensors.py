@@ -266,6 +266,11 @@ def test_fp32_products_leave_tensor_activity_null():
     assert tables["counter"]["sm_active_frac"].null_count == 0
 
 
+def test_fp8_products_are_tensor_activity():
+    tables, _ = simulate(make_spec(dtype="fp8"), make_spans(BUSY, steps=5), seed=0)["node0"]
+    assert tables["counter"]["tensor_active_frac"].null_count == 0
+
+
 def test_a_device_without_peaks_cannot_be_simulated():
     with pytest.raises(TelemetryError, match="simulate_sensors_of"):
         simulate(make_spec(sensed=None), make_spans(BUSY, steps=1), seed=0)

@@ -91,6 +91,17 @@ def test_a_list_of_sizes_may_gain_values_while_one_stays() -> None:
     assert [one.key for one in contradictions(document(), other)] == ["workload.seq_len"]
 
 
+def test_a_study_of_an_own_device_goes_on_where_its_peak_in_fp8_became_known() -> None:
+    cluster = {"device": {"name": "h200_500w", "like": "h200_sxm", "power_limit_w": 500}, "devices_per_node": 4}
+    now = document(cluster=cluster)
+    (stored,) = now["cluster"]
+    before = now | {"cluster": [stored | {"device": dict(stored["device"])}]}
+    assert before["cluster"][0]["device"].pop("peak_fp8_flop_per_s") > 0
+    assert contradictions(before, now) == changes(before, now) == []
+    other = document(cluster=cluster | {"device": cluster["device"] | {"power_limit_w": 400}})  # type: ignore[operator]
+    assert [one.key for one in contradictions(before, other)] == ["cluster.device.power_limit_w"]
+
+
 def test_a_key_that_nobody_knows_is_refused_until_it_has_a_value_for_old_studies() -> None:
     (found,) = contradictions(document(), {**document(), "cooling": "air"})
     assert str(found) == "cooling: stored nothing, given air; restore it, or give the study another name"

@@ -30,6 +30,11 @@ SKEWED_ERROR_FRAC: Final = 0.1
 """Least half width where the router chooses: which rank receives most tokens is not known."""
 
 
+FP8_ERROR_FRAC: Final = 0.3
+"""Least half width where layers run in FP8: activations are counted as in bf16, and a compiled layer's graph keeps 0.5
+to 0.8 of them (`tests/unit/cost/memory/test_activations.py`). No peak was measured."""
+
+
 def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
     """Predicts peaks of allocated memory.
 
@@ -88,6 +93,7 @@ def _predict(batch: Batch, coefficients: MemoryCoefficients, vocab: Ints | None)
     routing = batch.workload.routing
     known = not batch.model.is_moe or (routing is not None and routing.by == "balanced")
     error_frac = engine.error_frac if known else max(engine.error_frac, SKEWED_ERROR_FRAC)
+    error_frac = max(error_frac, FP8_ERROR_FRAC) if batch.dtype == "fp8" else error_frac
     return Memory(parts_bytes=parts, stage=stage, error_frac=np.full(len(batch), error_frac))
 
 

@@ -5,7 +5,7 @@ Bytes of memory-bound kernels count every read and write of a fused kernel's inp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from wattune.cost.coefficients import StepTimeCoefficients
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.errors import PlanError
-from wattune.plan.axes import ITEM_BYTES
+from wattune.plan.axes import HELD_IN, ITEM_BYTES
 from wattune.trial import Workload
 
 EAGER_BYTES: Final = 1.6
@@ -27,6 +27,11 @@ NARROW_ENERGY_EXPONENT: Final = 0.5
 """An operation s times as fast in a narrower type draws s^-0.5 of the energy: its operands have 1/s of the bits, its
 sum stays fp32. Of steps of 1/8 between 0 and 1 it fits the published fp8 steps on H100 best, and also when any one of
 their six sources but MaxText is left out (0.375 without MaxText); fp8 and fp4 on Blackwell were not fitted to."""
+
+
+FP8_WEIGHT_CAST_BYTES: Final = 5
+"""Bytes to cast one bf16 weight to fp8: read for the largest value, read again, and written. torchao 0.18.0 does so in
+the forward and in the backward pass of every micro-batch (`float8_linear.py`, dynamic scaling)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +96,38 @@ class Machine:
     link_bytes_per_s: float
     coefficients: StepTimeCoefficients
     item_bytes: int
+    weight_cast_bytes: int = 0
+    """Bytes a weight of a linear layer and pass that its cast to a narrower type moves."""
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str, coefficients: StepTimeCoefficients) -> "Machine":
         """Reads the catalog.
 
+        In fp8 the layers' linear products run at the peak of that type and all else, the head's product too, at that of
+        bf16, as `wattune/engines/torch/float8.py` has it. Nothing of it has been measured on a device: the share of its
+        peak that a product reaches is taken from bf16.
+
         Raises:
             PlanError: It does not have the device's rates.
         """
-        flop_per_s, link = device.peak_flop_per_s(dtype), device.link_bandwidth_bytes_per_s
-        memory = device.memory_bandwidth_bytes_per_s
-        if flop_per_s is None or memory is None or link is None:
+        held = HELD_IN[dtype]
+        flop_per_s, link = device.peak_flop_per_s(held), device.link_bandwidth_bytes_per_s
+        narrow_flop_per_s, memory = device.peak_flop_per_s(dtype), device.memory_bandwidth_bytes_per_s
+        if flop_per_s is None or narrow_flop_per_s is None or memory is None or link is None:
             raise PlanError(
                 f'the peaks of "{device.name}" are not in the catalog, so no step time can be predicted for it; '
                 "name a device with known peaks in `cluster`"
             )
+        if dtype != held:
+            kernel = replace(coefficients.kernel, linear_speedup=narrow_flop_per_s / flop_per_s)
+            coefficients = replace(coefficients, kernel=kernel)
         return cls(
             flop_per_s=flop_per_s,
             bytes_per_s=memory,
             link_bytes_per_s=link,
             coefficients=coefficients,
             item_bytes=ITEM_BYTES[dtype],
+            weight_cast_bytes=FP8_WEIGHT_CAST_BYTES if dtype == "fp8" else 0,
         )
 
     def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: Floats | float) -> tuple[Floats, Floats]:
@@ -289,6 +305,8 @@ class _Layer:
         (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
         (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
         forward_bytes, backward_bytes = self.element_wise()
+        casts = machine.weight_cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
+        forward_bytes, backward_bytes = forward_bytes + casts, backward_bytes + casts
         host_s, stall_s = self.host_s()
         forward = Work(
             linear_s + mixed_s, machine.moving_s(forward_bytes, 12), host_s, stall_s, linear_flop + mixed_flop

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from wattune.engines.libraries import check_libraries
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
@@ -49,6 +50,7 @@ class TorchEngine(Answering):
         Raises:
             EngineError: The specification is one this engine cannot run.
         """
+        check_libraries(spec)
         device = claim(spec, ranks)
         self._meshes = Meshes.create(
             spec.plan,
@@ -101,7 +103,7 @@ class _Running:
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
         boundary = torch.empty(
             (plan.micro_batch_size, workload.seq_len // plan.tp, spec.model.hidden_size),
-            dtype=DTYPES[plan.dtype],
+            dtype=DTYPES[plan.held_dtype],
             device="meta",
             requires_grad=self._trains,
         )
@@ -160,7 +162,7 @@ def _decoders(
     model, plan = spec.model, spec.plan
     rotation = None
     if model.positions == "rope":
-        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.dtype])
+        rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.held_dtype])
     decoders = []
     for layers in chunks:
         with torch.device("meta"):

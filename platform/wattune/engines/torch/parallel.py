@@ -35,6 +35,7 @@ from wattune.engines.model.experts import Experts, MixtureOfExperts
 from wattune.engines.model.lora import columns, freeze, lower_frozen, rows
 from wattune.engines.model.weights import initialise, round_values
 from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
+from wattune.engines.torch.float8 import convert_layers
 from wattune.engines.torch.mesh import Meshes
 from wattune.plan.axes import Plan
 from wattune.plan.vocabulary import padded_vocab_size
@@ -58,6 +59,8 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
         seed: With a parameter's full name it decides its initial value.
     """
     model, plan = spec.model, spec.plan
+    if plan.dtype == "fp8":
+        convert_layers(decoder, device)
     if plan.tp > 1:
         _pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
         _tensor_parallel(decoder, meshes.dense("tp"))
@@ -71,7 +74,7 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
             continue
         part.to_empty(device=device)
         initialise(part, name, model, seed)
-        if plan.dtype == "bf16":
+        if plan.held_dtype == "bf16":
             round_values(part, torch.bfloat16)
             lower_frozen(part, torch.bfloat16)
         if not (is_tied and isinstance(part, Embedding | Head)):  # a shared weight must lie in one unit: the root's
@@ -141,11 +144,11 @@ def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
 def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
     """Makes a module, its experts first, a unit of FSDP2.
 
-    With bf16 the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast when they
-    are gathered: one bf16 copy, however many micro-batches are in flight.
+    With bf16, and with fp8, the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast
+    to bf16 when they are gathered: one copy, however many micro-batches are in flight.
     """
     policy = MixedPrecisionPolicy()
-    if plan.dtype == "bf16":
+    if plan.held_dtype == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     has_copies = plan.sharding == "none" or plan.dp_replicate > 1
     dims = ("replicate", "shard") if has_copies else ("shard",)

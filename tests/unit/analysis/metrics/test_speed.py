@@ -1,5 +1,7 @@
 """Step times and throughput."""
 
+from dataclasses import replace
+
 import pytest
 
 from wattune.analysis.metrics.speed import speed_metrics, step_times_s, step_to_step_s
@@ -50,3 +52,5 @@ def test_throughput_is_over_the_window_and_mfu_over_the_dense_peak(bench):
     assert found["tokens_per_s_per_device"] == pytest.approx(8192 / 2.5)
     flop_per_s = 2 * 8192 / 2.5 * workload_flop_per_token(spec.model, spec.workload)
     assert found["mfu_frac"] == pytest.approx(flop_per_s / (2 * device("h200_sxm").peak_bf16_flop_per_s))
+    fp8 = speed_metrics(aligned(bench, (1.0, 1.0), (1.0, 1.0)), replace(spec, plan=Plan(dtype="fp8")))
+    assert fp8["mfu_frac"] == pytest.approx(found["mfu_frac"] / 2, rel=1e-4), "of the type of the layers' products"

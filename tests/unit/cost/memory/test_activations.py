@@ -1,6 +1,7 @@
 """Counted activations are those that the layers' own graphs keep."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
+from wattune.engines.torch.float8 import convert_layers
 from wattune.plan.axes import Plan
 from wattune.trial import Routing, TrialSpec, Workload
 
@@ -39,7 +41,7 @@ def shapes_of(of: ModelSpec, recompute: str, device: str = "h200_sxm") -> Shapes
     return shapes(batch, None, splits_ends=True, rounds_of_pp=False)
 
 
-def kept_bytes(of: ModelSpec, recompute: str, compiler: Compiler) -> int:
+def kept_bytes(of: ModelSpec, recompute: str, compiler: Compiler, *, fp8: bool = False) -> int:
     """Bytes that one layer keeps for its backward pass, weights and rotation left out."""
     rotation = None
     if of.positions == "rope":
@@ -48,6 +50,8 @@ def kept_bytes(of: ModelSpec, recompute: str, compiler: Compiler) -> int:
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.normal_(std=0.02)
+    if fp8:
+        convert_layers(decoder, torch.device("cuda"))
     decoder.compile_with(compiler)
     others = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
     if rotation is not None:
@@ -71,6 +75,18 @@ def test_a_compiled_layer_keeps_what_is_counted(of: ModelSpec, recompute: str) -
     # Statistics of norms, and a random state for attention that is computed again, are not counted. With as many
     # heads for keys as for queries attention on a processor gives one tensor where GPUs were measured with two.
     assert kept_bytes(of, recompute, PARTITIONED) == pytest.approx(counted, rel=0.03 if of is LLAMA else 0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("of", [LLAMA, GPT], ids=["llama", "gpt"])
+def test_a_compiled_layer_in_fp8_keeps_less_than_is_counted(of: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of a GPU's products, traced on a processor: norms' outputs are computed and rounded again."""
+    able = SimpleNamespace(major=9, minor=0, name="NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: able)
+    counted = compiled_layer(shapes_of(of, "none")).saved[0, 0]
+    kept = kept_bytes(of, "none", PARTITIONED, fp8=True)
+    assert 0.5 * counted < kept < 0.8 * counted
 
 
 def test_an_eager_layer_keeps_what_is_counted() -> None:

@@ -17,7 +17,7 @@ from wattune.cost.batch import batches
 from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory.defaults import ELSEWHERE_ERROR_FACTOR, H200, default_coefficients
 from wattune.cost.memory.moments import PARTS
-from wattune.cost.memory.predict import SKEWED_ERROR_FRAC, SLICE, predict
+from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, SLICE, predict
 from wattune.cost.tables import Memory
 from wattune.plan.axes import Plan
 from wattune.search.prune import prune
@@ -220,6 +220,14 @@ def test_experts_that_get_more_tokens_take_more_and_are_known_less_well() -> Non
     memory = predicted(spec_of(plan, of=MIXTRAL, workload=skewed))
     assert memory.parts_bytes["activations"][0] > balanced.parts_bytes["activations"][0]
     assert memory.error_frac[0] == SKEWED_ERROR_FRAC > balanced.error_frac[0]
+
+
+def test_fp8_is_counted_as_bf16_and_known_less_well() -> None:
+    wide, narrow = predicted(spec_of(Plan())), predicted(spec_of(Plan(dtype="fp8")))
+    assert {name: value[0] for name, value in narrow.parts_bytes.items()} == {
+        name: value[0] for name, value in wide.parts_bytes.items()
+    }
+    assert narrow.error_frac[0] == FP8_ERROR_FRAC > wide.error_frac[0]
 
 
 def test_the_excess_of_measured_trials_is_carried_over_to_their_engine_and_model() -> None:

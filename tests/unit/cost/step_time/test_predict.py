@@ -16,7 +16,7 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
 from wattune.cost.flops import model_flop_per_step
 from wattune.cost.step_time import predict
 from wattune.cost.step_time.facts import FACTS
-from wattune.cost.step_time.predict import PARTS
+from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS
 from wattune.cost.tables import StepTime
 from wattune.errors import PlanError
 from wattune.plan.axes import Plan
@@ -130,6 +130,13 @@ def test_no_step_is_faster_than_its_model_flops_at_the_peak():
     found = of(PLANS, limit_w=math.inf)
     least_s = model_flop_per_step(model("llama3_70b"), seq_len=4096, global_batch_size=64) / (16 * 989.4e12)
     assert (found.step_time_s > least_s).all()
+
+
+def test_fp8_is_faster_by_less_than_its_peak_and_known_less_well():
+    plan = Plan(tp=8, etp=8, micro_batch_size=2)
+    wide, narrow = of([plan]), of([replace(plan, dtype="fp8")])
+    assert 0.5 < float(narrow.step_time_s[0] / wide.step_time_s[0]) < 0.9
+    assert narrow.error_frac[0] == FP8_ERROR_FRAC > wide.error_frac[0]
 
 
 def test_recomputing_costs_time():

@@ -11,6 +11,7 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.flops import forward_flop_per_token
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.work import Machine, Shapes, ends_work, layer_work
+from wattune.errors import PlanError
 from wattune.trial import Lora, Workload
 
 MACHINE = Machine.of(device("h200_sxm"), "bf16", PUBLISHED_STEP_TIME)
@@ -80,6 +81,29 @@ def test_writing_a_narrower_type_by_hand():
     forward_s, backward_s = (4096 * 4 * numbers / rate for numbers in (h + f, 3 * h + 2 * kv + 2 * f))
     assert (half.forward.memory_s - wide.forward.memory_s)[0] == pytest.approx(forward_s)
     assert (half.backward.memory_s - wide.backward.memory_s)[0] == pytest.approx(backward_s)
+
+
+def test_fp8_runs_linear_layers_at_its_own_peak_and_casts_weights_in_each_pass():
+    fp8, wide, twice = Machine.of(device("h200_sxm"), "fp8", PUBLISHED_STEP_TIME), MACHINE, narrow()
+    kinds = [layer(machine=machine) for machine in (fp8, wide, twice)]
+    ratio = kinds[0].forward.matrix_s[0] / kinds[1].forward.matrix_s[0]
+    assert 0.5 < ratio < 0.65  # attention stays
+    assert kinds[0].forward.matrix_s[0] == pytest.approx(kinds[2].forward.matrix_s[0], rel=1e-3)
+    weights, rate = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672), 4.8e12 * PUBLISHED_STEP_TIME.kernel.memory_frac
+    for way in ("forward", "backward"):
+        cast_s = getattr(kinds[0], way).memory_s[0] - getattr(kinds[2], way).memory_s[0]
+        assert cast_s == pytest.approx(5 * weights / rate)
+    vocabulary = np.array([128256])
+    heads = [
+        ends_work(machine, vocabulary, 8192, WORKLOAD, shapes(), FACTS["torch"])[1].forward.matrix_s[0]
+        for machine in (fp8, wide)
+    ]
+    assert heads[0] == heads[1]
+
+
+def test_fp8_without_a_peak_is_not_predicted():
+    with pytest.raises(PlanError, match='the peaks of "a100_sxm_80gb" are not in the catalog'):
+        Machine.of(device("a100_sxm_80gb"), "fp8", PUBLISHED_STEP_TIME)
 
 
 def test_frozen_weights_need_no_transposed_copy():
