@@ -39,16 +39,22 @@ def _users(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("RAY_", "MLFLOW_", "WATTUNE_"))}
 
 
-@pytest.fixture
-def environment(storage: Path) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def users_environment() -> dict[str, str]:
     """The user's environment, without what a developer's shell may add to it."""
-    return _users(os.environ) | {"WATTUNE_STORAGE": str(storage), "PYTHONUNBUFFERED": "1"}
+    return _users(os.environ)
+
+
+@pytest.fixture
+def environment(storage: Path, users_environment: dict[str, str]) -> dict[str, str]:
+    """The same with a storage of the test's own."""
+    return users_environment | {"WATTUNE_STORAGE": str(storage), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture(scope="session")
-def standing_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+def standing_cluster(tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str, str]) -> Iterator[Raylets]:
     """One cluster for all tests that are not about how a cluster starts or ends; its head is a node for trials."""
-    with raylet_cluster(tmp_path_factory.mktemp("cluster"), _users(os.environ), head_cpus=2) as found:
+    with raylet_cluster(tmp_path_factory.mktemp("cluster"), users_environment, head_cpus=2) as found:
         yield found
 
 

@@ -1,8 +1,8 @@
-"""A cluster of our own, as others on the network see it: not at all."""
+"""A cluster of our own: what others on the network see of it, and a telemetry actor that is killed in it."""
 
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 from script_results import results
@@ -10,10 +10,11 @@ from script_results import results
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 SCRIPT = """
-import json, psutil, ray
+import json, os, psutil, ray, signal, time, traceback
 from wattune.orchestrate.cluster import connect
+from wattune.orchestrate.telemetry_actor import telemetry_actor
 
-with connect() as cluster:
+def hygiene(cluster):
     @ray.remote
     def where():
         return ray.util.get_node_ip_address()
@@ -26,18 +27,52 @@ with connect() as cluster:
                 listening.setdefault(one.laddr.ip, []).append(process.name())
     polls = {process.environ().get("REPORTER_UPDATE_INTERVAL_MS") for process in processes[1:]
              if "raylet" in process.name() and process.is_running()}
-    print("RESULT " + json.dumps({"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}))
+    return {"listening": listening, "polls": list(polls), "tags": dict(cluster.tags)}
+
+def killed_actor(cluster, num_kills=3, seconds=16.0):
+    actor = telemetry_actor(cluster.driver_node, ["host"])
+    ray.get(actor.start.remote("killed"))
+    begun = time.monotonic()
+    for _ in range(num_kills):
+        time.sleep(seconds / num_kills)
+        os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    recorded = ray.get(actor.stop.remote("killed"), timeout=60)
+    elapsed = time.monotonic() - begun
+    stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
+    gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
+    said = {"closed": recorded.manifest["closed"], "ended": recorded.manifest["ended"]}
+    said |= {"losses": len(recorded.losses), "rows": len(stamps), "gap_s": gap, "elapsed_s": elapsed}
+    ray.get(actor.forget.remote("killed"))
+    spool = ray.get(actor.__ray_call__.remote(lambda self: self._spool))
+    return said | {"left": (spool / "killed").exists()}
+
+with connect() as cluster:
+    for part in (hygiene, killed_actor):
+        try:
+            said = part(cluster)
+        except Exception:  # the other part is told apart from it
+            said = {"error": traceback.format_exc()}
+        print("RESULT " + json.dumps({"part": part.__name__} | said), flush=True)
 """
 
 
-def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(tmp_path: Path, environment: dict[str, str]) -> None:
-    script = tmp_path / "script.py"
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """What each part of the script said, in one cluster for all."""
+    folder = tmp_path_factory.mktemp("own_cluster")
+    script = folder / "script.py"
     script.write_text(SCRIPT)
+    settings = users_environment | {"WATTUNE_STORAGE": str(folder / "storage"), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=180, cwd=tmp_path
+        [sys.executable, str(script)], env=settings, capture_output=True, text=True, timeout=500, cwd=folder
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (seen,) = results(done.stdout)
+    return {one["part"]: one for one in results(done.stdout)}
+
+
+def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(parts: dict[str, dict[str, Any]]) -> None:
+    seen = parts["hygiene"]
+    assert "error" not in seen, seen["error"]
     names = {name for processes in seen["listening"].values() for name in processes}
     assert {"gcs_server", "raylet"} <= names  # they were looked at
     assert set(seen["listening"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, seen["listening"]
@@ -50,3 +85,13 @@ def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(tmp_path: Path, 
         "ray.usage_stats": "off",
     }
     assert seen["tags"]["ray.dashboard"].startswith("127.0.0.1:")
+
+
+def test_a_killed_actor_comes_back_to_its_sampler(parts: dict[str, dict[str, Any]]) -> None:
+    # Longer than a lease: without the restarted actor's care the sampler would have ended by itself.
+    said = parts["killed_actor"]
+    assert "error" not in said, said["error"]
+    assert (said["closed"], said["ended"], said["losses"]) == (True, "SIGTERM", 0)
+    assert said["elapsed_s"] > 16 and said["rows"] >= said["elapsed_s"] * 0.7  # the host tier is read once a second
+    assert said["gap_s"] < 4
+    assert not said["left"]
