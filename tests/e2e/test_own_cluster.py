@@ -58,7 +58,7 @@ with connect() as cluster:
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """What each part of the script said, in one cluster for all."""
+    """Answers of the parts of the script, which share one cluster."""
     folder = tmp_path_factory.mktemp("own_cluster")
     script = folder / "script.py"
     script.write_text(SCRIPT)
