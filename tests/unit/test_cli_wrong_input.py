@@ -316,8 +316,8 @@ def test_a_disk_that_refuses_is_one_message_and_leaves_no_part_of_a_file(
     monkeypatch.setattr(os, "fsync", refuse)
     ended, out, err = wattune("report", STUDY)
     assert (ended, out) == (code, "")
-    assert err.startswith(f"error: {study.report_path}: {os.strerror(number)}; ")
-    assert not [path.name for path in study.path.iterdir() if path.name.startswith(".report")]
+    assert err.startswith(f"error: {study.path / 'ranking.parquet'}: {os.strerror(number)}; ")
+    assert not [path.name for path in study.path.iterdir() if path.name.startswith((".report", ".ranking"))]
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
