@@ -98,7 +98,7 @@ def test_a_closed_terminal_ends_it_as_any_other_stop(tmp_path: Path) -> None:
     running, ours = on_terminal(study, tmp_path)
     shown = b""
     try:
-        while b"RUNS" not in shown:
+        while b"RUNS\r\n" not in shown:  # not before the line's end: its write would be the error
             shown += os.read(ours, 65536)
         os.close(ours)
         # What is printed from then on goes nowhere. It was an error once, and the exit code was 1.
