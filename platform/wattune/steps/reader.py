@@ -44,7 +44,7 @@ class StepReader:
         """Takes a line of the command's output.
 
         Args:
-            line: The line. Parts between carriage returns, as progress bars write them, count as lines.
+            line: The line as `OutputLines` gives it: a progress bar's ends with a carriage return.
             mono_ns: Its arrival on the monotonic clock.
             rank: The rank that wrote it, None where one stream holds the output of all.
         """
@@ -52,8 +52,7 @@ class StepReader:
             key = (0 if rank is None else rank, source.preset)
             if key not in self._streams:
                 self._streams[key] = PatternSteps(source)
-            for part in filter(None, line.split("\r")):
-                self._streams[key].feed(part, mono_ns)
+            self._streams[key].feed(line.rstrip("\r"), mono_ns)
 
     def poll(self) -> Mapping[int, Sequence[Step]]:
         """Reads on, and returns every rank's steps so far, of the best source; empty without any."""

@@ -44,8 +44,11 @@ def test_only_the_source_that_was_asked_for_counts(tmp_path: Path) -> None:
     assert StepReader(tmp_path, parse_source("lightning")).poll() == {}
     assert StepReader(tmp_path, NONE).poll() == {}
     pattern = StepReader(tmp_path, parse_source("tqdm"))
-    pattern.feed("1/9 [00:01<00:02\r2/9 [00:02<00:01", 10**9, None)
+    for state in (1, 2):
+        pattern.feed(f"{state}/9 [00:01<00:02\r", 10**9, None)
     assert pattern.poll() == {}  # both at one moment, as of a bar that nobody flushed
+    pattern.feed("3/9 [00:03<00:02\r", 2 * 10**9, None)
+    assert [step.duration_ns for step in pattern.poll()[0]] == [10**9]
 
 
 def test_files_are_read_on_while_they_grow(tmp_path: Path) -> None:
