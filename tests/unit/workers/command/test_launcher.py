@@ -44,11 +44,16 @@ def run(tmp_path: Path):
     return run
 
 
-def test_an_endless_program_is_measured_and_stopped(run):
-    told, finishing = [], []
+def test_an_endless_program_is_measured_and_stopped(run, tmp_path: Path):
+    told, finishing, heard = [], [], tmp_path / "heard"
+
+    def progress(*of) -> None:
+        told.append(of)
+        heard.touch()
+
     found = run(
-        LOOP.format(10**9),
-        progress=lambda *of: told.append(of),
+        f"import os, time\nwhile not os.path.exists({str(heard)!r}):\n time.sleep(0.01)\n" + LOOP.format(10**9),
+        progress=progress,
         finishing=lambda: finishing.append(time.monotonic_ns()),
     )
     assert (found.status, found.reason) == (TrialStatus.COMPLETED, "")
