@@ -30,9 +30,10 @@ SKEWED_ERROR_FRAC: Final = 0.1
 """Least half width where the router chooses: which rank receives most tokens is not known."""
 
 
-FP8_ERROR_FRAC: Final = 0.3
-"""Least half width where layers run in FP8: activations are counted as in bf16, and a compiled layer's graph keeps 0.5
-to 0.8 of them (`tests/unit/cost/memory/test_activations.py`). No peak was measured."""
+FP8_ERROR_FRAC: Final = 0.1
+"""Least half width where layers run in FP8. Peaks of eight plans and of a slice of Llama-3 8B on one H200 agree within
+0.6 % (`benchmarks/data/dense_llama_1b_h200.parquet`, `benchmarks/results/fp8.md`). Shards, stages and tensor parallel
+were not measured."""
 
 
 def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:

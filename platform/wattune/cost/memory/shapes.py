@@ -41,6 +41,8 @@ class Shapes:
     mode: str
     item_bytes: int
     """Bytes of a weight and of an activation in the forward pass."""
+    casts_products: bool
+    """Linear layers of a decoder layer run in FP8."""
     stage: Ints
     """Stages that are looked at; where layers are even the first, the second and the last stand for all."""
     first: Floats
@@ -144,6 +146,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         model=batch.model,
         mode=mode,
         item_bytes=ITEM_BYTES[batch.dtype],
+        casts_products=batch.dtype == "fp8",
         stage=stage,
         first=(stage == 0).astype(np.float64),
         last=(stage == batch.pp[:, None] - 1).astype(np.float64),

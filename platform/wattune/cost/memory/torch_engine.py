@@ -31,7 +31,7 @@ def moments(shapes: Shapes) -> list[Moment]:
             rank.zero3, 2 * shapes.item_bytes * (shapes.held.layer + shapes.held.experts), rank.gathered
         )
         return [moment(rank.constant, activations=layer.forward, gathered=gathered * (shapes.sharding > 0))]
-    return [*rank.head(), *rank.layers(), rank.embedding(), *rank.after_all(), rank.update()]
+    return [*rank.head(), *rank.layers(), *rank.first_layer(), rank.embedding(), *rank.after_all(), rank.update()]
 
 
 def offloaded_bytes(batch: Batch, vocabulary: Ints) -> Floats:
@@ -189,6 +189,30 @@ class _Rank:
             buffers=self._reduced(s.trained.experts, self.expert_replicas, s.expert_dp) * self.on_the_way,
         )
         return [early, late, rest, of_experts]
+
+    def first_layer(self) -> list[Moment]:
+        """Returns the first layer's backward pass where one micro-batch is all: gradients of the others are there.
+
+        It is the peak where activations are recomputed, so that later layers keep little. With several micro-batches
+        all gradients are there in the last layer's pass too, beside more activations.
+        """
+        s, layer, item = self.shapes, self.layer, self.shapes.item_bytes
+        block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
+        unit = s.trained.layer + s.trained.experts
+        later = np.where(
+            self.on_the_way, self.shards - MASTER_BYTES * unit / self.replicas, self.whole - MASTER_BYTES * unit
+        )
+        later = later - MASTER_BYTES * s.trained.embedding * s.first / np.where(self.on_the_way, self.replicas, 1)
+        gathered = np.where(self.zero3, item * (s.held.layer + s.held.experts) + self.leftover, self.gathered)
+        return [
+            moment(
+                self.constant,
+                activations=(layer.whole + more) * ~self.several,
+                gradients=np.maximum(later, 0) + item * block * share,
+                gathered=gathered,
+            )
+            for more, share in ((layer.working, 1 / 3), (layer.late, 1.0))
+        ]
 
     def embedding(self) -> Moment:
         """Returns the embedding's backward pass with its reduction, after every layer."""

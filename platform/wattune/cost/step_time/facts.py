@@ -32,6 +32,10 @@ class EngineFacts:
     """The same of a layer with experts."""
     host_split: float
     """Factor on both under tensor parallel."""
+    host_cast: float
+    """Factor on both where linear layers run in fp8 and scales are found anew for each product. The torch engine's is
+    from plans on one H200 that wait for their host, whose runs scatter by 40 %: 1.6 times the time of a layer and pass
+    in bf16 (`benchmarks/data/dense_llama_1b_h200.parquet`)."""
     host_ops_exchange: float
     """More of them where experts exchange tokens. They follow a wait for the device, so nothing runs beside them."""
     exchanges_always: bool
@@ -72,6 +76,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=30,
         host_ops_expert=110,
         host_split=2.2,
+        host_cast=1.6,
         host_ops_exchange=40,
         exchanges_always=False,
         gathers_rows=False,
@@ -98,6 +103,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=60,
         host_ops_expert=150,
         host_split=1.3,
+        host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
         gathers_rows=False,
@@ -124,6 +130,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=40,
         host_ops_expert=150,
         host_split=1.5,
+        host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
         gathers_rows=False,

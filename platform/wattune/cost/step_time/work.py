@@ -29,9 +29,10 @@ sum stays fp32. Of steps of 1/8 between 0 and 1 it fits the published fp8 steps 
 their six sources but MaxText is left out (0.375 without MaxText); fp8 and fp4 on Blackwell were not fitted to."""
 
 
-FP8_WEIGHT_CAST_BYTES: Final = 5
-"""Bytes to cast one bf16 weight to fp8: read for the largest value, read again, and written. torchao 0.18.0 does so in
-the forward and in the backward pass of every micro-batch (`float8_linear.py`, dynamic scaling)."""
+FP8_CAST_BYTES: Final = 5
+"""Bytes to cast one bf16 number to fp8: read for the largest value, read again, and written. torchao 0.18.0 casts
+weights and inputs of linear layers in the forward pass of every micro-batch, and both with the gradients of outputs in
+the backward pass (`float8_linear.py`, dynamic scaling)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,17 @@ class Machine:
     link_bytes_per_s: float
     coefficients: StepTimeCoefficients
     item_bytes: int
-    weight_cast_bytes: int = 0
-    """Bytes a weight of a linear layer and pass that its cast to a narrower type moves."""
+    cast_bytes: int = 0
+    """Bytes that the cast of a number to the type of the products moves, where its scale is found anew for each."""
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str, coefficients: StepTimeCoefficients) -> "Machine":
         """Reads the catalog.
 
         In fp8 the layers' linear products run at the peak of that type and all else, the head's product too, at that of
-        bf16, as `wattune/engines/torch/float8.py` has it. Nothing of it has been measured on a device: the share of its
-        peak that a product reaches is taken from bf16.
+        bf16, as `wattune/engines/torch/float8.py` has it. The share of its peak that a product reaches is taken from
+        bf16: steps that the device bounds come out 4 to 13 % too short so
+        (`benchmarks/data/dense_llama_1b_h200.parquet`), those in bf16 on the same device 1 to 10 %.
 
         Raises:
             PlanError: It does not have the device's rates.
@@ -127,7 +129,7 @@ class Machine:
             link_bytes_per_s=link,
             coefficients=coefficients,
             item_bytes=ITEM_BYTES[dtype],
-            weight_cast_bytes=FP8_WEIGHT_CAST_BYTES if dtype == "fp8" else 0,
+            cast_bytes=FP8_CAST_BYTES if dtype == "fp8" else 0,
         )
 
     def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: Floats | float) -> tuple[Floats, Floats]:
@@ -238,11 +240,16 @@ class _Layer:
         # Four collectives of the sequence a pass.
         placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
         width = self.machine.item_bytes
-        # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do not.
         dense = 0 if model.is_moe else f
         gates = 2 if model.activation == "swiglu" else 1
-        inputs = self.narrowing_bytes((h + dense) * tokens / shapes.tp)
-        gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * dense) * tokens / shapes.tp)
+        gradients = (3 * h + 2 * kv + gates * dense) * tokens / shapes.tp
+        if self.machine.cast_bytes:
+            inputs = self.machine.cast_bytes * ((3 * h + dense) * tokens / shapes.tp)
+            gradients = inputs + self.machine.cast_bytes * gradients
+        else:
+            # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do
+            # not.
+            inputs, gradients = self.narrowing_bytes((h + dense) * tokens / shapes.tp), self.narrowing_bytes(gradients)
         return (
             (forward * self.passes + placed) * width + inputs,
             (backward * self.passes + placed) * width + gradients,
@@ -288,9 +295,11 @@ class _Layer:
 
     def host_s(self) -> tuple[Floats, Floats]:
         """Predicts the time of the host to issue one pass of a layer, and the part of it that follows a wait."""
-        facts, shapes = self.facts, self.shapes
-        one_s = self.machine.coefficients.overhead.host_op_s
+        facts, shapes, machine = self.facts, self.shapes, self.machine
+        one_s = machine.coefficients.overhead.host_op_s
         one = facts.host_ops_expert if self.model.is_moe else facts.host_ops
+        if machine.cast_bytes:
+            one = one * facts.host_cast
         operations = np.where(shapes.tp > 1, one * facts.host_split, one)
         waits = np.full(shapes.ep.shape, facts.exchanges_always) | (shapes.ep > 1)
         after: Floats = np.where(waits & self.model.is_moe, facts.host_ops_exchange, 0.0)
@@ -305,7 +314,7 @@ class _Layer:
         (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
         (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
         forward_bytes, backward_bytes = self.element_wise()
-        casts = machine.weight_cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
+        casts = machine.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
         forward_bytes, backward_bytes = forward_bytes + casts, backward_bytes + casts
         host_s, stall_s = self.host_s()
         forward = Work(

@@ -83,16 +83,18 @@ def test_writing_a_narrower_type_by_hand():
     assert (half.backward.memory_s - wide.backward.memory_s)[0] == pytest.approx(backward_s)
 
 
-def test_fp8_runs_linear_layers_at_its_own_peak_and_casts_weights_in_each_pass():
+def test_fp8_runs_linear_layers_at_its_own_peak_and_casts_all_that_they_multiply():
     fp8, wide, twice = Machine.of(device("h200_sxm"), "fp8", PUBLISHED_STEP_TIME), MACHINE, narrow()
     kinds = [layer(machine=machine) for machine in (fp8, wide, twice)]
     ratio = kinds[0].forward.matrix_s[0] / kinds[1].forward.matrix_s[0]
     assert 0.5 < ratio < 0.65  # attention stays
     assert kinds[0].forward.matrix_s[0] == pytest.approx(kinds[2].forward.matrix_s[0], rel=1e-3)
     weights, rate = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672), 4.8e12 * PUBLISHED_STEP_TIME.kernel.memory_frac
-    for way in ("forward", "backward"):
-        cast_s = getattr(kinds[0], way).memory_s[0] - getattr(kinds[2], way).memory_s[0]
-        assert cast_s == pytest.approx(5 * weights / rate)
+    inputs, gradients = 4096 * (3 * 8192 + 28672), 4096 * (3 * 8192 + 2 * 1024 + 2 * 28672)
+    for way, numbers in (("forward", weights + inputs), ("backward", weights + inputs + gradients)):
+        cast_s = getattr(kinds[0], way).memory_s[0] - getattr(kinds[1], way).memory_s[0]
+        assert cast_s == pytest.approx(5 * numbers / rate)
+        assert getattr(kinds[0], way).host_s[0] == 1.6 * getattr(kinds[1], way).host_s[0]
     vocabulary = np.array([128256])
     heads = [
         ends_work(machine, vocabulary, 8192, WORKLOAD, shapes(), FACTS["torch"])[1].forward.matrix_s[0]

@@ -1,0 +1,58 @@
+"""Peaks of memory and steps of one H200 in bf16 and FP8, whose trials no fit has seen."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import Column, estimate
+from wattune.trial import TrialSpec
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data"
+TABLES = ("dense_llama_1b_h200.parquet", "dense_llama_1b_h200_ladder.parquet")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [row for name in TABLES for row in pq.read_table(DATA / name).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def columns(rows) -> dict[str, Column]:
+    return estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+
+
+def ratio(rows, columns, metric: str) -> np.ndarray:
+    """Measured over predicted."""
+    return np.array([row[metric] for row in rows]) / columns[metric].value
+
+
+def test_peaks_of_memory_are_known_to_a_hundredth(rows, columns) -> None:
+    assert {row["dtype"] for row in rows} == {"bf16", "fp8"}
+    assert {row["recompute"] for row in rows} == {"none", "full"}
+    assert ratio(rows, columns, "memory_peak_bytes") == pytest.approx(1, abs=0.007)
+
+
+@pytest.mark.parametrize(("dtype", "bar"), [("bf16", 0.06), ("fp8", 0.14)])
+def test_steps_that_the_device_bounds_are_known(rows, columns, dtype: str, bar: float) -> None:
+    bound = np.array([row["dtype"] == dtype and row["micro_batch_size"] >= 4 for row in rows])
+    assert bound.sum() >= 6
+    assert ratio(rows, columns, "step_time_s")[bound] == pytest.approx(1, abs=bar)
+
+
+def test_intervals_of_fp8_hold_19_of_20_runs(rows, columns) -> None:
+    column, narrow = columns["step_time_s"], np.array([row["dtype"] == "fp8" for row in rows])
+    measured = np.array([row["step_time_s"] for row in rows])
+    inside = (column.low <= measured) & (measured <= column.high)
+    assert narrow.sum() >= 18 and inside[narrow].mean() >= 0.94
+
+
+def test_predicted_steps_are_in_the_measured_order(rows, columns) -> None:
+    logs = np.log([[row["step_time_s"] for row in rows], columns["step_time_s"].value])
+    one, other = np.triu_indices(len(rows), 1)
+    measured, predicted = logs[:, one] - logs[:, other]
+    apart = np.abs(measured) > np.log(1.05)
+    assert np.mean((measured > 0)[apart] == (predicted > 0)[apart]) > 0.9
