@@ -268,6 +268,7 @@ METRICS: Final[dict[str, Metric]] = {
             "exposed_comm_tp_frac exposed_comm_pp_frac exposed_comm_cp_frac exposed_comm_dp_frac",
         ),
         *_group("step_breakdown", "none", "exposed_comm_ep_frac"),
+        *_group("step_breakdown", "lower", "host_bound_frac"),
         *_group("measurement_quality", "higher", "sample_coverage_frac"),
         *_group("measurement_quality", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
         *_group(

@@ -41,7 +41,7 @@ def test_where_the_step_goes_sums_to_one_of_the_same_kind():
     where = [metric.name for metric in METRICS.values() if metric.group == "step_breakdown"]
     whole = {"compute_frac", "exposed_comm_frac", "bubble_frac", "straggler_frac", "other_frac"}
     by_axis = {f"exposed_comm_{axis}_frac" for axis in ("tp", "pp", "cp", "dp", "ep")}
-    assert set(where) == whole | by_axis
+    assert set(where) == whole | by_axis | {"host_bound_frac"}
 
 
 def test_causes_of_throttling_share_no_bit():

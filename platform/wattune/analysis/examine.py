@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.analysis.metrics.energy import Powers, enforced_limit_w
-from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts
+from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts
 from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
@@ -45,6 +45,8 @@ class Examined:
     """Share of rank-time by part from a profiled pass; empty without one, or if spans could divide the steps."""
     profiled_metrics: Mapping[str, float]
     """The same as metrics."""
+    busy_s: float | None
+    """Mean time of a step in which a device runs anything, from a profiled pass; None without one."""
     ways: Mapping[Device, Segments]
     outliers: tuple[Outlier, ...]
     saturation: tuple[Saturation, ...]
@@ -105,6 +107,7 @@ def examine(
         division=division,
         profiled=profiled,
         profiled_metrics=profiled_metrics,
+        busy_s=None if kernels is None else busy_s(kernels),
         ways=ways,
         outliers=outliers(aligned, traces, spec, division),
         saturation=saturation(aligned, link_peaks(aligned, sensed), ways, divided=division is not None),

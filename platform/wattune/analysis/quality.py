@@ -5,6 +5,7 @@ from typing import Final
 
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.fidelity import BURST, STOPPED_EARLY
 
 PUBLISHABLE: Final = "publishable"
@@ -58,6 +59,8 @@ class Facts:
     """Length of the window; None if no temperatures were read."""
     unexplained_frac: float | None = None
     """`other_frac` of the decomposition."""
+    host_bound_frac: float | None = None
+    """Share of a step in which devices wait for their host; None without a profiled pass."""
     start_up_counts: bool = False
     """True if the window is the run of a trial's command, its start-up included, as it has no steps."""
     burst: bool = False
@@ -131,6 +134,7 @@ THRESHOLDS: Final = (
     Threshold(
         code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
     ),
+    Threshold(code="host_bound", fact="host_bound_frac", publishable=HOST_BOUND_FRAC, indicative=None),
     Threshold(code="start_up_counts", fact="start_up_counts", publishable=0, indicative=None),
     Threshold(code=BURST, fact="burst", publishable=0, indicative=None),
     Threshold(code=STOPPED_EARLY, fact="stopped_early", publishable=0, indicative=None),
@@ -147,6 +151,7 @@ THRESHOLDS: Final = (
 - Clock steps: half a sample of the 20 ms ring.
 - Clocks of several nodes: a quarter of the 1 s over which their power is added up.
 - Steps: 20 is the default of a study.
+- Waits for the host: `wattune.analysis.metrics.step_breakdown.HOST_BOUND_FRAC`.
 - Drift of step time 2 %: ours. It moves the mean by 1 %.
 - Temperatures are whole degrees, so a change below 1 degree a minute cannot be seen in less than a minute.
 """

@@ -23,7 +23,7 @@ from wattune.analysis.metrics.phases import step_energies_j
 from wattune.analysis.metrics.power import power_metrics
 from wattune.analysis.metrics.saturation import link_peaks
 from wattune.analysis.metrics.speed import speed_metrics, step_times_s, step_to_step_s
-from wattune.analysis.metrics.step_breakdown import decompose_metrics
+from wattune.analysis.metrics.step_breakdown import decompose_metrics, host_bound_frac
 from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
@@ -173,6 +173,7 @@ def summary_of(
         **({} if expert_imbalance_frac is None else {"expert_imbalance_frac": expert_imbalance_frac}),
         **memory_metrics(memory_peak_bytes, None if spec is None else spec.cluster.rank_device),
         **(decompose_metrics(examined.division) or examined.profiled_metrics),
+        **_host_metrics(examined, speed.get("step_time_s")),
         **_trust_metrics(examined),
     }
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
@@ -398,7 +399,15 @@ def _facts(
         temperature_rise_c_per_min=temperature_rise_c_per_min(examined.temperatures),
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
         unexplained_frac=metrics.get("other_frac"),
+        host_bound_frac=metrics.get("host_bound_frac"),
     )
+
+
+def _host_metrics(examined: Examined, step_time_s: float | None) -> dict[str, float]:
+    """Returns `host_bound_frac` where a pass was profiled and steps are known."""
+    if examined.busy_s is None or not step_time_s:
+        return {}
+    return {"host_bound_frac": host_bound_frac(examined.busy_s, step_time_s, examined.division)}
 
 
 def nodes_with_ring(manifests: Mapping[str, Mapping[str, Any]]) -> set[str]:

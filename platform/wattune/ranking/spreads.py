@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import Interval, t_quantile
 from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, factor, fit
@@ -38,6 +39,15 @@ _UNCERTAINTIES: Final = {
 
 _LOGARITHMIC: Final = ("speed", "energy", "power", "memory")
 """Groups of metrics that scatter in proportion to their value. Others can be 0, and scatter on their own scale."""
+
+HOST_SPREAD: Final = {"speed": 0.15, "power": 0.10, "energy": 0.05}
+"""Standard deviation of one run, by group of metrics, where devices wait for their host: root mean square over six
+plans with two to four runs each on one H200 that wait for 16 to 62 % of a step (0.15, 0.10 and 0.04;
+`benchmarks/data/dense_llama_1b_h200.parquet` and its ladder). Their host was a virtual machine. A steadier one scatters
+less, and a trial's own repeats show it: with n runs this counts by one n-th."""
+
+_ALL_HOST_FRAC: Final = 0.25
+"""Share of a step from which on the host's pace is that of the step; from `HOST_BOUND_FRAC` on it is so in part."""
 
 _DEGREES: Final = "degC"
 _TYPICAL_TEMPERATURE_C: Final = 100.0
@@ -70,6 +80,8 @@ class Fitted:
     node_sets: tuple[str, ...]
     num_zeros: int
     """Runs of the study if the metric was 0 in each of them, else 0."""
+    num_host_bound: int
+    """Trials that wait for their host so long that it widens what is known of the metric."""
 
     @property
     def logarithmic(self) -> bool:
@@ -254,11 +266,17 @@ class Spreads:
         )
 
     def corrections(self, metric: str) -> list[str]:
-        """Describes drift and node offsets that were taken out of a metric, and the node sets that are not tied."""
+        """Describes hosts that widen a metric, drift and node offsets taken out of it, and node sets not tied."""
         fitted = self.fitted(metric)
         if fitted is None or not len(fitted.node_sets):
             return []
         found, lines = fitted.scatter, []
+        if fitted.num_host_bound:
+            widths = " and ".join(f"{group} by {100 * HOST_SPREAD[group]:.0f} %" for group in ("speed", "power"))
+            lines.append(
+                f"{fitted.num_host_bound} trial(s) wait for their host (host_bound), whose pace scatters {widths} from "
+                "run to run: repeats or larger micro-batches decide"
+            )
 
         def size(value: float) -> str:
             return f"{100 * value:+.1f} %" if fitted.logarithmic else format_quantity(metric, value)
@@ -310,6 +328,12 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
     logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
     steps = _UNCERTAINTIES.get(metric, "")
     within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / _NORMAL_95
+    num_host_bound = 0
+    if described.group in HOST_SPREAD:
+        hosts = np.array([run.metrics.get("host_bound_frac", 0.0) for run in runs], np.float64)
+        share = np.clip((hosts - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
+        within = np.hypot(within, HOST_SPREAD[described.group] * share / np.bincount(trial)[trial])
+        num_host_bound = len(set(trial[share > 0].tolist()))
     typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
     found = fit(
         Runs(
@@ -323,4 +347,4 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
         ),
         PRIOR,
     )
-    return Fitted(found, found.standard_error(), number, node_sets, 0 if value.any() else len(value))
+    return Fitted(found, found.standard_error(), number, node_sets, 0 if value.any() else len(value), num_host_bound)

@@ -76,3 +76,33 @@ def test_the_next_run_scatters_like_a_run_about_a_mean_of_its_own_error() -> Non
     pairs = reference_runs([100.0, 103.0, 97.0, 104.0])
     (one,) = Spreads(pairs).next_runs([result for _, result in pairs], "tokens_per_s")
     assert one.num_runs == 4 and one.variance == pytest.approx(one.run_variance * 1.25)
+
+
+def with_host(frac: float, *values: float):
+    """Runs of one trial whose device waits so long for its host, beside one that does not wait."""
+    runs = [
+        (spec, replace(run, metrics={**run.metrics, "host_bound_frac": frac})) for spec, run in reference_runs(values)
+    ]
+    return [*runs, on_n0(speed(2, 100.0))]
+
+
+def half_width(runs, metric: str = "tokens_per_s") -> float:
+    spec = runs[0][0]
+    own = [run for one, run in runs if one.trial_id == spec.trial_id]
+    return Spreads(runs).interval(own, metric).half_width_frac
+
+
+def test_a_plan_that_waits_for_its_host_is_known_less_well() -> None:
+    steady, slow, waits = (half_width(with_host(frac, 100.0)) for frac in (0.0, 0.1, 0.5))
+    assert slow == steady, "a tenth of a step hides behind the device"
+    assert waits > 10 * steady
+    (line,) = Spreads(with_host(0.5, 100.0)).corrections("tokens_per_s")
+    assert line.startswith(
+        "1 trial(s) wait for their host (host_bound), whose pace scatters speed by 15 % and power by 10 %"
+    )
+    assert Spreads(with_host(0.1, 100.0)).corrections("tokens_per_s") == []
+
+
+def test_repeats_show_how_steady_a_host_is() -> None:
+    once, often = (half_width(with_host(0.5, *values)) for values in ([100.0], [100.0, 101.0, 99.0, 100.0]))
+    assert often < once / 3

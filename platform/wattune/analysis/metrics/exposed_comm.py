@@ -11,9 +11,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from wattune.plan.axes import Plan
 from wattune.plan.parallel import pipeline_bubble_ratio
+from wattune.units import NS_PER_S
 
 COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")
 """Kinds of compute. If several run at once, their time counts for the first in this order."""
@@ -178,6 +180,32 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Repl
                 left_ns -= late
             total[name] = total.get(name, 0.0) + left_ns
     return {name: max(time_ns / whole_ns, 0.0) for name, time_ns in total.items()}
+
+
+def busy_s(kernels: pa.Table) -> float | None:
+    """Returns the mean time of a profiled step in which a rank's device runs anything, collectives included.
+
+    The profiler slows the host down and not the kernels, so this is the busy time of a step without it too. None where
+    nothing was profiled, or where the processor is the device.
+
+    Args:
+        kernels: `wattune.schema.KERNELS`.
+    """
+    names = pc.cast(kernels["name"], pa.string())
+    if pc.any(pc.starts_with(names, "aten::")).as_py():
+        return None
+    is_step = np.asarray(pc.equal(names, "step"))
+    cell = kernels["rank"].to_numpy().astype(np.int64) << 32 | kernels["step"].to_numpy().astype(np.int64)
+    start_ns, end_ns = kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy()
+    total_ns, cells = 0, cell[is_step]
+    for one in cells:
+        of_cell = (cell == one) & ~is_step
+        order = np.argsort(start_ns[of_cell], kind="stable")
+        starts, ends = start_ns[of_cell][order], end_ns[of_cell][order]
+        if len(ends):
+            ended = np.maximum.accumulate(ends)
+            total_ns += int(ended[-1] - starts[0] - np.maximum(starts[1:] - ended[:-1], 0).sum())
+    return total_ns / len(cells) / NS_PER_S if total_ns else None
 
 
 class _Rows:

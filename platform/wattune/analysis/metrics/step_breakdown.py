@@ -23,6 +23,11 @@ WAIT: Final = "wait"
 GATHERS_INSIDE: Final = ("zero2", "zero3")
 """Shardings that move gradients or parameters in the middle of forward and backward."""
 
+HOST_BOUND_FRAC: Final = 0.1
+"""Share of a step that devices may wait for their host before speed and power follow its pace. Plans on two H200 that
+wait up to 0.07 of it repeat to 1 % (`benchmarks/data/moe_ep_h200x2.parquet`), those on one that wait for 0.12 to 0.16
+to 4 to 6 % (`benchmarks/data/dense_llama_1b_h200.parquet` and its ladder)."""
+
 UNDIVIDED_WAIT: Final = "wait"
 """Waiting that cannot be divided."""
 
@@ -107,6 +112,20 @@ def decompose_metrics(division: Division | None) -> dict[str, float]:
     return {
         f"{name}_frac": max(float(part.sum()) / whole_s, 0.0) for name, part in parts.items() if name != UNDIVIDED_WAIT
     }
+
+
+def host_bound_frac(busy_s: float, step_time_s: float, division: Division | None) -> float:
+    """Computes the share of a step in which a device neither runs anything nor waits in its spans: for its host.
+
+    Waiting that a collective's kernel does is in both, and counts as waiting.
+
+    Args:
+        busy_s: Mean time of a step in which a device runs anything.
+        step_time_s: Mean step time.
+        division: From `divide`; None where spans could not divide the steps.
+    """
+    waits_s = 0.0 if division is None else sum(float(part.mean()) for part in division.waits_s.values())
+    return max(1.0 - (busy_s + waits_s) / step_time_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

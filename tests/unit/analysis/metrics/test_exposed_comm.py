@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts
+from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts
 from wattune.plan.axes import Plan
 from wattune.schema import KERNELS
 
@@ -146,3 +146,26 @@ def test_shares_are_never_negative_and_sum_to_one(spans: list[tuple[str, int, in
     shares = parts(table(*rows), Plan(pp=2), num_micro_batches=4)
     assert min(shares.values()) >= 0.0
     assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
+    """Rank 0 runs from 100 to 700, with 100 between; rank 1 from 0 to 300 in one step and not at all in another."""
+    found = busy_s(
+        table(
+            step_of(),
+            row(GEMM, 100, 400),
+            reduce_of("mesh_dp_0", 300, 500),
+            row(NORM, 350, 360),
+            row(NORM, 600, 700),
+            step_of(rank=1),
+            row(GEMM, 0, 300, rank=1),
+            step_of(rank=1, step=1),
+        )
+    )
+    assert found == pytest.approx((500 + 300 + 0) / 3 / 1e9)
+
+
+def test_a_processor_has_no_device_to_wait_for_it() -> None:
+    assert busy_s(table(step_of(), row("aten::mm", 0, 400))) is None
+    assert busy_s(table(step_of())) is None
+    assert busy_s(table()) is None

@@ -1,11 +1,12 @@
 """The breakdown of a step's time, on schedules drawn by hand."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.step_breakdown import decompose_metrics, divide
+from wattune.analysis.metrics.step_breakdown import Division, decompose_metrics, divide, host_bound_frac
 from wattune.analysis.signals.align import align
 from wattune.plan.axes import Plan
 
@@ -232,3 +233,11 @@ def test_the_parts_sum_to_one_whatever_the_spans(make_bench, spans, pp):
     assert metrics.keys() in (PARTS, {"compute_frac", "other_frac"}, set())
     assert metrics.keys() != PARTS or sum(metrics.values()) == pytest.approx(1.0)
     assert all(0.0 <= value <= 1.0 + 1e-9 for value in metrics.values())
+
+
+def test_what_a_device_neither_runs_nor_waits_for_is_its_hosts() -> None:
+    waits = {"exposed_comm": np.full((3, 2), 0.1), "straggler": np.full((3, 2), 0.05)}
+    division = Division(compute_s=np.full((3, 2), 0.85), waits_s=waits, other_s=np.zeros((3, 2)))
+    assert host_bound_frac(0.4, 1.0, None) == pytest.approx(0.6)
+    assert host_bound_frac(0.4, 1.0, division) == pytest.approx(0.45)
+    assert host_bound_frac(1.02, 1.0, None) == 0.0
