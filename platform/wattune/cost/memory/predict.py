@@ -32,7 +32,8 @@ SKEWED_ERROR_FRAC: Final = 0.1
 
 FP8_ERROR_FRAC: Final = 0.3
 """Least half width where layers run in FP8: activations are counted as in bf16, and a compiled layer's graph keeps 0.5
-to 0.8 of them (`tests/unit/cost/memory/test_activations.py`). No peak was measured."""
+to 0.8 of them (`tests/unit/cost/memory/test_activations.py`). One peak was measured, on an H200: 0.926 of that in bf16
+(`benchmarks/results/fp8.md`)."""
 
 
 def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
