@@ -4,14 +4,15 @@ Every case trains the same Llama-3 8B slice from the same weights in a process o
 once more as a control, offloaded (`wattune/engines/model/offload.py`), recomputed, and both. The peer
 `torch.autograd.graph.save_on_cpu(pin_memory=True)` fails under the compiler of torch 2.11 (strides of a saved tensor),
 so it runs without one, beside a plain case and an offloaded one. Printed are the median step, its ratio to the plain
-case of the same compiler, the peak of memory, the predicted peak, and the rates of large copies to and from pinned
-memory.
+case of the same compiler, the peak of memory, the predicted peak of compiled cases, and the rates of large copies to
+and from pinned memory.
 
 The losses of a case may differ from those of its plain case by three times what the control's do, as attention's
 backward pass adds in no fixed order on a GPU, and by `SAME_LOSS` where the control's agree. The exit code is 1 if they
 differ by more, or if a case fails.
 
-    python benchmarks/activation_offload.py            # one GPU, about four minutes
+    python benchmarks/activation_offload.py            # one GPU, more than six minutes
+    python benchmarks/activation_offload.py --cases plain plain_again eager eager_offload eager_save_on_cpu
     python benchmarks/activation_offload.py --quick    # a dry run of this script on a CPU
 """
 
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -52,9 +54,29 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "eager_offload": {"offload": "activations"},
     "eager_save_on_cpu": {"offload": "activations"},
 }
+CONTROL: Final = "plain_again"
 SAME_LOSS: Final = 1e-6
 """Largest relative deviation of a loss: a copy changes no bit, recomputation compiles other graphs."""
 SAME_LOSS_RECOMPUTED: Final = 1e-4
+
+
+def base_of(name: str) -> str:
+    """The case that another one is compared with: its layers as they are, by the same compiler."""
+    return "eager" if name.startswith("eager") else "plain"
+
+
+def missing(names: Sequence[str]) -> dict[str, list[str]]:
+    """The cases that asked ones cannot be judged without, by the asked one.
+
+    Each needs its base. Where losses are held to those of the base, the control says how far two equal runs are apart,
+    and it is compared with `plain`.
+    """
+    found = {}
+    for name in names:
+        needed = {base_of(name)} if name == base_of(name) else {base_of(name), CONTROL, base_of(CONTROL)}
+        if lacking := [each for each in CASES if each in needed and each not in names]:
+            found[name] = lacking
+    return found
 
 
 class SaveOnCpu:
@@ -105,8 +127,10 @@ def run(name: str, *, quick: bool) -> dict[str, Any]:
     peak_bytes = engine.memory_peak_bytes()
     engine.close()
     dist.destroy_process_group()
-    ((_, batch),) = batches([spec])
-    predicted = None if quick else sum(part[0] for part in predict_memory(batch, H200).parts_bytes.values())
+    predicted = None
+    if not quick and not name.startswith("eager"):  # compiled layers are predicted, which keep less
+        ((_, batch),) = batches([spec])
+        predicted = sum(part[0] for part in predict_memory(batch, H200).parts_bytes.values())
     return {
         "losses": losses,
         "step_s": statistics.median(steps_s[-2 if quick else -NUM_STEPS :]),
@@ -136,8 +160,11 @@ def main() -> int:
     """Runs every case; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="some of the cases")
     parser.add_argument("--case", choices=CASES, help="one case alone, as JSON")
     arguments = parser.parse_args()
+    for name, lacking in missing(arguments.cases).items():
+        parser.error(f"--cases: {name} cannot be judged without {' and '.join(lacking)}; name these too")
     if arguments.case:
         print(json.dumps(run(arguments.case, quick=arguments.quick)))
         return 0
@@ -149,7 +176,7 @@ def main() -> int:
     rows: dict[str, dict[str, Any]] = {}
     num_bad, control = 0, 0.0
     print("case,step_ms,step_ratio,peak_gb,predicted_peak_gb,first_loss_deviation_ratio,largest_loss_deviation_ratio")
-    for name in CASES:
+    for name in [each for each in CASES if each in arguments.cases]:
         command = [sys.executable, __file__, "--case", name, *(["--quick"] if arguments.quick else [])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         if done.returncode:
@@ -157,11 +184,11 @@ def main() -> int:
             num_bad += 1
             continue
         row = rows[name] = json.loads(done.stdout.splitlines()[-1])
-        plain = rows.get("eager" if name.startswith("eager") else "plain")
+        plain = rows.get(base_of(name))
         if plain is None:
             continue  # it failed, and counts already
         away = [abs(a / b - 1) for a, b in zip(row["losses"], plain["losses"], strict=True)]
-        if name == "plain_again":
+        if name == CONTROL:
             control = max(away)
         else:
             least = SAME_LOSS_RECOMPUTED if "recompute" in CASES[name] else SAME_LOSS

@@ -30,8 +30,8 @@ _HOST_BYTES_PER_S: Final = {
     "gb200": 225e9,
 }
 HOST_FRAC: Final = 0.8
-"""Achieved by large copies to and from pinned memory over the bandwidth of the link: an assumption, of no measurement
-here; `benchmarks/activation_offload.py` prints what a device achieves."""
+"""Achieved by large copies to and from pinned memory over the bandwidth of the link: an assumption for all devices. An
+H200 reached 0.88 of 63 GB/s (`benchmarks/results/activation_offload.md`)."""
 
 
 def host_bytes_per_s(device: str) -> float:

@@ -32,8 +32,9 @@ EVENTS: Final = "process"
 """Source in the name of the file for what is no step: errors, and hooks that failed."""
 
 FLUSH_EVERY_NS: Final = 50_000_000
-"""Least time between two writes. A write takes some 50 us right after a step, when caches hold the step's data, so
-writing costs 0.1 % at most, however short steps are. A process that is killed loses the steps of that time."""
+"""Least time between two writes. A write takes some 65 us right after a step, when caches hold the step's data, so
+writing costs 0.13 % at most, however short steps are (an H200's host, `benchmarks/results/step_hooks.md`). A process
+that is killed loses the steps of that time."""
 
 PEAK_EVERY_NS: Final = 1_000_000_000
 """Least time between two events with the peak memory: asking torch for it takes some 100 us."""
