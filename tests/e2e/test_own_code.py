@@ -172,8 +172,9 @@ print(json.dumps([found.model.flavor, found.training.local_batch_size, found.tra
 
 @NEEDS_TITAN
 @pytest.mark.slow
-def test_torchtitan_takes_every_argument_of_its_space() -> None:
-    specs = plan(EXAMPLES / "torchtitan_h200x4.yaml").candidates.specs
+@pytest.mark.parametrize("space", ["torchtitan_h200x4.yaml", "torchtitan_h200.yaml"])
+def test_torchtitan_takes_every_argument_of_its_space(space: str) -> None:
+    specs = plan(EXAMPLES / space).candidates.specs
     spec = next(one for one in specs if dict(one.flags)["compiled"])
     assert spec.program is not None
     own = {"node_rank": 0, "rendezvous": "127.0.0.1:1", "output_dir": "there", "trial": "one"}
@@ -184,7 +185,7 @@ def test_torchtitan_takes_every_argument_of_its_space() -> None:
     expected = [
         "8B",
         spec.plan.micro_batch_size,
-        8,
+        spec.workload.global_batch_size,
         4096,
         spec.plan.tp,
         dict(spec.flags)["checkpointing"],
