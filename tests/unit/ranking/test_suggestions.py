@@ -74,6 +74,15 @@ def test_a_budget_that_no_trial_fits_into_says_how_long_one_takes() -> None:
     assert found.listed == () and "the shortest trial takes about 30 s" in found.nothing
 
 
+def test_where_the_best_plan_takes_longer_than_the_budget_those_that_fit_are_suggested() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    fast = sorted(left, key=lambda spec: -metrics(spec)["tokens_per_s"])[:120]
+    found = suggest(model, ranking, left, lambda spec: 100.0 if spec in fast else 20.0, budget_s=60.0)
+    assert len(found.listed) == 3 and all(one.spec not in fast for one in found.listed)
+    none = suggest(model, ranking, left, lambda spec: 100.0 if spec in fast else 80.0, budget_s=60.0)
+    assert none.listed == () and "the shortest trial takes about 80 s" in none.nothing
+
+
 def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_decide_is_not() -> None:
     """The accuracy of measured sensors alone leaves a plan close below its bound open."""
     close = replace(POWER, factor=metrics(BEST)[POWER.metric] * 1.004)

@@ -148,11 +148,9 @@ class ModelGuided:
         self._take(row, result)
 
     def restrict(self, specs: Sequence[TrialSpec]) -> None:
-        """Proposes none but these candidates from now on, as far as they are left."""
-        rows = [self._index[spec] for spec in specs]
-        allowed = np.zeros(len(self._free), dtype=bool)
-        allowed[rows] = True
-        self._free &= allowed
+        """Proposes these candidates and none else from now on, those that it proposed or was told of too."""
+        self._free[:] = False
+        self._free[[self._index[spec] for spec in specs]] = True
 
     def prediction(self, spec: TrialSpec) -> Prediction | None:
         """Predicts the next measurement of a candidate by all results so far; None while too little is known."""
