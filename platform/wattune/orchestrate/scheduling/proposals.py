@@ -61,8 +61,10 @@ class Proposals:
         if self._first:
             return [self._first.popleft()]
         if room > len(self._last):
-            timed = expected_s is not None and isinstance(self._strategy, TimedStrategy)
-            found = self._strategy.ask_timed(1, expected_s) if timed else self._strategy.ask(1)
+            if expected_s is not None and isinstance(self._strategy, TimedStrategy):
+                found = self._strategy.ask_timed(1, expected_s)
+            else:
+                found = self._strategy.ask(1)
             if found:
                 return found
         return [self._last.popleft()] if self._last else []
