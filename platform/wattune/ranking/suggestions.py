@@ -127,6 +127,7 @@ def suggest(
         expected_s: Predicts the seconds of a trial.
         budget_s: Seconds for all suggestions, one after another.
     """
+    model.lead_by(row.spec for row in ranking.feasible)  # a gain is over the plan that is named as the best
     joint = model.joint_gain(left)
     gain, noise = joint if joint is not None else (None, None)
     is_worth = gain is None or noise is None or gain >= noise

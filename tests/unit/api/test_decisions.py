@@ -148,7 +148,12 @@ def test_a_plan_of_which_only_a_burst_was_measured_is_predicted_and_suggested(tm
     assert found.num_unmeasured == 4 and found.points[0].predicted is not None
     assert found.points[0].predicted.spec == best
     listed = api.suggest(study, budget="70s")
-    assert listed.num_left == 4 and best in [one.spec for one in listed.listed if one.kind == "new"]
+    (promoted,) = [one for one in listed.listed if one.spec == best]
+    assert listed.num_left == 4 and promoted.kind == "new" and listed.best is not None
+    ahead_frac = truth(best)["tokens_per_s"] / truth(listed.best.spec)["tokens_per_s"] - 1
+    assert ahead_frac > 0.04 and promoted.gain_frac == pytest.approx(ahead_frac, rel=0.3), (
+        "over the best that is ranked"
+    )
 
 
 def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new(tmp_path, monkeypatch) -> None:

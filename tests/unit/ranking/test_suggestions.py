@@ -104,6 +104,16 @@ def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_de
         assert all(one.predicted is None for one in repeated), "a measured plan has no prediction beside it"
 
 
+def test_gains_are_over_the_best_feasible_plan_and_not_over_an_undecided_one_that_leads() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    first, *others = ranking.feasible
+    leads = replace(ranking, feasible=tuple(others), undecided=(first, *ranking.undecided))
+    over_first = suggest(model, ranking, left, lambda _: 30.0, budget_s=600.0)
+    over_second = suggest(model, leads, left, lambda _: 30.0, budget_s=600.0)
+    assert over_first.best == first and over_second.best == others[0]
+    assert over_second.gain_frac > over_first.gain_frac
+
+
 def test_two_plans_that_are_not_told_apart_are_repeated() -> None:
     model, ranking, _ = told([BEST, *[spec for spec in SPECS if is_feasible(spec)][:2]])
     first, second, *_ = ranking.feasible
