@@ -36,8 +36,8 @@ ROOMS = {
     "orchestrate": "cluster command_result cooldown events failures lost_cluster node_products power_limit ray_folder "
     "ray_searcher ray_settings run_study run_trial telemetry_actor trial_result trial_telemetry",
     "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",
-    "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook race "
-    "references run_order study_run trial_queue waiting",
+    "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook "
+    "proposals race references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement program rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table",

@@ -56,7 +56,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
 
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
-    assert "1 trial(s) to run, 1 interrupted before among them" in done.stderr
+    assert "1 trial(s) to run, 1 begun before among them" in done.stderr
     found, flags = results(study), flags_of(study)
     assert {one["status"] for one in found.values()} == {"completed"} and len(found) == 2
     assert (study / "trials" / done_before / "result.json").stat().st_mtime_ns == stamp_ns

@@ -253,7 +253,7 @@ def test_a_stopped_job_leaves_its_study_in_order_and_the_same_job_goes_on(
         assert (study / "report.html").exists() and (study / "ranking.parquet").exists()
         again = _ray(cluster, tmp_path, *submit[:2], *submit[3:], "second", *entrypoint)
         assert again.returncode == 0, again.stdout + again.stderr
-        assert "1 trial(s) to run, 1 interrupted before among them" in again.stdout
+        assert "1 trial(s) to run, 1 begun before among them" in again.stdout
         assert "1 skipped, done before: 1 completed" in again.stdout
         assert [one["status"] for one in results(study).values()] == ["completed"] * 2
     else:  # whatever comes next makes the report

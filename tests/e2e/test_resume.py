@@ -50,7 +50,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 skipped, done before: 1 completed" in done.stderr
-    assert "1 trial(s) to run, 1 interrupted before among them" in done.stderr
+    assert "1 trial(s) to run, 1 begun before among them" in done.stderr
     outcome = json.loads(done.stdout)
     assert (outcome["finished"], outcome["ending"], len(outcome["feasible"])) == (True, "finished", 2)
     assert results(study).keys() == {finished, cut_off}

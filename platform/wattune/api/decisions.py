@@ -2,17 +2,18 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from wattune.api.estimates import MOST_EARLIER, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
-from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Constraint, VariedBound, parse_varied
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
+from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
 from wattune.ranking.order import rank
@@ -24,7 +25,7 @@ from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
 _DURATION: Final = re.compile(
@@ -64,8 +65,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     spec = planned.spec
     others = [one for one in spec.constraints if not varied.replaces(one)]
     model = _model(planned, folder, (*others, varied.at(varied.values[-1])), results)
-    tried = {result.trial_id for _, result in results if result.status.is_final}
-    left = [one for one in planned.candidates.specs if one.trial_id not in tried]
+    left = _unmeasured(planned, results)
     predictions = model.predict(left) if left else None
     with collector_paused():
         return frontier_of(
@@ -98,15 +98,14 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
-    tried = {result.trial_id for _, result in results if result.status.is_final}
-    left = [one for one in planned.candidates.specs if one.trial_id not in tried]
+    left = _unmeasured(planned, results)
     with collector_paused():
         ranking = rank(results, spec.objective, spec.constraints)
     return suggest_for(
         _model(planned, folder, spec.constraints, results),
         ranking,
         left,
-        lambda one: pace.expected_s(one, spec.measure.min_seconds),
+        _timed(pace, spec.measure.min_seconds),
         budget_s=budget_s,
     )
 
@@ -144,6 +143,29 @@ def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
 
 
+def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
+    """Returns the candidates without a full run that ended: what a burst measured is ranked nowhere."""
+    tried = {
+        result.trial_id
+        for _, result in results
+        if result.status.is_final and not (is_burst(result) and result.status is TrialStatus.COMPLETED)
+    }
+    return [one for one in planned.candidates.specs if one.trial_id not in tried]
+
+
+def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
+    """Returns what predicts the seconds of a trial, computed once for the same workers."""
+    found: dict[Hashable, float] = {}
+
+    def expected_s(spec: TrialSpec) -> float:
+        workers = workers_of(spec)
+        if workers not in found:
+            found[workers] = pace.expected_s(spec, least_s)
+        return found[workers]
+
+    return expected_s
+
+
 def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
     # A trial that an earlier version measured may be none of the candidates now; what it measured still counts.
@@ -177,10 +199,12 @@ def _taught(results: Results, problem: Problem) -> set[str]:
     sign = -1.0 if objective.maximize else 1.0
 
     def worse(result: TrialResult) -> float:
-        return sign * result.metrics.get(objective.metric, -sign * math.inf)
+        value = sign * result.metrics.get(objective.metric, math.nan)
+        return value if math.isfinite(value) else math.inf
 
     ordered = sorted(first.values(), key=worse)
-    good = [one for one in ordered if all(bound.holds(one.metrics) for bound in problem.constraints)]
+    measured = [one for one in ordered if worse(one) < math.inf]
+    good = [one for one in measured if all(bound.holds(one.metrics) for bound in problem.constraints)]
     leaders = [one.trial_id for one in good[: MOST_EARLIER // 2]]
     rest = [one.trial_id for one in ordered if one.trial_id not in set(leaders)]
     count = MOST_EARLIER - len(leaders)

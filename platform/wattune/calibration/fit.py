@@ -191,7 +191,7 @@ def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequ
     signals = {
         name: _fit_signal(*found, waves, counter, polled=name != "ring")
         for name, found in readings.items()
-        if np.ptp(found[1]) > 0
+        if _moves(found, waves)
     }
     if not signals:
         raise TelemetryError(
@@ -293,13 +293,21 @@ def _period_s(time_s: Floats) -> float:
     return float(near.mean() if len(near) else median_s)
 
 
+def _moves(readings: Readings, waves: Sequence[Wave]) -> bool:
+    """Returns true if a signal changed during some wave: that of an idle device may move before and after them."""
+    time_s, value = readings
+    spans = (_span(wave) for wave in waves)
+    inside = (value[(time_s >= start_s) & (time_s <= end_s)] for start_s, end_s in spans)
+    return any(len(own) and np.ptp(own) > 0 for own in inside)
+
+
 def _fit_signal(time_s: Floats, value: Floats, waves: Sequence[Wave], counter: Readings, *, polled: bool) -> SignalFit:
     at_s, reported = _changes(time_s, value) if polled else (time_s, value)
     parts = []
     for wave in waves:
         start_s, end_s = _span(wave)
         inside = (at_s >= start_s) & (at_s <= end_s)
-        if inside.sum() > 2:
+        if inside.sum() > 2 and np.ptp(reported[inside]) > 0:
             parts.append((wave, at_s[inside], reported[inside]))
     if not parts:
         raise TelemetryError(f"a power signal has {len(at_s)} new values, too few inside any wave; run longer waves")

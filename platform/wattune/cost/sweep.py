@@ -187,9 +187,10 @@ def cases(
         found += [one for model in models for one in _products(model, tp, shrink)]
     if graphs:  # last: a library that cannot capture a collective may end the sweep
         found += collectives([size for size in sizes_bytes if size <= GRAPH_BYTES], in_graph=True)
-    seen = {(one.kind, one.size_bytes, one.group_size, one.stride, one.in_graph, *one.shape.items()): one
-            for one in reversed(found)}  # fmt: skip
-    return list(reversed(seen.values()))
+    unique: dict[tuple[object, ...], Case] = {}
+    for one in found:
+        unique.setdefault((one.kind, one.size_bytes, one.group_size, one.stride, one.in_graph, *one.shape.items()), one)
+    return list(unique.values())
 
 
 def _memory(sizes_bytes: Sequence[int]) -> Iterator[Case]:

@@ -36,7 +36,7 @@ class Preview:
     num_race: int = 0
     """Of `num_left`, the most repeats of the race of finalists."""
     num_again: int
-    """Of `num_left`, trials that were interrupted and run again."""
+    """Of `num_left`, trials that run again: they were interrupted, are to be retried, or a limit is looser now."""
     done: Mapping[TrialStatus, int]
     """Number of trials that are skipped because an earlier call finished them, by status."""
     load_s: Mapping[ClusterSpec, float]

@@ -129,7 +129,10 @@ def remove_left(base: Path) -> None:
         kept = folder == latest and time.time() - failed_at_s[folder] < KEPT_S
         # Ray's dashboard may write a last file, and make the folder anew, after the cluster has ended.
         # One from the future was made before the wall clock was set back.
-        begins = not (folder / _LOCK).exists() and abs(time.time() - folder.lstat().st_mtime) < _BEGINS_S
+        try:
+            begins = not (folder / _LOCK).exists() and abs(time.time() - folder.lstat().st_mtime) < _BEGINS_S
+        except FileNotFoundError:  # its study has ended, or another call removed it meanwhile
+            continue
         if not kept and not begins and lock_holder(folder / _LOCK) is None:
             end_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -435,12 +435,12 @@ def _other_work(a: Side, b: Side) -> list[str]:
                 f"{begin}figures of both are of measured steps. wattune does not know what the command trains: speed "
                 "and energy of tokens compare only where it is the same model"
             )
-            return [text]
+            return [text, *_endings(a, b)]
         text = (
             f"{begin}figures of {trial} are of its measured steps, those of {recording} of its whole command with "
             "start and end. wattune does not know what the command does, so speed and energy of work are not compared"
         )
-        return [text]
+        return [text, *_endings(a, b)]
     assert a.recorded is not None and b.recorded is not None, "both are recordings"
     found = ["each was recorded once: intervals have the scatter of a prior, not of repeats"]
     if a.recorded.command != b.recorded.command:
@@ -450,8 +450,14 @@ def _other_work(a: Side, b: Side) -> list[str]:
         )
     else:
         found.append("one command line on both sides: what changed in code, data or environment is not known")
+    return [*found, *_endings(a, b)]
+
+
+def _endings(a: Side, b: Side) -> list[str]:
+    """Describes commands that were recorded and did not end well."""
+    found = []
     for name, side in (("A", a.recorded), ("B", b.recorded)):
-        if side.exit_code != 0:
+        if side is not None and side.exit_code != 0:
             end = "with its end not seen" if side.exit_code is None else f"with exit code {side.exit_code}"
             found.append(f"the command of {name} ended {end}: it may not have done its work")
     return found

@@ -1,7 +1,7 @@
 """The price of a bound: the best plan at each of several values of it, measured, and beside it what is predicted.
 
 At each value all trials are ranked anew. Measured and predicted plans never mix: a plan that was measured has no
-prediction here, and one that is predicted was never measured.
+prediction here, and one that is predicted was never measured in full: a burst ranks nothing.
 """
 
 import math
@@ -30,7 +30,7 @@ _MOST_STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """Candidates that never ran, with their predictions."""
+    """Candidates that were never measured in full, with their predictions."""
 
     specs: Sequence[TrialSpec]
     predictions: Predictions
@@ -39,7 +39,7 @@ class Unmeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPlan:
-    """A candidate that never ran and is predicted to be the best of those at one value of the bound."""
+    """A candidate that was never measured in full and is predicted to be the best of those at a bound."""
 
     spec: TrialSpec
     value: float
@@ -76,11 +76,12 @@ class FrontierPoint:
     undecided: RankedTrial | None
     """The best measured trial whose bounds the runs do not decide, if it measured better than `best`."""
     gain_frac: float | None
-    """By how much `best` measured better than the best at the value before, the next tighter one; None without one."""
+    """By how much `best` measured better than the best at the value before, the next tighter one; None without one, and
+    where that one measured 0."""
     told_apart: bool | None
     """True where the runs tell the two apart; None where they are the same trial or one is missing."""
     predicted: PredictedPlan | None
-    """The best of those that never ran, among candidates that are at least `LIKELY` to be feasible."""
+    """The best of those never measured in full, among candidates that are at least `LIKELY` to be feasible."""
 
     def margin(self, row: RankedTrial) -> Margin | None:
         """Returns a trial's margin to the varied bound."""
@@ -132,9 +133,9 @@ class Frontier:
     num_measured: int
     """Trials that completed."""
     num_unmeasured: int
-    """Candidates of the space that never ran."""
+    """Candidates of the space that were never measured in full."""
     has_predictions: bool
-    """False where too little is known to predict the candidates that never ran."""
+    """False where too little is known to predict the unmeasured candidates."""
     simulated: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -173,8 +174,8 @@ def frontier(
         objective: What is best.
         constraints: The bounds of the study. Those that the varied one stands for are left out.
         varied: The bound and its values.
-        unmeasured: Candidates that never ran, where they can be predicted.
-        num_unmeasured: How many never ran, whether they can be predicted or not.
+        unmeasured: Candidates that were never measured in full, where they can be predicted.
+        num_unmeasured: How many there are, whether they can be predicted or not.
         risk: Accepted probability of a wrong verdict on a bound.
     """
     others = tuple(one for one in constraints if not varied.replaces(one))
@@ -262,8 +263,8 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
         return None, None
     if best.trial_id == before.trial_id:
         return 0.0, None
-    sign = 1.0 if ranking.objective.maximize else -1.0
-    gain = sign * (best.objective.value - before.objective.value) / abs(before.objective.value)
+    sign, size = 1.0 if ranking.objective.maximize else -1.0, abs(before.objective.value)
+    gain = sign * (best.objective.value - before.objective.value) / size if size else None
     now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
     if now is None or now.rank is None or now.rank == 1:
         return gain, False

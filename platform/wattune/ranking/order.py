@@ -50,9 +50,9 @@ class SpaceShare:
     num_candidates: int
     """Trials of the space: combinations that no rule rejects, each kind of work once."""
     num_measured: int
-    """Those with a completed repeat; a burst is none."""
+    """Those with a completed repeat, none of whose repeats failed; a burst is none."""
     num_failed: int
-    """Those that ran and did not complete."""
+    """Those that ran and did not complete, or of which a repeat failed: the ranking calls them failed too."""
     num_burst: int = 0
     """Those of which only a burst was measured."""
 

@@ -323,7 +323,8 @@ def recorded_of(
         name=name,
         place=place,
         command=tuple(map(str, facts.get("command") or ())),
-        exit_code=facts.get("exit_code", 0),
+        # Recordings made elsewhere have none; those that a killed recorder left open have none yet.
+        exit_code=facts.get("exit_code", 0 if facts.get("closed", True) else None),
         machine=machine,
         simulated=tags.get("simulated") == "true",
         result=TrialResult(

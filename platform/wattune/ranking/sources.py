@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import is_burst
 from wattune.objective import parse_constraint, parse_objective
+from wattune.ranking.assessment import NOT_ITS_OWN
 from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
@@ -184,9 +185,11 @@ def _share(source: Source) -> SpaceShare:
     """Counts the trials of a source's space that were measured."""
     known = source.candidates or frozenset()
     completed = [result for _, result in source.results if result.status is TrialStatus.COMPLETED]
-    measured = known & {result.trial_id for result in completed if not is_burst(result)}
-    final = {r.trial_id for _, r in source.results if r.status.is_final and r.status is not TrialStatus.COMPLETED}
-    failed = known & final - measured
+    others = (result for _, result in source.results if result.status is not TrialStatus.COMPLETED)
+    ended = [result for result in others if result.status.is_final]
+    broken = {result.trial_id for result in ended if result.status not in NOT_ITS_OWN}
+    measured = known & {result.trial_id for result in completed if not is_burst(result)} - broken
+    failed = known & {result.trial_id for result in ended} - measured
     return SpaceShare(
         study=source.name,
         num_candidates=len(known),

@@ -84,7 +84,7 @@ class Suggestions:
     best: RankedTrial | None
     """The best feasible trial so far."""
     num_left: int
-    """Candidates that never ran."""
+    """Candidates that were never measured in full."""
     gain_frac: float | None
     """Expected improvement if all of them were measured; None while no trial is feasible."""
     noise_frac: float | None
@@ -123,15 +123,16 @@ def suggest(
     Args:
         model: The strategy, told results, that never stops by itself. It proposes nothing but `left` afterwards.
         ranking: The study's ranking, by the objective and bounds of the model.
-        left: Candidates that never ran.
+        left: Candidates that were never measured in full.
         expected_s: Predicts the seconds of a trial.
         budget_s: Seconds for all suggestions, one after another.
     """
-    model.restrict(left)  # it may know less than every result, or candidates of an earlier space
+    model.lead_by(row.spec for row in ranking.feasible)  # a gain is over the plan that is named as the best
     joint = model.joint_gain(left)
     gain, noise = joint if joint is not None else (None, None)
     is_worth = gain is None or noise is None or gain >= noise
-    new = _new_plans(model, ranking, expected_s, budget_s) if is_worth and left else []
+    worth = left if is_worth else ()
+    new = _new_plans(model, ranking, [(one, expected_s(one)) for one in worth], budget_s)
     if noise is not None:  # the first stays: all plans left together are worth it, so the best of them is
         least = _LEAST_SHARE * noise
         new = [one for one in new if one is new[0] or one.gain_frac is None or one.gain_frac >= least]
@@ -156,14 +157,16 @@ def suggest(
         gain_frac=gain,
         noise_frac=noise,
     )
-    return found if listed else replace(found, nothing=_nothing(found, wanted, ranking))
+    if listed:
+        return found
+    times_s = [*(one.expected_s for one in wanted), *map(expected_s, worth)]
+    return replace(found, nothing=_nothing(found, min(times_s, default=None), ranking))
 
 
-def _nothing(found: Suggestions, wanted: Sequence[Suggestion], ranking: Ranking) -> str:
-    """Describes why nothing is listed."""
-    if wanted:
-        shortest = min(one.expected_s for one in wanted)
-        return f"nothing fits in {found.budget_s:.0f} s: the shortest trial takes about {shortest:.0f} s"
+def _nothing(found: Suggestions, shortest_s: float | None, ranking: Ranking) -> str:
+    """Describes why nothing is listed; `shortest_s` is of the trials that are worth running, None without any."""
+    if shortest_s is not None:
+        return f"nothing fits in {found.budget_s:.0f} s: the shortest trial takes about {shortest_s:.0f} s"
     parts = []
     if not found.num_left:
         parts.append("every plan of the space was tried")
@@ -182,27 +185,31 @@ def _nothing(found: Suggestions, wanted: Sequence[Suggestion], ranking: Ranking)
 
 
 def _new_plans(
-    model: ModelGuided, ranking: Ranking, expected_s: Callable[[TrialSpec], float], budget_s: float
+    model: ModelGuided, ranking: Ranking, left: Sequence[tuple[TrialSpec, float]], budget_s: float
 ) -> list[Suggestion]:
-    """Asks the model for plans, each as if those before it had run, until the budget is used."""
-    asked: list[TrialSpec] = []
-    left_s = budget_s
-    while len(asked) < MOST_SUGGESTED and left_s > 0 and (proposed := model.ask(1)):
-        asked += proposed
-        left_s -= expected_s(proposed[0])
-    found = model.predict(asked) if asked else None
+    """Asks the model for plans that fit, each as if those before it had run, until the budget is used."""
+    times_s, left_s = dict(left), budget_s
+    asked: dict[TrialSpec, float] = {}
+    while len(asked) < MOST_SUGGESTED:
+        # The model is told which: it may know less than every result, or candidates of an earlier space.
+        model.restrict([spec for spec, takes_s in times_s.items() if takes_s <= left_s])
+        if not (proposed := model.ask_timed(1, times_s.__getitem__)):
+            break
+        asked[proposed[0]] = times_s.pop(proposed[0])
+        left_s -= asked[proposed[0]]
+    found = model.predict([*asked]) if asked else None
     gains = None if found is None else found.gain(ranking.constraints)
     now = "the first plan known to hold every bound"
     if ranking.best is not None:
         now = f"the best plan, now {_name(ranking.best, ranking)}"
     suggestions = []
-    for row, spec in enumerate(asked):
+    for row, (spec, takes_s) in enumerate(asked.items()):
         predicted = None if found is None else found.one(row, ranking.objective.metric, ranking.constraints)
         suggestions.append(
             Suggestion(
                 kind="new",
                 spec=spec,
-                expected_s=expected_s(spec),
+                expected_s=takes_s,
                 gain_frac=None if gains is None else float(gains[row]),
                 feasible_probability=None if predicted is None else predicted.feasible_probability,
                 predicted=predicted,

@@ -35,8 +35,8 @@ def frontier_chart(found: Frontier) -> Chart | None:
     figure.update_yaxes(title=axis_title(metric))
     caption = (
         "The best measured plan at each value of the bound, all others as they are. A ring is a trial that measured "
-        "better and whose bounds the runs do not decide. Diamonds were never measured: of the plans that are likely to "
-        "hold every bound, the one that the study's surrogates predict to be best, with its 95 % interval."
+        "better and whose bounds the runs do not decide. Diamonds were never measured in full: of the plans that are "
+        "likely to hold every bound, the one that the study's surrogates predict to be best, with its 95 % interval."
     )
     return Chart(title="Price of the bound", caption=caption, figure=figure, simulated=found.simulated, height=460)
 

@@ -150,12 +150,14 @@ def _draw_trials(
 def _draw_front(figure: go.Figure, front: Sequence[RankedTrial], metric: str, across: str) -> None:
     points = [(x.value, y.value) for row in front if (x := row.interval(across)) and (y := row.interval(metric))]
     points.sort()
+    more_is_better = METRICS[across].better == "higher"
     figure.add_scatter(
         x=[x for x, _ in points],
         y=[y for _, y in points],
         mode="lines",
         name="Pareto front",
-        line={"color": "#566172", "dash": "dot", "width": 1.5, "shape": "hv"},
+        # Between two trials the line stays at what a trial reached: the one before, or the next where more x is better.
+        line={"color": "#566172", "dash": "dot", "width": 1.5, "shape": "vh" if more_is_better else "hv"},
         hoverinfo="skip",
     )
 

@@ -1,5 +1,6 @@
 """A first search space for a model and a cluster, with comments: valid as it stands, and small enough to read."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +71,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
     cluster = parse_cluster_label(wishes.cluster)
     on_cpu = device(cluster.device).vendor == "cpu"
     trained = _trained(full, cluster, on_cpu=on_cpu)
-    batch = max(16, 2 * cluster.world_size)
+    batch = _batch(cluster.world_size)
     axes = _axes(trained, cluster, wishes.engine, batch)
     lines = [
         schema_line(schema),
@@ -115,6 +116,11 @@ def planned(text: str, folder: Path) -> Candidates:
     candidates = prune(parse_space(yaml.safe_load(text), "the draft", folder))
     candidates.require_kept()
     return candidates
+
+
+def _batch(world_size: int) -> int:
+    """Returns the least batch of 16 sequences or more that every rank gets in micro-batches of one and of two."""
+    return 2 * world_size * math.ceil(16 / (2 * world_size))
 
 
 def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpec:

@@ -208,7 +208,7 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     backward += rates.memory(8 * trained)
     backward += {"none": Seconds(), "selective": attends, "full": forward}[plan.recompute]
     backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)
-    shards = plan.dp(spec.cluster.world_size) // plan.dp_replicate
+    shards = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate  # ranks of one context hold parts too
     owned = trained / (shards if plan.sharding != "none" else 1)
     return StageWork(forward=forward, backward=backward, optimizer=rates.memory(30 * owned))
 

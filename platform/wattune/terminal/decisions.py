@@ -17,8 +17,8 @@ READING_FRONTIER: Final = (
     "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart"
 )
 READING_PREDICTED: Final = (
-    "never measured: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all bounds, "
-    "and P(better) than the measured best"
+    "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "
+    "bounds, and P(better) than the measured best"
 )
 
 

@@ -13,7 +13,7 @@ def preview_lines(preview: Preview) -> list[Text]:
     extra = [f"{preview.num_references} reference trial(s)"] if preview.num_references else []
     extra += [f"at most {preview.num_race} repeat(s) of the race"] if preview.num_race else []
     extra += [f"{preview.num_finalists} finalist(s)"] if preview.num_finalists else []
-    extra += [f"{preview.num_again} interrupted before"] if preview.num_again else []
+    extra += [f"{preview.num_again} begun before"] if preview.num_again else []
     among = f", {', '.join(extra)} among them" if extra else ""
     how, basis = basis_of(preview)
     whole = f"{how} {device_hours(preview.device_s)} ({basis})"

@@ -50,7 +50,7 @@ MOST_COMPARED: Final = 6
 """Most runs that the link on a study's page compares: so many columns fit on a screen."""
 
 _COMPARED: Final = ("feasible", "undecided", "infeasible")
-_VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "interrupted", "failed")
+_VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "burst", "interrupted", "failed")
 
 
 class Tracker:

@@ -120,10 +120,15 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
 
 def dimensions(document: Mapping[str, Any]) -> list[str]:
     """Returns the parameters that a study varies, in the search space's order."""
-    space = document.get("space") or {}
-    axes = [name for name in AXES if isinstance(space.get(name), list) and len(space[name]) > 1]
-    lists = [name for name in _LISTS if isinstance(document.get(name), list) and len(document[name]) > 1]
-    return [*lists, *axes]
+    space, workload, flags = (document.get(name) or {} for name in ("space", "workload", "flags"))
+    varied = {name for entry in (document, workload, space) for name, value in entry.items() if _is_varied(value)}
+    listed = [*_LISTS, *workload, *(name for name in AXES if name in space)]
+    own = [f"flags.{name}" for name, value in flags.items() if _is_varied(value)]
+    return [*(name for name in listed if name in varied), *own]
+
+
+def _is_varied(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1
 
 
 def _chart(kind: str, **settings: Any) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Frontier and suggestions of a study's folder: what they find of a known truth, and what they refuse."""
 
+from dataclasses import replace
+
 import pytest
-from decided_study import POWER, best_below, truth, write_study
+from decided_study import POWER, best_below, measured, truth, write_study
 
 from wattune import api
 from wattune.api.decisions import parse_budget
 from wattune.errors import PlanError, SpaceError
-from wattune.trial import TrialSpec
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
+from wattune.trial import TrialSpec, TrialStatus
 
 
 def half(spec: TrialSpec) -> bool:
@@ -112,6 +115,45 @@ def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(
     assert best_below(1000, tmp_path) in chosen
     speeds = sorted(truth(spec)["tokens_per_s"] for spec in chosen)
     assert speeds[0] < 600 and speeds[-1] > 1400, "slow ones and infeasible ones too"
+
+
+def test_failures_are_not_among_the_best_that_surrogates_learn_from(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 6)
+    monkeypatch.setattr("wattune.api.decisions.suggest_for", lambda *_, **__: None)
+    told: list[TrialSpec] = []
+    monkeypatch.setattr("wattune.api.decisions.ModelGuided.tell", lambda _self, spec, _result: told.append(spec))
+    study = write_study(tmp_path, half, constraints=[])
+    for spec in api.plan(study.document()).candidates.specs:
+        if not half(spec):
+            folder = study.trial(spec.trial_id, 0)
+            folder.write_spec(spec)
+            folder.write_result(replace(measured(spec), status=TrialStatus.CRASHED, metrics={}))
+    api.suggest(study, budget="1m")
+    measured_best = sorted(filter(half, set(told)), key=lambda spec: -truth(spec)["tokens_per_s"])[:3]
+    every = filter(half, api.plan(study.document()).candidates.specs)
+    best = sorted(every, key=lambda spec: -truth(spec)["tokens_per_s"])[:3]
+    assert [truth(spec) for spec in measured_best] == [truth(spec) for spec in best]
+
+
+def test_a_plan_of_which_only_a_burst_was_measured_is_predicted_and_suggested(tmp_path) -> None:
+    """At a looser bound it may be the best one, and a burst is ranked nowhere."""
+    study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
+    best = best_below(1200, tmp_path)
+    assert not half(best)
+    folder = study.trial(best.trial_id, FIRST_BURST_REPEAT)
+    folder.write_spec(best)
+    burst = measured(best, FIRST_BURST_REPEAT)
+    folder.write_result(replace(burst, tags={**burst.tags, FIDELITY: BURST}))
+    found = api.frontier(study, vary=f"{POWER} <= 1200..1200 step 1")
+    assert found.num_unmeasured == 4 and found.points[0].predicted is not None
+    assert found.points[0].predicted.spec == best
+    listed = api.suggest(study, budget="70s")
+    (promoted,) = [one for one in listed.listed if one.spec == best]
+    assert listed.num_left == 4 and promoted.kind == "new" and listed.best is not None
+    ahead_frac = truth(best)["tokens_per_s"] / truth(listed.best.spec)["tokens_per_s"] - 1
+    assert ahead_frac > 0.04 and promoted.gain_frac == pytest.approx(ahead_frac, rel=0.3), (
+        "over the best that is ranked"
+    )
 
 
 def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new(tmp_path, monkeypatch) -> None:

@@ -187,6 +187,13 @@ def test_a_wrong_device_is_an_error() -> None:
         fit(tables(), "gpu1", spans(), PLAN)
 
 
+def test_a_device_that_the_load_did_not_reach_is_said_although_it_settled_before() -> None:
+    at_s = np.arange(-2.0, edges_s()[1][-1] + 2.5, 0.02)
+    idle = table("ring", at_s, {"power_w": np.where(at_s < -1.0, 90.0, 80.0)})
+    with pytest.raises(TelemetryError, match="no power signal of gpu0 moved while the load ran"):
+        fit({"ring": idle}, "gpu0", spans(), PLAN)
+
+
 def test_spans_of_another_load_are_refused() -> None:
     with pytest.raises(TelemetryError, match="38 spans"):
         waves_of(spans(), [(0.5, 3)])

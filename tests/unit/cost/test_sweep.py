@@ -39,6 +39,16 @@ def test_no_case_is_measured_twice() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_a_shape_that_models_share_is_measured_where_the_first_of_them_has_it() -> None:
+    """Else a short sweep has nothing of a model whose layers are another one's at a higher tensor parallelism."""
+    shipped = cases(8, 8, graphs=True)
+    texts = [one.text for one in shipped]
+    between = next(place for place, one in enumerate(shipped) if one.is_collective and one.size_bytes == 4**7)
+    for model in MODELS.values():
+        width = model.hidden_size + 2 * model.num_kv_heads * model.head_size
+        assert texts.index(f"matmul m=4096 n={width} k={model.hidden_size}") < between, model.name
+
+
 def test_every_collective_is_measured_from_4_kib_to_1_gib() -> None:
     wanted = cases(2, 2, graphs=False)
     for kind in COLLECTIVES:

@@ -43,6 +43,21 @@ def test_what_a_killed_study_left_goes_with_the_next_one(base: Path) -> None:
         assert list(base.glob("ray-*")) == [folder]
 
 
+def test_a_folder_that_goes_while_others_are_looked_at_is_no_error(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies that start and end at once remove each other's folders from under the look."""
+    for name in ("ray-a", "ray-b"):
+        (base / name).mkdir(parents=True)
+        os.utime(base / name, (0, 0))
+
+    def others_go(_lock: Path) -> None:
+        for path in base.glob("ray-*"):
+            path.rmdir()
+
+    monkeypatch.setattr("wattune.orchestrate.ray_folder.lock_holder", others_go)
+    remove_left(base)
+    assert not list(base.glob("ray-*"))
+
+
 def test_processes_that_a_killed_study_left_end_with_the_next_one_and_no_others(base: Path) -> None:
     """A raylet or worker that outlives its driver holds memory and devices."""
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]

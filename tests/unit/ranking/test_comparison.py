@@ -11,6 +11,7 @@ from wattune.catalog.models import model
 from wattune.plan.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
+from wattune.ranking.recordings import recorded_of, side_of_recording
 from wattune.ranking.spreads import Spreads
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -160,6 +161,15 @@ def test_unlike_sides_are_said():
     assert (found.time, found.energy) == (None, None)
     assert isinstance(found, Comparison)
     assert found.to_json()["time"] is None
+
+
+def test_a_recorded_command_that_failed_is_said_beside_a_trial_too():
+    facts = {"command": ["train.py"], "node": "node0"}
+    known = {"place": "/s/r", "machine": {}, "metrics": {}, "quality": "indicative", "quality_reasons": (), "tags": {}}
+    for told, said in (({"exit_code": 3}, "with exit code 3"), ({"closed": False}, "with its end not seen")):
+        recording = side_of_recording(recorded_of(name="r", facts={**facts, **told}, **known))
+        for pair, name in (((side(FAST), recording), "B"), ((recording, side(FAST)), "A")):
+            assert f"the command of {name} ended {said}: it may not have done its work" in compare(*pair).warnings
 
 
 def test_communication_by_group_is_one_part_where_the_other_side_knows_no_groups():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_trials import FASTEST, LEAST_ENERGY, POWER, speed, trial
 
-from wattune.objective import parse_constraint, parse_varied
+from wattune.objective import parse_constraint, parse_objective, parse_varied
 from wattune.ranking.frontier import Unmeasured, frontier, usual_range
 from wattune.search.strategies.prediction import Predicted, Predictions
 from wattune.search.strategies.surrogate import Quantity
@@ -71,6 +71,17 @@ def test_a_gain_that_another_plan_proves_is_not_proved_of_the_best() -> None:
     lucky = frontier([*first, *second, *alike(3, 1011.5, 2100.0, 1)], FASTEST, [], varied).points[1]
     assert lucky.best is not None and lucky.best.spec.plan.micro_batch_size == 3
     assert lucky.told_apart is False
+
+
+def test_a_best_plan_that_measured_0_has_no_gain_in_percent() -> None:
+    first, *others = sorted(range(1, 4), key=lambda number: trial(number)[0].trial_id)[::-1]
+    results = [
+        trial(number, {"throttle_frac": 0.0, "node_device_power_peak_1s_w": power_w}, tags={"simulated": "true"})
+        for number, power_w in ((first, 1500.0), (others[0], 2100.0), (others[1], 2300.0))
+    ]
+    found = frontier(results, parse_objective("minimize throttle_frac"), [], VARIED)
+    changed = [point.gain_frac for point in found.points[1:] if point.told_apart is not None]
+    assert changed == [None, None], "two other plans that measured 0 as well"
 
 
 def test_the_study_s_other_bounds_stay_and_those_on_that_side_of_the_metric_go() -> None:

@@ -74,6 +74,23 @@ def test_what_two_recordings_do_not_share_is_said(other: Recorded, said: str) ->
     assert any(said in warning for warning in rank_recordings([recording("a"), other]).warnings)
 
 
+def test_a_recording_that_a_killed_recorder_left_open_is_not_taken_as_whole() -> None:
+    begun = {"command": ["train.py"], "node": "node0", "closed": False}
+    found = recorded_of(
+        name="cut",
+        place="/s/cut",
+        facts=begun,
+        machine=H200,
+        metrics={"total_energy_j": 10.0, "window_s": 0.1, POWER: 2500.0},
+        quality="indicative",
+        quality_reasons=(),
+        tags={},
+    )
+    ranking = rank_recordings([recording("whole"), found])
+    assert [row.of.name for row in ranking.feasible] == ["whole"], "not the least energy, but the least work"
+    assert "cut: the end of its command was not seen" in ranking.warnings
+
+
 def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(PlanError, match="named twice"):
         rank_recordings([recording("a"), recording("a")])

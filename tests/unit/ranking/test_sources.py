@@ -10,6 +10,7 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
+from wattune.report.coverage import coverage_of
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialStatus
 
@@ -68,3 +69,16 @@ def test_a_burst_counts_as_no_measurement_of_the_space():
     (share,) = rank_sources([replace(source("a"), results=results, candidates=listed)]).space
     assert (share.num_measured, share.num_burst, share.num_failed) == (1, 1, 1)
     assert str(share) == "measured 1 of 4 trials of the space (25.0 %), 1 more only in a burst, 1 more failed"
+
+
+def test_the_share_of_a_space_counts_failures_as_the_ranking_and_the_report_do():
+    """Of one trial a repeat crashed, of another one only its measurement was invalid."""
+    results = [trial(number, 100.0) for number in (1, 2, 4)]
+    results.append(trial(1, 0.0, repeat=1, status=TrialStatus.CRASHED))
+    results.append(trial(2, 0.0, repeat=1, status=TrialStatus.INVALID))
+    listed = frozenset(spec.trial_id for spec, _ in results)
+    ranking = rank_sources([replace(source("a"), results=results, candidates=listed)])
+    found = coverage_of(ranking, [{"status": "kept", "trial_id": one} for one in listed])
+    (share,) = ranking.space
+    assert (share.num_measured, share.num_failed) == (found.measured, found.failed) == (2, 1)
+    assert len(ranking.failed) == 1

@@ -74,6 +74,15 @@ def test_a_budget_that_no_trial_fits_into_says_how_long_one_takes() -> None:
     assert found.listed == () and "the shortest trial takes about 30 s" in found.nothing
 
 
+def test_where_the_best_plan_takes_longer_than_the_budget_those_that_fit_are_suggested() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    fast = sorted(left, key=lambda spec: -metrics(spec)["tokens_per_s"])[:120]
+    found = suggest(model, ranking, left, lambda spec: 100.0 if spec in fast else 20.0, budget_s=60.0)
+    assert len(found.listed) == 3 and all(one.spec not in fast for one in found.listed)
+    none = suggest(model, ranking, left, lambda spec: 100.0 if spec in fast else 80.0, budget_s=60.0)
+    assert none.listed == () and "the shortest trial takes about 80 s" in none.nothing
+
+
 def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_decide_is_not() -> None:
     """The accuracy of measured sensors alone leaves a plan close below its bound open."""
     close = replace(POWER, factor=metrics(BEST)[POWER.metric] * 1.004)
@@ -93,6 +102,16 @@ def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_de
         repeated = [one for one in found.listed if one.spec == BEST and "whether it holds" in one.changes]
         assert bool(repeated) is simulated
         assert all(one.predicted is None for one in repeated), "a measured plan has no prediction beside it"
+
+
+def test_gains_are_over_the_best_feasible_plan_and_not_over_an_undecided_one_that_leads() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    first, *others = ranking.feasible
+    leads = replace(ranking, feasible=tuple(others), undecided=(first, *ranking.undecided))
+    over_first = suggest(model, ranking, left, lambda _: 30.0, budget_s=600.0)
+    over_second = suggest(model, leads, left, lambda _: 30.0, budget_s=600.0)
+    assert over_first.best == first and over_second.best == others[0]
+    assert over_second.gain_frac > over_first.gain_frac
 
 
 def test_two_plans_that_are_not_told_apart_are_repeated() -> None:

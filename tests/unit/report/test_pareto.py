@@ -65,6 +65,16 @@ def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, met
         assert figure_of(chart)[1]["xaxis"]["title"]["text"].startswith(across)
 
 
+@pytest.mark.parametrize(("bound", "shape"), [(f"{POWER} <= 9000", "hv"), ("mfu_frac >= 0.1", "vh")])
+def test_the_front_passes_nothing_that_no_trial_reached(bound, shape):
+    """More power buys speed: up to the next trial's power the speed is the one before. With more MFU it is the next."""
+    pairs = [trial(n, 1000.0 * n, 2000.0 + 100 * n) for n in (1, 2, 3)]
+    for number, (_, result) in enumerate(pairs):
+        result.metrics["mfu_frac"] = 0.5 - 0.1 * number
+    front = figure_of(pareto(ranked(pairs, bound)))[0][0]
+    assert (front["name"], front["line"]["shape"], len(front["x"])) == ("Pareto front", shape, 3)
+
+
 def test_without_a_trial_that_measured_both_there_is_no_chart():
     assert pareto(ranked([])) is None
     assert pareto(ranked([trial(1, 1.0, None)], "")) is None

@@ -34,6 +34,13 @@ def test_every_model_has_a_space_that_plans(name: str, cluster: str) -> None:
     assert study.search.num_trials == MOST_TRIALS
 
 
+@pytest.mark.parametrize("cluster", ["1x3 cpu", "1x5 h200_sxm", "1x6 h200_sxm", "3x1 mi300x", "1x7 cpu"])
+def test_a_number_of_devices_that_is_no_power_of_two_has_a_space_that_plans(cluster: str) -> None:
+    text = written(cluster=cluster)
+    assert planned(text, Path()).kept
+    assert parse_space(yaml.safe_load(text)).document["workload"]["global_batch_size"] >= 16
+
+
 @pytest.mark.parametrize("engine", CAPABILITIES)
 def test_every_engine_has_a_space_without_settings_that_it_lacks(engine: str) -> None:
     candidates = planned(written(engine=engine), Path())

@@ -70,6 +70,15 @@ def test_matrix_products_of_all_stages_are_the_models_flops(plan):
     assert seconds / per_flop_s == pytest.approx(4096 * forward_flop_per_token(MODEL, 4096), rel=1e-9)
 
 
+def test_a_rank_updates_the_parts_that_it_owns_whatever_splits_its_context():
+    """Sharding is over the ranks of a context too, so cp changes who holds which tokens and not who updates what."""
+    whole = stage_work(make_spec(), 0).optimizer.total
+    for sharding, cp, parts in (("zero3", 1, 4), ("zero3", 2, 4), ("zero1", 4, 4), ("none", 2, 1)):
+        assert stage_work(make_spec(sharding=sharding, cp=cp), 0).optimizer.total == pytest.approx(whole / parts)
+    hybrid = stage_work(make_spec(sharding="zero3", cp=2, dp_replicate=2), 0).optimizer.total
+    assert hybrid == pytest.approx(whole / 2)
+
+
 def test_fp8_halves_the_time_of_linear_layers_and_of_nothing_else():
     """Layers' products at twice the rate; attention, the output projection and traffic as in bf16."""
     wide, narrow = stage_work(make_spec(), 0), stage_work(make_spec(dtype="fp8"), 0)

@@ -38,7 +38,7 @@ def test_plain_lines_say_what_will_happen_and_what_did() -> None:
         ended(4, status=TrialStatus.CRASHED),
     )
     assert lines[0] == (
-        "4 trial(s) to run, 1 reference trial(s), 1 interrupted before among them: at least 1 device-hours "
+        "4 trial(s) to run, 1 reference trial(s), 1 begun before among them: at least 1 device-hours "
         "(measured steps alone; build and warm-up on top)"
     )
     assert lines[1] == "1 skipped, done before: 1 completed"

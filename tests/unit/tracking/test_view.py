@@ -41,6 +41,8 @@ def test_the_page_is_arranged_for_comparison(tracker, client, tmp_path):
             {"engine": ["torch", "megatron"], "model": ["a"], "space": {"sharding": ["none", "zero1"]}},
             ["engine", "sharding"],
         ),
+        ({"workload": {"seq_len": [1024, 4096], "global_batch_size": 16}, "space": {"tp": [1, 2]}}, ["seq_len", "tp"]),
+        ({"flags": {"lr": [0.1, 0.2], "flash": [True]}, "constraints": ["a", "b"]}, ["flags.lr"]),
     ],
 )
 def test_what_varies_is_a_list_of_more_than_one(document, names):

@@ -27,13 +27,14 @@ from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.outlook import Outlook, loads_s
+from wattune.orchestrate.scheduling.proposals import Proposals
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.search.strategies.prediction import prediction_tag
-from wattune.search.strategy import Strategy, TimedStrategy
+from wattune.search.strategy import Strategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
@@ -75,6 +76,7 @@ class TrialQueue:
         """Final results by trial and repeat."""
         self._waiting = Waiting(self.done, unreadable)
         self._asked: dict[str, TrialSpec] = {}
+        self._proposals = Proposals(strategy)
         self._referenced: dict[str, TrialSpec] = {}
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns and run.ladder is None
@@ -103,8 +105,9 @@ class TrialQueue:
             outdated = run.outdated is not None and run.outdated(result)
             if not result.status.is_final or result.status in run.retry or outdated:
                 self._num_again += self._is_listed(result.trial_id)
-                if result.status is TrialStatus.INFRA_FAILED or may_end_calls(result):
+                if runs_last := result.status is TrialStatus.INFRA_FAILED or may_end_calls(result):
                     self._last.add((result.trial_id, result.repeat))
+                self._proposals.add(spec, result, runs_last=runs_last)
                 continue
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
@@ -125,8 +128,8 @@ class TrialQueue:
             self._references.plan({workers: run.num_full(count) for workers, count in planned.items()})
             self._waiting.add(self._bursts(specs) if self._ladder is not None else self._rounds(specs))
         else:  # it chooses the workers later
-            most = run.num_full(run.num_trials)
-            self._references.plan({workers_of(spec): most for spec in run.candidates})
+            self._proposals.keep(self._asked, self._is_listed)
+            self._references.plan(dict.fromkeys(map(workers_of, run.candidates), run.num_full(run.num_trials)))
 
     @property
     def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
@@ -311,13 +314,12 @@ class TrialQueue:
         run, measure = self._run, self._run.measure
         if self._promotes(slots, searching=True):
             return True
-        if self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots):
-            proposed = self._proposed()
-            if proposed:
-                self._asked |= {spec.trial_id: spec for spec in proposed}
-                trials = self._first_runs(proposed)
-                self._waiting.add(replace(one, predicted=prediction_tag(self._strategy, one.spec)) for one in trials)
-                return True
+        searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots)
+        if searches and (proposed := self._proposed()):
+            self._asked |= {spec.trial_id: spec for spec in proposed}
+            trials = self._first_runs(proposed)
+            self._waiting.add(replace(one, predicted=prediction_tag(self._strategy, one.spec)) for one in trials)
+            return True
         if self.num_waiting or not (idle or self._racing):
             return False
         if self._promotes(slots, searching=False):
@@ -339,11 +341,10 @@ class TrialQueue:
         return False
 
     def _proposed(self) -> list[TrialSpec]:
-        """Asks a strategy that learns for one trial, the gain per second if it can tell and times were measured."""
-        if not (isinstance(self._strategy, TimedStrategy) and self.knows_times):
-            return self._strategy.ask(1)
-        least_s = self._run.measure.min_seconds
-        return self._strategy.ask_timed(1, lambda spec: self._pace.expected_s(spec, least_s, self._warm.start_of(spec)))
+        """Returns the next trial of a strategy that learns, or none."""
+        pace, warm, least_s = self._pace, self._warm, self._run.measure.min_seconds
+        timed = (lambda spec: pace.expected_s(spec, least_s, warm.start_of(spec))) if self.knows_times else None
+        return self._proposals.next(self._run.num_trials - len(self._asked), timed)
 
     def _unsoaked(self) -> list[TrialSpec]:
         """Lists the best trials of those that get a long run, without those that had theirs."""

@@ -4,7 +4,7 @@ Every candidate is scored exactly, by expected improvement times the probability
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -148,11 +148,16 @@ class ModelGuided:
         self._take(row, result)
 
     def restrict(self, specs: Sequence[TrialSpec]) -> None:
-        """Proposes none but these candidates from now on, as far as they are left."""
-        rows = [self._index[spec] for spec in specs]
-        allowed = np.zeros(len(self._free), dtype=bool)
-        allowed[rows] = True
-        self._free &= allowed
+        """Proposes these candidates and none else from now on, those that it proposed or was told of too."""
+        self._free[:] = False
+        self._free[[self._index[spec] for spec in specs]] = True
+
+    def lead_by(self, specs: Iterable[TrialSpec]) -> None:
+        """Takes these trials and none else for feasible until it is told more: the best of them is what others beat.
+
+        It may know of a feasible trial by one run alone, or by a burst, which a ranking does not call feasible.
+        """
+        self._feasible = {self._index[spec] for spec in specs}
 
     def prediction(self, spec: TrialSpec) -> Prediction | None:
         """Predicts the next measurement of a candidate by all results so far; None while too little is known."""

@@ -312,6 +312,62 @@ def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(w
     assert all("predicted" not in one.tags for one in plain)
 
 
+def first_sizes(ran) -> list[int]:
+    return [one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat in (0, FIRST_BURST_REPEAT)]
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "model_guided"])
+def test_a_trial_that_was_stopped_runs_again_whatever_the_strategy_would_propose(world, make_specs, strategy) -> None:
+    world.measured = faster
+    specs = make_specs(12)
+    settings = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
+    world.write(specs[0])
+    world.write(specs[6], status=TrialStatus.INTERRUPTED)
+    learning = make_strategy(strategy, specs, seed=0, objective=parse_objective("maximize tokens_per_s"))
+    controller = world.controller(specs, strategy=learning, **settings)
+    assert controller.num_left == 4
+    sizes = first_sizes(world.drain(controller))
+    assert sizes[0] == 7 and len(set(sizes)) == 4, "once, first, and as one of the five"
+    assert world.result(specs[6]).status is COMPLETED
+
+
+def test_a_trial_that_may_have_ended_its_call_runs_again_after_new_proposals(world, make_specs, learner) -> None:
+    specs = make_specs(6)
+    for spec in specs[4:]:
+        world.study.trial(spec.trial_id, 0).write_spec(spec)  # they ran when the study's process was killed
+    world.write(specs[3], status=TrialStatus.INTERRUPTED)
+    strategy = learner(specs)
+    ran = world.drain(world.controller(specs, strategy=strategy, num_trials=5, measure=Measure(reference_every=0)))
+    assert first_sizes(ran) == [4, 1, 2, 5, 6]
+    assert (specs[5], TrialStatus.INTERRUPTED) in strategy.told, "so that it is not proposed as well"
+
+
+def test_a_trial_that_crashed_teaches_nothing_where_it_is_to_run_again(world, make_specs, learner) -> None:
+    specs = make_specs(3)
+    world.write(specs[2], status=TrialStatus.CRASHED)
+    strategy = learner(specs)
+    retry = {"retry": frozenset({TrialStatus.CRASHED}), "measure": Measure(reference_every=0)}
+    assert first_sizes(world.drain(world.controller(specs, strategy=strategy, num_trials=2, **retry))) == [3, 1]
+    assert strategy.told[0] == (specs[2], TrialStatus.INTERRUPTED)
+
+
+def test_a_burst_that_was_stopped_runs_again(world, make_specs, learner) -> None:
+    world.measured = faster
+    specs = make_specs(4)
+    world.write(specs[3], FIRST_BURST_REPEAT, TrialStatus.INTERRUPTED, tags={FIDELITY: BURST})
+    ran = world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, ladder=LADDER))
+    assert first_sizes(ran)[0] == 4 and ran[0].queued.repeat == FIRST_BURST_REPEAT
+
+
+def test_a_repeat_that_was_stopped_runs_with_the_other_repeats(world, make_specs, learner) -> None:
+    specs = make_specs(2)
+    world.write(specs[0])
+    world.write(specs[0], 1, TrialStatus.INTERRUPTED)
+    measure = Measure(reference_every=0, repeats=2)
+    ran = runs(world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, measure=measure)))
+    assert [one[:2] for one in ran] == [(2, 0), (1, 1), (2, 1)]
+
+
 def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
     wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
     ran = world.drain(world.controller([*specs, wider], measure=Measure(reference_every=1)))

@@ -43,8 +43,9 @@ def test_every_expression_names_exposed_metrics_and_their_labels() -> None:
         for name, matchers in re.findall(r"(wattune_\w+)\{([^}]*)\}", expression):
             assert name in known, (panel, name)
             assert set(re.findall(r"(\w+)\s*=~?", matchers)) <= known[name], (panel, name)
-            assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= known[name], (panel, legend)
             seen += 1
+        # The result of a division has the labels of its left side.
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= known[names[0]], (panel, legend)
         assert len(names) == len(re.findall(r"wattune_\w+\{", expression)), panel
     assert seen >= 20
     for variable in DASHBOARD["templating"]["list"]:
@@ -58,6 +59,11 @@ def test_a_counter_is_never_shown_without_its_rate() -> None:
         for name in re.findall(r"wattune_\w+_total", expression):
             assert f"rate({name}{{" in expression, panel
         assert not re.search(r"rate\(wattune_\w+(?<!_total)\{", expression), panel
+
+
+def test_clock_lost_is_a_share_of_the_time_that_was_assessed() -> None:
+    lost = [expression for _, expression, _ in targets() if "_clock_lost" in expression]
+    assert len(lost) == 3 and all("wattune_device_assessed_seconds_total" in one.partition(" / ")[2] for one in lost)
 
 
 def test_labels_that_a_panel_keeps_are_those_that_tell_its_lines_apart() -> None:

@@ -1,0 +1,70 @@
+"""The trials that a strategy which learns proposes, and those it proposed in earlier calls that are not measured yet.
+
+A strategy that is asked anew may propose others and leave the interrupted ones unmeasured for good. So they run without
+being asked for, and take the place they had among `num_trials`. No Ray here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT
+from wattune.search.strategy import Strategy, TimedStrategy
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+
+class Proposals:
+    """Proposed trials, one at a time: what earlier calls began first, and last what may have ended one of them."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        """Takes the strategy; nothing is asked yet."""
+        self._strategy = strategy
+        self._begun: dict[str, tuple[TrialSpec, TrialResult]] = {}
+        self._run_last: set[str] = set()
+        self._first: deque[TrialSpec] = deque()
+        self._last: deque[TrialSpec] = deque()
+
+    def add(self, spec: TrialSpec, result: TrialResult, *, runs_last: bool) -> None:
+        """Takes in a result of an earlier call that counts for nothing, if it is one of the search.
+
+        Args:
+            spec: The trial.
+            result: Its result.
+            runs_last: Whether it may keep other trials from running.
+        """
+        if result.repeat < FIRST_REFERENCE_REPEAT or result.repeat == FIRST_BURST_REPEAT:
+            self._begun.setdefault(result.trial_id, (spec, result))
+            if runs_last:
+                self._run_last.add(result.trial_id)
+
+    def keep(self, measured: Container[str], is_listed: Callable[[str], bool]) -> None:
+        """Keeps the trials of which the search measured nothing, and tells the strategy not to propose them.
+
+        Args:
+            measured: Ids of trials with a run of the search that ended: their other runs are queued with their repeats.
+            is_listed: Returns whether the space has a trial; one that it has lost is not run again.
+        """
+        for trial_id, (spec, result) in self._begun.items():
+            if trial_id not in measured and is_listed(trial_id):
+                (self._last if trial_id in self._run_last else self._first).append(spec)
+                self._strategy.tell(spec, replace(result, status=TrialStatus.INTERRUPTED, metrics={}))
+        self._begun.clear()
+
+    def next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
+        """Returns one trial, or none while there is none.
+
+        Args:
+            room: How many more trials may be proposed, those of earlier calls included.
+            expected_s: Expected seconds of a trial, for strategies that can tell the gain per second; None where
+                nothing is known of times.
+        """
+        if self._first:
+            return [self._first.popleft()]
+        if room > len(self._last):
+            if expected_s is not None and isinstance(self._strategy, TimedStrategy):
+                found = self._strategy.ask_timed(1, expected_s)
+            else:
+                found = self._strategy.ask(1)
+            if found:
+                return found
+        return [self._last.popleft()] if self._last else []
