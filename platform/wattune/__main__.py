@@ -10,7 +10,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Runs the command line."""
     # What a program loads stays to its end. Without looking through it for garbage, while it grows and when it ends, a
-    # command takes a processor a quarter of a second less.
+    # command takes a processor a fifth of a second less.
     gc.disable()
     try:
         from wattune.cli import main as run_command  # takes half a second or more, in which a Ctrl-C may come
