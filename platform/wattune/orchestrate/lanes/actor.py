@@ -288,7 +288,7 @@ class _Launcher:
 # and torch would take each of them seconds and much memory.
 
 
-class _Trainer(DataParallelTrainer):
+class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     """A run without the process that Train starts beside every group of workers to share out datasets.
 
     A trial has none, and the process loads pandas and Ray Data before the workers may begin.
@@ -310,7 +310,7 @@ def _of_ranks() -> Callable[..., DataParallelTrainer]:
 
     from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 
-    class RankTrainer(_Trainer, TorchTrainer):
+    class RankTrainer(_Trainer, TorchTrainer):  # type: ignore[misc]
         pass
 
     # Ranks only meet through its group, and gloo's starts at once.
