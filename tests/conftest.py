@@ -6,6 +6,7 @@ takes longest and mostly waits. The other processes work through everything else
 each start of a cluster would wait for them.
 """
 
+import gc
 import os
 import secrets
 import shutil
@@ -67,6 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":
         # No test runs in this process: a stop, as of `timeout`, ends the run as any other end does.
         signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped by SIGTERM", pytest.ExitCode.INTERRUPTED))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Collects without looks for garbage, and keeps what was collected out of those of the tests: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

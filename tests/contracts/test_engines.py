@@ -58,6 +58,9 @@ GPT = ModelSpec(
     bias=True,
     tied_embeddings=True,
 )
+SHORT, SHORT_GPT = replace(LLAMA, name="short", num_layers=2), replace(GPT, name="short-gpt", num_layers=2)
+"""Of most cases of tensor parallel ranks, where each operation takes a processor long and layers are alike: of two, one
+is behind the embedding and one behind a layer. What several layers decide keeps four: stages, gathering, offloading."""
 MIXTRAL = ModelSpec(
     name="mixtral",
     num_layers=2,
@@ -69,9 +72,9 @@ MIXTRAL = ModelSpec(
     num_experts=4,
     num_experts_per_token=2,
 )
-ODD = replace(LLAMA, name="odd", vocab_size=125)
+ODD = replace(SHORT, name="odd", vocab_size=125)
 """A vocabulary that tensor parallel degrees do not divide: one rank has the tokens, the others padding alone."""
-ODD_TIED = replace(GPT, name="odd-tied", vocab_size=131)
+ODD_TIED = replace(SHORT_GPT, name="odd-tied", vocab_size=131)
 """Alike, with padding behind tokens on the second rank."""
 ROOMY = replace(MIXTRAL, name="mixtral", expert_capacity_factor=2.0)
 """Capacity for every token to choose every expert: nothing is dropped, so it trains as without capacity."""
@@ -126,6 +129,8 @@ ATTENTION = ("q", "v", "o")
 REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED, ODD, ODD_TIED)]
 REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[1], "q", "up"), lora(REFERENCES[2], *ATTENTION)]
 REFERENCES += [prefill(each) for each in REFERENCES[:3]]
+REFERENCES += (SHORTS := [case(model, 1, micro_batch_size=8) for model in (SHORT, SHORT_GPT)])
+REFERENCES += [lora(SHORTS[0]), *map(prefill, SHORTS)]
 BALANCED, SKEWED, LEARNED = (("balanced",), ("skew", 1.2), ("learned",))
 REFERENCES += [routed(case(MIXTRAL, 1, micro_batch_size=8), *how) for how in (BALANCED, SKEWED, LEARNED)]
 REFERENCES += [routed(lora(case(MIXTRAL, 1, micro_batch_size=8), *ATTENTION), *LEARNED)]
@@ -148,8 +153,8 @@ PARITY = {
     },
     "gpt-dp2-zero3": case(GPT, 2, micro_batch_size=2, sharding="zero3"),
     "tp2": case(LLAMA, 2, tp=2, micro_batch_size=4),
-    "gpt-tp2-full": case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"),
-    "gpt-tp2-bf16": case(GPT, 2, tp=2, micro_batch_size=2, dtype="bf16"),
+    "gpt-tp2-full": case(SHORT_GPT, 2, tp=2, micro_batch_size=4, recompute="full"),
+    "gpt-tp2-bf16": case(SHORT_GPT, 2, tp=2, micro_batch_size=2, dtype="bf16"),
     "biased-tp2": case(BIASED, 2, tp=2, micro_batch_size=4),
     "gated-tp2": case(GATED, 2, tp=2, micro_batch_size=4),
     "odd-tp2": case(ODD, 2, tp=2, micro_batch_size=4),
@@ -188,7 +193,8 @@ PARITY = {
     "hsdp2-prefill-dp4-zero3": prefill(case(LLAMA, 4, sharding="zero3", dp_replicate=2)),
     "tp4": case(LLAMA, 4, tp=4, micro_batch_size=8),
     "pp4": case(LLAMA, 4, pp=4, micro_batch_size=2),
-    **{f"tp2-dp2-{s}": case(LLAMA, 4, tp=2, micro_batch_size=4, sharding=s) for s in SHARDINGS},
+    **{f"tp2-dp2-{s}": case(SHORT, 4, tp=2, micro_batch_size=4, sharding=s) for s in SHARDINGS[:-1]},
+    "tp2-dp2-zero3": case(LLAMA, 4, tp=2, micro_batch_size=4, sharding="zero3"),
     **{f"pp2-dp2-{s}": case(LLAMA, 4, pp=2, sharding=s) for s in SHARDINGS},
     "pp2-vpp2-dp2-zero1-grad": case(LLAMA, 4, pp=2, vpp=2, sharding="zero1", overlap="grad"),
     "pp2-vpp2-dp2-zero3-grad_param": case(LLAMA, 4, pp=2, vpp=2, sharding="zero3", overlap="grad_param"),
@@ -204,16 +210,16 @@ PARITY = {
     "lora-full": lora(case(LLAMA, 1, micro_batch_size=2, recompute="full")),
     "lora-bf16": lora(case(LLAMA, 1, micro_batch_size=4, dtype="bf16")),
     "lora-dp2-zero3": lora(case(LLAMA, 2, sharding="zero3", overlap="grad_param")),
-    "lora-tp2": lora(case(LLAMA, 2, tp=2, micro_batch_size=4)),
-    "lora-tp2-full": lora(case(LLAMA, 2, tp=2, micro_batch_size=4, recompute="full")),
+    "lora-tp2": lora(case(SHORT, 2, tp=2, micro_batch_size=4)),
+    "lora-tp2-full": lora(case(SHORT, 2, tp=2, micro_batch_size=4, recompute="full")),
     "lora-pp2": lora(case(LLAMA, 2, pp=2, micro_batch_size=2)),
     "lora-ep2": lora(case(MIXTRAL, 2, ep=2, micro_batch_size=2), *ATTENTION),
-    "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, sharding="zero1", overlap="grad")),
+    "lora-tp2-dp2-zero1": lora(case(SHORT, 4, tp=2, micro_batch_size=2, sharding="zero1", overlap="grad")),
     "lora-tp2-pp2": lora(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
     "prefill-accumulation": prefill(case(LLAMA, 1, micro_batch_size=2)),
     "prefill-bf16": prefill(case(LLAMA, 1, micro_batch_size=2, dtype="bf16")),
     "prefill-dp2-zero3": prefill(case(LLAMA, 2, micro_batch_size=2, sharding="zero3", overlap="grad_param")),
-    "prefill-gpt-tp2": prefill(case(GPT, 2, tp=2, micro_batch_size=4)),
+    "prefill-gpt-tp2": prefill(case(SHORT_GPT, 2, tp=2, micro_batch_size=4)),
     "prefill-pp2": prefill(case(LLAMA, 2, pp=2, micro_batch_size=2)),
     "prefill-ep2": prefill(case(MIXTRAL, 2, ep=2, micro_batch_size=2)),
     "prefill-tp2-pp2": prefill(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),

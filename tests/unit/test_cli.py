@@ -1,5 +1,6 @@
 """The command line on input it must refuse, and the verbs that need neither Ray nor training."""
 
+import gc
 import json
 import signal
 import sys
@@ -237,7 +238,7 @@ def test_a_ctrl_c_while_the_program_loads_is_no_traceback(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "wattune.cli", Interrupted())
     with pytest.raises(SystemExit) as leaving:
         __main__.main()
-    assert leaving.value.code == 130
+    assert leaving.value.code == 130 and gc.isenabled()
 
 
 def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(

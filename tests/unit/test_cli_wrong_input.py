@@ -79,8 +79,9 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
-    study: StudyFolder, wattune: Run, kind: str
+    study: StudyFolder, wattune: Run, store_in: Callable[[Path], str], kind: str
 ) -> None:
+    store_in(study.path.parent)
     name, content, said = DAMAGE[kind]
     ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.spans() is not None]
     trial = measured(study).path
@@ -138,7 +139,10 @@ def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
 
 
 @pytest.mark.parametrize("name", ["kernels.parquet", "spans.parquet", "telemetry/node0/manifest.json", "spec.json"])
-def test_a_file_that_does_not_agree_with_its_digest_is_named(study: StudyFolder, wattune: Run, name: str) -> None:
+def test_a_file_that_does_not_agree_with_its_digest_is_named(
+    study: StudyFolder, wattune: Run, store_in: Callable[[Path], str], name: str
+) -> None:
+    store_in(study.path.parent)
     trial = measured(study).path
     path = trial / name
     content = path.read_bytes() if path.exists() else (trial / "spans.parquet").read_bytes()

@@ -1,6 +1,7 @@
 """Sending beside a study: one place that fails holds neither the study nor the other place back."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,7 +17,6 @@ from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.reader import read_study
-from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Sent, Tracker
 from wattune.trial import TrialResult, TrialStatus
 from wattune.upload import Charts, Delivery, Uploader, charts_of, send_all, to_storage
@@ -96,10 +96,10 @@ def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: 
 
 @pytest.mark.parametrize("call", ["this", "next"])
 def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_completed(
-    here: StudyFolder, tmp_path: Path, call: str
+    here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str], call: str
 ) -> None:
     """The controller says interrupted and tells the store so; then the trial's own result arrives and stays."""
-    uri, stopped = default_uri(tmp_path), result_of(TrialStatus.INTERRUPTED)
+    uri, stopped = store_in(tmp_path), result_of(TrialStatus.INTERRUPTED)
     completed = replace(result_of(), start_wall_ns=10**18, end_wall_ns=10**18 + 10**9)
     ranking = rank([(SPEC, stopped)], parse_objective(DOCUMENT["objective"]), [])
 
@@ -127,8 +127,10 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
     assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 1}
 
 
-def test_a_further_run_sends_what_a_killed_one_had_not(here: StudyFolder, tmp_path: Path) -> None:
-    uri = default_uri(tmp_path)
+def test_a_further_run_sends_what_a_killed_one_had_not(
+    here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str]
+) -> None:
+    uri = store_in(tmp_path)
     for repeat in range(3):
         measured(here, result_of(repeat=repeat))
     here.write_report("<html>")
@@ -144,8 +146,10 @@ def test_a_further_run_sends_what_a_killed_one_had_not(here: StudyFolder, tmp_pa
     assert sorted(result.repeat for _, result in read_study(uri, here.name).results) == [0, 1, 2]
 
 
-def test_a_later_attempt_replaces_the_one_that_was_sent(here: StudyFolder, tmp_path: Path) -> None:
-    uri = default_uri(tmp_path)
+def test_a_later_attempt_replaces_the_one_that_was_sent(
+    here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str]
+) -> None:
+    uri = store_in(tmp_path)
     crashed = replace(result_of(TrialStatus.CRASHED), reason="x")
     folder = measured(here, crashed)
     Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, crashed, folder.path)

@@ -14,7 +14,7 @@ from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
-from wattune.report.figure import Chart, plain
+from wattune.report.figure import Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
 from wattune.units import format_quantity
 
@@ -52,7 +52,7 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
     names = list(dict.fromkeys(part.name for broken in breakdowns for part in broken.parts))
     names.sort(key=[*PART_LOOKS, *names].index)
     labels = row_labels(rows)
-    figure = go.Figure()
+    figure = blank()
     for name in names:
         _draw_part(figure, name, labels, breakdowns)
     figure.update_layout(barmode="stack", margin_t=44, bargap=0.35, legend_traceorder="normal")
@@ -111,7 +111,8 @@ def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Cha
     places = list(dict.fromkeys(place for place, _ in cells))
     shown = [row for row in rows if any((place, row.trial_id) in cells for place in places)]
     found = [[cells.get((place, row.trial_id)) for row in shown] for place in places]
-    figure = go.Figure(
+    figure = blank()
+    figure.add_trace(
         go.Heatmap(
             x=wrapped(row_labels(shown)),
             y=[plain(place) for place in places],
@@ -145,7 +146,7 @@ def waterfall(comparison: Comparison) -> Chart | None:
     if not drawn:
         return None
     titles = [f"{name} of a {fall.per} [{_unit(fall)}]" for fall, name in drawn]
-    figure = make_subplots(rows=1, cols=len(drawn), subplot_titles=titles, horizontal_spacing=0.15)
+    figure = make_subplots(rows=1, cols=len(drawn), subplot_titles=titles, horizontal_spacing=0.15, figure=blank())
     for column, (fall, _) in enumerate(drawn, start=1):
         _draw_waterfall(figure, fall, column)
     figure.update_layout(margin_t=36)

@@ -59,6 +59,11 @@ class Chart:
         )
 
 
+def blank() -> go.Figure:
+    """Returns an empty figure. Plotly's own template, which the report's style leaves out, takes 7 ms a copy."""
+    return go.Figure(layout={"template": "none"})
+
+
 def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Writes figures as images in each of `FORMATS`, all with one browser.
 

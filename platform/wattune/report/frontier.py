@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
-from wattune.report.figure import Chart, axis_title, plain
+from wattune.report.figure import Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.units import format_quantity
 
@@ -21,7 +21,7 @@ def frontier_chart(found: Frontier) -> Chart | None:
     if not best and not undecided:
         return None
     metric = found.objective.metric
-    figure = go.Figure()
+    figure = blank()
     predicted = [(point, point.predicted) for point in found.points if point.predicted is not None]
     if predicted:
         _draw_predicted(figure, predicted, metric)

@@ -11,7 +11,7 @@ from wattune.intervals import Interval
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
-from wattune.report.figure import DASHED, Chart, axis_title, plain
+from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.schema import METRICS
@@ -37,7 +37,7 @@ def pareto(ranking: Ranking) -> Chart | None:
     metric, across = ranking.objective.metric, _across(ranking)
     if across is None:
         return None
-    figure = go.Figure()
+    figure = blank()
     front = _front(ranking, metric, across)
     if len(front) > 1:
         _draw_front(figure, front, metric, across)

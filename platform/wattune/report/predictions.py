@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, axis_title, plain
+from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialStatus
@@ -21,7 +21,7 @@ def predictions(ranking: Ranking) -> Chart | None:
     points = [one for row in ranking.trials for one in _points(row, metric)]
     if not points:
         return None
-    figure = go.Figure()
+    figure = blank()
     ends = [end for _, found, measured in points for end in (found.value, measured)]
     figure.add_scatter(
         x=[min(ends), max(ends)], y=[min(ends), max(ends)], mode="lines", line=DASHED, hoverinfo="skip", name="equal"

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from wattune.ranking.order import Ranking
 from wattune.ranking.racing import RACE_TAG, history
-from wattune.report.figure import DASHED, Chart, plain
+from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 
 MOST_LINES: Final = 6
@@ -35,7 +35,7 @@ def race(ranking: Ranking) -> Chart | None:
     peaks = {trial_id: max(one.get(trial_id, 0.0) for one in likely) for one in likely for trial_id in one}
     drawn = sorted(peaks, key=lambda trial_id: (-likely[-1].get(trial_id, 0.0), -peaks[trial_id], trial_id))
     repeats = [moment.num_repeats for moment in moments]
-    figure = go.Figure()
+    figure = blank()
     for trial_id, (color, dash, symbol) in zip(drawn[:MOST_LINES], _LOOKS, strict=False):
         values = [one.get(trial_id, 0.0) for one in likely]
         _draw(figure, repeats, values, names[trial_id], color=color, dash=dash, symbol=symbol)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import plotly.graph_objects as go
 
 from wattune.analysis.summary import TOLD_TOKENS
 from wattune.ranking.assessment import RankedTrial
@@ -12,7 +11,7 @@ from wattune.ranking.common_steps import COMPARED
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.charts import row_labels
-from wattune.report.figure import Chart, axis_title
+from wattune.report.figure import Chart, axis_title, blank
 
 MOST_LEADERS: Final = 4
 """Most trials that are drawn."""
@@ -31,7 +30,7 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     rows = rows[:MOST_LEADERS]
     if not rows:
         return None
-    figure = go.Figure()
+    figure = blank()
     for row, label, (color, dash) in zip(rows, row_labels(rows), _LOOKS, strict=False):
         found = evidence[row.trial_id]
         # From one step's start to the next one's, as throughput over the window counts; the last has no next.

@@ -13,7 +13,7 @@ from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, plain
+from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 
 MAX_TRACE_PARTS: Final = 1500
@@ -54,6 +54,7 @@ def power(
         subplot_titles=titles,
         row_heights=[0.78, 0.22] * len(shown),
         vertical_spacing=0.055,
+        figure=blank(),
     )
     bounds = _bounds(ranking, limits)
     reach = _reach(shown, [bound_w for bound_w, _ in bounds])

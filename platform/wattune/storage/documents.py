@@ -107,11 +107,14 @@ def yaml_tree(text: str) -> tuple[yaml.Node | None, Any]:
     if len(text) > MOST_YAML_BYTES:
         raise ValueError(f"{len(text):,} characters, allowed: {MOST_YAML_BYTES:,}")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
         if root is None:
             return None, None
         _check_size(root)
-        return root, yaml.safe_load(text)
+        data = loader.construct_document(root)
+        # Keys that `<<` merges are in the tree from then on, where they would look repeated: it is made anew then.
+        return yaml.compose(text, Loader=yaml.SafeLoader) if "<<" in text else root, data
     except RecursionError:
         raise ValueError(f"more than {MOST_DEPTH} levels") from None
     except yaml.YAMLError as error:

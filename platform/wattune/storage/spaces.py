@@ -13,7 +13,9 @@ digest is found. A YAML file has its own digest in its first line, `# digest: <S
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,7 +96,7 @@ def space_of(content: bytes, where: Path | str) -> StoredSpace:
         PlanError: See `read_space`.
     """
     try:
-        document = parse_yaml(body_of(content)[0].decode())
+        document = deepcopy(_document_of(content))
     except DigestError as error:
         raise PlanError(
             f"{where}: {error}; copy the space.<n>.yaml of the highest number over it, or remove "
@@ -111,6 +113,12 @@ def space_of(content: bytes, where: Path | str) -> StoredSpace:
     if type(number) is not int or number < 1 or not isinstance(files, dict):
         raise PlanError(f"{where}: {RECORD} holds no number of a space; {_RESTORE}")
     return StoredSpace(number=number, document=upgraded_space(space), files=files)
+
+
+@lru_cache(maxsize=16)
+def _document_of(content: bytes) -> Any:
+    """Reads a space's file. A command asks for the same few again and again, and YAML takes 5 to 10 ms each time."""
+    return parse_yaml(body_of(content)[0].decode())
 
 
 def all_spaces(folder: Path) -> list[StoredSpace]:

@@ -97,6 +97,17 @@ def test_traincontroller() -> None:
     assert get("ray.train.v2._internal.execution.controller.controller.TrainController").__name__ == "TrainController"
 
 
+@pytest.mark.private_api("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks")
+def test_create_default_callbacks() -> None:
+    trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
+    assert "callbacks=self._create_default_callbacks()" in source(f"{trainer}.fit")
+    assert "DatasetsCallback(" in source(f"{trainer}._create_default_callbacks")
+    shares = "ray.train.v2._internal.callbacks.datasets"
+    assert "ray.remote(DatasetManager)" in source(f"{shares}.RayDatasetShardProvider")
+    # Nothing but a dataset's reader asks the workers for what it would have given them.
+    assert "dataset_shard_provider: Optional[" in source("ray.train.v2._internal.execution.worker_group.worker")
+
+
 @pytest.mark.private_api("ray REPORTER_UPDATE_INTERVAL_MS")
 def test_reporter_update_interval_ms() -> None:
     from wattune.orchestrate.ray_settings import RAYS_POLL_INTERVAL_MS

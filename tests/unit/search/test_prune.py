@@ -178,8 +178,9 @@ def test_a_hundred_thousand_combinations_take_seconds():
     }
     spec = study(space, world=64, batch=512)
     assert spec.num_combinations > 90_000
-    assert least_cpu_s(lambda: prune(spec)) < 3
-    assert len(prune(spec).kept) > 100
+    found = []
+    assert least_cpu_s(lambda: found.append(prune(spec))) < 3
+    assert len(found[-1].kept) > 100
 
 
 def test_a_padded_vocabulary_is_said_and_changes_nothing_else():

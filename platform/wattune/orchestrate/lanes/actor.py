@@ -55,6 +55,9 @@ LOST_S: Final = 30.0
 RELEASE_S: Final = 10.0
 """Longest the end of a study waits for a node's sampler, which its lease ends later anyway."""
 
+_SHARES_DATASETS: Final = "DatasetsCallback"
+"""Name of Train's callback that starts a process for datasets. Under another name the process would be there again."""
+
 _NVIDIA_ENVIRONMENT: Final = {
     # wattune aborts communicators itself, when the lane orders it, and torch asks for 0 then (`_abort_process_group`).
     # The worker's watchdog ends a hang: it knows how long steps take.
@@ -285,11 +288,21 @@ class _Launcher:
 # and torch would take each of them seconds and much memory.
 
 
+class _Trainer(DataParallelTrainer):  # type: ignore[misc]
+    """A run without the process that Train starts beside every group of workers to share out datasets.
+
+    A trial has none, and the process loads pandas and Ray Data before the workers may begin.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if type(each).__name__ != _SHARES_DATASETS]
+
+
 def _of_commands() -> Callable[..., DataParallelTrainer]:
     """A command's worker joins no process group and touches no device: it only starts the command."""
     from wattune.orchestrate.lanes.command_worker import serve_commands
 
-    return partial(DataParallelTrainer, serve_commands)
+    return partial(_Trainer, serve_commands)
 
 
 def _of_ranks() -> Callable[..., DataParallelTrainer]:
@@ -297,8 +310,11 @@ def _of_ranks() -> Callable[..., DataParallelTrainer]:
 
     from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 
+    class RankTrainer(_Trainer, TorchTrainer):  # type: ignore[misc]
+        pass
+
     # Ranks only meet through its group, and gloo's starts at once.
-    return partial(TorchTrainer, serve, torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S))
+    return partial(RankTrainer, serve, torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S))
 
 
 def cause(error: BaseException) -> str:

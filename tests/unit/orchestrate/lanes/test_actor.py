@@ -16,6 +16,9 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import TelemetryError
 from wattune.orchestrate.lanes import actor
@@ -235,3 +238,13 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
 
     assert asyncio.run(actor._probe(place(lives))) == ""
     assert "died" in asyncio.run(actor._probe(place(ended)))
+
+
+@pytest.mark.parametrize("trainer", [actor._of_commands, actor._of_ranks])
+def test_no_process_for_datasets_is_started_beside_workers(trainer: Any) -> None:
+    """Everything else that Train does about a group of workers stays."""
+    run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
+    kept = [type(each).__name__ for each in run._create_default_callbacks()]
+    rays = [type(each).__name__ for each in DataParallelTrainer._create_default_callbacks(run)]
+    assert set(rays) - set(kept) == {"DatasetsCallback"} and len(kept) == len(rays) - 1
+    assert isinstance(run, TorchTrainer) == (trainer is actor._of_ranks)
