@@ -9,8 +9,8 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Runs the command line."""
-    # What a program loads stays to its end. Without looking through it for garbage, while it grows and when it ends, a
-    # command takes a processor a fifth of a second less.
+    # What a program loads stays to its end: looking through it for garbage, while it grows and when it ends, costs each
+    # command processor time and finds nothing.
     gc.disable()
     try:
         from wattune.cli import main as run_command  # takes half a second or more, in which a Ctrl-C may come
