@@ -60,7 +60,7 @@ class Chart:
 
 
 def blank() -> go.Figure:
-    """Returns an empty figure without plotly's own template, of which each would hold a copy that the style leaves out."""
+    """Returns an empty figure, without a copy of plotly's own template, which the report's style leaves out."""
     return go.Figure(layout={"template": "none"})
 
 
