@@ -165,6 +165,14 @@ def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
     assert found == pytest.approx((500 + 300 + 0) / 3 / 1e9)
 
 
+def test_collectives_can_be_left_out_of_what_a_device_does() -> None:
+    kernels = table(step_of(), row(GEMM, 100, 400), reduce_of("mesh_dp_0", 300, 900))
+    assert busy_s(kernels) == pytest.approx(800 / 1e9)
+    assert busy_s(kernels, collectives=False) == pytest.approx(300 / 1e9)
+    waits = table(step_of(), row(NORM, 0, 1), reduce_of("mesh_pp", 300, 900))
+    assert busy_s(waits, collectives=False) == pytest.approx(1 / 1e9)
+
+
 def test_a_processor_has_no_device_to_wait_for_it() -> None:
     assert busy_s(table(step_of(), row("aten::mm", 0, 400))) is None
     assert busy_s(table(step_of())) is None
