@@ -47,6 +47,8 @@ class Examined:
     """The same as metrics."""
     busy_s: float | None
     """Mean time of a step in which a device runs anything, from a profiled pass; None without one."""
+    own_busy_s: float | None
+    """The same without collectives."""
     ways: Mapping[Device, Segments]
     outliers: tuple[Outlier, ...]
     saturation: tuple[Saturation, ...]
@@ -108,6 +110,7 @@ def examine(
         profiled=profiled,
         profiled_metrics=profiled_metrics,
         busy_s=None if kernels is None else busy_s(kernels),
+        own_busy_s=None if kernels is None else busy_s(kernels, collectives=False),
         ways=ways,
         outliers=outliers(aligned, traces, spec, division),
         saturation=saturation(aligned, link_peaks(aligned, sensed), ways, divided=division is not None),

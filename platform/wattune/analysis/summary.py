@@ -407,7 +407,8 @@ def _host_metrics(examined: Examined, step_time_s: float | None) -> dict[str, fl
     """Returns `host_bound_frac` where a pass was profiled and steps are known."""
     if examined.busy_s is None or not step_time_s:
         return {}
-    return {"host_bound_frac": host_bound_frac(examined.busy_s, step_time_s, examined.division)}
+    own_s = examined.own_busy_s or 0.0
+    return {"host_bound_frac": host_bound_frac(examined.busy_s, own_s, step_time_s, examined.division)}
 
 
 def nodes_with_ring(manifests: Mapping[str, Mapping[str, Any]]) -> set[str]:

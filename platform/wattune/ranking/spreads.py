@@ -314,6 +314,21 @@ def _mean(runs: Sequence[TrialResult], metric: str) -> float:
     return math.fsum(run.metrics[metric] for run in runs) / len(runs)
 
 
+def _host_bound_fracs(runs: Sequence[TrialResult]) -> Floats:
+    """Returns the mean `host_bound_frac` of each run's trial, 0 where none of its runs was profiled.
+
+    A run whose profiled pass failed waits for its host as the others of its trial do. Left at 0 it would count as the
+    one that is known well.
+    """
+    known: dict[str, list[float]] = {}
+    for run in runs:
+        frac = run.metrics.get("host_bound_frac")
+        if frac is not None and math.isfinite(frac):
+            known.setdefault(run.trial_id, []).append(frac)
+    mean = {trial_id: math.fsum(fracs) / len(fracs) for trial_id, fracs in known.items()}
+    return np.array([mean.get(run.trial_id, 0.0) for run in runs], np.float64)
+
+
 def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
     """Fits the model of one metric to runs that all measured it."""
     number: dict[tuple[str, bool], int] = {}
@@ -330,10 +345,10 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
     within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / _NORMAL_95
     num_host_bound = 0
     if described.group in HOST_SPREAD:
-        hosts = np.array([run.metrics.get("host_bound_frac", 0.0) for run in runs], np.float64)
+        hosts = _host_bound_fracs(runs)
         share = np.clip((hosts - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
         within = np.hypot(within, HOST_SPREAD[described.group] * share / np.bincount(trial)[trial])
-        num_host_bound = len(set(trial[share > 0].tolist()))
+        num_host_bound = len({run.trial_id for run, own in zip(runs, share, strict=True) if own > 0})
     typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
     found = fit(
         Runs(

@@ -106,3 +106,22 @@ def test_a_plan_that_waits_for_its_host_is_known_less_well() -> None:
 def test_repeats_show_how_steady_a_host_is() -> None:
     once, often = (half_width(with_host(0.5, *values)) for values in ([100.0], [100.0, 101.0, 99.0, 100.0]))
     assert often < once / 3
+
+
+def test_a_run_without_a_profile_does_not_make_its_trial_sure() -> None:
+    """Its profiled pass failed, so it says nothing of its host. Those of the other run say it."""
+    both = with_host(0.5, 100.0, 100.0)
+    spec, run = both[1]
+    lacks = replace(run, metrics={name: one for name, one in run.metrics.items() if name != "host_bound_frac"})
+    unknown = replace(run, metrics={**run.metrics, "host_bound_frac": float("nan")})
+    for other in (lacks, unknown):
+        assert half_width([both[0], (spec, other), both[2]]) == pytest.approx(half_width(both))
+
+
+def test_a_long_run_of_a_trial_is_no_second_trial() -> None:
+    runs = with_host(0.5, 100.0, 100.0)
+    spec, run = runs[1]
+    (line,) = Spreads([runs[0], (spec, replace(run, tags={**run.tags, "soak": "true"})), runs[2]]).corrections(
+        "tokens_per_s"
+    )
+    assert line.startswith("1 trial(s)")

@@ -182,24 +182,30 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Repl
     return {name: max(time_ns / whole_ns, 0.0) for name, time_ns in total.items()}
 
 
-def busy_s(kernels: pa.Table) -> float | None:
-    """Returns the mean time of a profiled step in which a rank's device runs anything, collectives included.
+def busy_s(kernels: pa.Table, *, collectives: bool = True) -> float | None:
+    """Returns the mean time of a profiled step in which a rank's device runs anything.
 
-    The profiler slows the host down and not the kernels, so this is the busy time of a step without it too. None where
-    nothing was profiled, or where the processor is the device.
+    The profiler slows the host down and not the kernels, so this is the busy time of a step without it too. Steps of
+    ranks without any kernel are left out: their trace is lost. None where nothing was profiled, or where the processor
+    is the device.
 
     Args:
         kernels: `wattune.schema.KERNELS`.
+        collectives: False leaves out the kernels of collectives, which also wait.
     """
     names = pc.cast(kernels["name"], pa.string())
     if pc.any(pc.starts_with(names, "aten::")).as_py():
         return None
     is_step = np.asarray(pc.equal(names, "step"))
+    counts = ~is_step
+    if not collectives:
+        others = [name for name in pc.unique(names).to_pylist() if kind_of(name) != "communication"]
+        counts &= np.asarray(pc.is_in(names, pa.array(others, pa.string())))
     cell = kernels["rank"].to_numpy().astype(np.int64) << 32 | kernels["step"].to_numpy().astype(np.int64)
     start_ns, end_ns = kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy()
-    total_ns, cells = 0, cell[is_step]
+    total_ns, cells = 0, np.intersect1d(cell[is_step], cell[~is_step])
     for one in cells:
-        of_cell = (cell == one) & ~is_step
+        of_cell = (cell == one) & counts
         order = np.argsort(start_ns[of_cell], kind="stable")
         starts, ends = start_ns[of_cell][order], end_ns[of_cell][order]
         if len(ends):

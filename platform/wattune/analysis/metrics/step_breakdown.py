@@ -114,18 +114,20 @@ def decompose_metrics(division: Division | None) -> dict[str, float]:
     }
 
 
-def host_bound_frac(busy_s: float, step_time_s: float, division: Division | None) -> float:
+def host_bound_frac(busy_s: float, own_s: float, step_time_s: float, division: Division | None) -> float:
     """Computes the share of a step in which a device neither runs anything nor waits in its spans: for its host.
 
-    Waiting that a collective's kernel does is in both, and counts as waiting.
+    Waiting that a collective's kernel does is in the busy time and in the spans, and counts once: what is accounted for
+    is the longer one of the busy time, and of its part without collectives with the waiting of the spans.
 
     Args:
         busy_s: Mean time of a step in which a device runs anything.
+        own_s: The same without collectives.
         step_time_s: Mean step time.
         division: From `divide`; None where spans could not divide the steps.
     """
     waits_s = 0.0 if division is None else sum(float(part.mean()) for part in division.waits_s.values())
-    return max(1.0 - (busy_s + waits_s) / step_time_s, 0.0)
+    return max(1.0 - max(busy_s, own_s + waits_s) / step_time_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

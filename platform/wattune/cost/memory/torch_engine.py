@@ -198,11 +198,12 @@ class _Rank:
         """
         s, layer, item = self.shapes, self.layer, self.shapes.item_bytes
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
-        unit = s.trained.layer + s.trained.experts
+        dense, experts = s.trained.layer + s.trained.embedding * s.first, s.trained.experts
         later = np.where(
-            self.on_the_way, self.shards - MASTER_BYTES * unit / self.replicas, self.whole - MASTER_BYTES * unit
+            self.on_the_way,
+            self.shards - MASTER_BYTES * (dense / self.replicas + experts / self.expert_replicas),
+            self.whole - MASTER_BYTES * (dense + experts),
         )
-        later = later - MASTER_BYTES * s.trained.embedding * s.first / np.where(self.on_the_way, self.replicas, 1)
         gathered = np.where(self.zero3, item * (s.held.layer + s.held.experts) + self.leftover, self.gathered)
         return [
             moment(

@@ -242,14 +242,17 @@ class _Layer:
         width = self.machine.item_bytes
         dense = 0 if model.is_moe else f
         gates = 2 if model.activation == "swiglu" else 1
-        gradients = (3 * h + 2 * kv + gates * dense) * tokens / shapes.tp
         if self.machine.cast_bytes:
-            inputs = self.machine.cast_bytes * ((3 * h + dense) * tokens / shapes.tp)
-            gradients = inputs + self.machine.cast_bytes * gradients
+            # Inputs of the first products are gathered before they are cast, and so are gradients of the last ones'
+            # outputs: tensor parallel cuts neither.
+            whole, cut_inputs, cut_gradients = 2 * h, h + dense, h + 2 * kv + gates * dense
+            inputs = self.machine.cast_bytes * tokens * (whole + cut_inputs / shapes.tp)
+            gradients = inputs + self.machine.cast_bytes * tokens * (whole + cut_gradients / shapes.tp)
         else:
             # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do
             # not.
-            inputs, gradients = self.narrowing_bytes((h + dense) * tokens / shapes.tp), self.narrowing_bytes(gradients)
+            inputs = self.narrowing_bytes((h + dense) * tokens / shapes.tp)
+            gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * dense) * tokens / shapes.tp)
         return (
             (forward * self.passes + placed) * width + inputs,
             (backward * self.passes + placed) * width + gradients,

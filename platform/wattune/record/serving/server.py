@@ -161,7 +161,8 @@ class _Looker:
         try:
             await asyncio.wait_for(looked, ANSWER_S)
         except TimeoutError:
-            self._waiting.remove(looked)
+            with contextlib.suppress(ValueError):  # the look ended in the same moment, and nobody waits any more
+                self._waiting.remove(looked)
         return self.snapshot
 
     def _run(self) -> None:

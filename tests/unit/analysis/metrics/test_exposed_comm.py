@@ -149,7 +149,7 @@ def test_shares_are_never_negative_and_sum_to_one(spans: list[tuple[str, int, in
 
 
 def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
-    """Rank 0 runs from 100 to 700, with 100 between; rank 1 from 0 to 300 in one step and not at all in another."""
+    """Rank 0 runs from 100 to 700, with 100 between; rank 1 from 0 to 300."""
     found = busy_s(
         table(
             step_of(),
@@ -159,10 +159,26 @@ def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
             row(NORM, 600, 700),
             step_of(rank=1),
             row(GEMM, 0, 300, rank=1),
-            step_of(rank=1, step=1),
         )
     )
-    assert found == pytest.approx((500 + 300 + 0) / 3 / 1e9)
+    assert found == pytest.approx((500 + 300) / 2 / 1e9)
+
+
+def test_a_step_whose_trace_is_lost_is_unknown_and_not_idle() -> None:
+    """A clock that was set, or a profiler without room: no step runs without one kernel. One of only a send has none
+    of its own."""
+    lost = table(step_of(), row(GEMM, 0, 300), step_of(rank=1), step_of(step=1), row(GEMM, 0, 500, step=1))
+    assert busy_s(lost) == pytest.approx(400 / 1e9)
+    waits = table(step_of(), row(GEMM, 0, 300), step_of(rank=1), reduce_of("mesh_pp", 0, 900, rank=1))
+    assert busy_s(waits, collectives=False) == pytest.approx(150 / 1e9)
+
+
+def test_collectives_can_be_left_out_of_what_a_device_does() -> None:
+    kernels = table(step_of(), row(GEMM, 100, 400), reduce_of("mesh_dp_0", 300, 900))
+    assert busy_s(kernels) == pytest.approx(800 / 1e9)
+    assert busy_s(kernels, collectives=False) == pytest.approx(300 / 1e9)
+    waits = table(step_of(), row(NORM, 0, 1), reduce_of("mesh_pp", 300, 900))
+    assert busy_s(waits, collectives=False) == pytest.approx(1 / 1e9)
 
 
 def test_a_processor_has_no_device_to_wait_for_it() -> None:

@@ -238,6 +238,18 @@ def test_the_parts_sum_to_one_whatever_the_spans(make_bench, spans, pp):
 def test_what_a_device_neither_runs_nor_waits_for_is_its_hosts() -> None:
     waits = {"exposed_comm": np.full((3, 2), 0.1), "straggler": np.full((3, 2), 0.05)}
     division = Division(compute_s=np.full((3, 2), 0.85), waits_s=waits, other_s=np.zeros((3, 2)))
-    assert host_bound_frac(0.4, 1.0, None) == pytest.approx(0.6)
-    assert host_bound_frac(0.4, 1.0, division) == pytest.approx(0.45)
-    assert host_bound_frac(1.02, 1.0, None) == 0.0
+    assert host_bound_frac(0.4, 0.4, 1.0, None) == pytest.approx(0.6)
+    assert host_bound_frac(0.4, 0.4, 1.0, division) == pytest.approx(0.45)
+    assert host_bound_frac(1.02, 1.02, 1.0, None) == 0.0
+
+
+def test_a_wait_that_a_collectives_kernel_does_counts_once() -> None:
+    """Two replicas compute for 0.4 s and reduce for 0.3 s behind it, in kernels and in a span: 0.3 s are their host's.
+
+    Where the reduction runs beside compute and no span waits for it, it does not either.
+    """
+    behind = {"exposed_comm": np.full((3, 2), 0.3)}
+    division = Division(compute_s=np.full((3, 2), 0.7), waits_s=behind, other_s=np.zeros((3, 2)))
+    assert host_bound_frac(0.7, 0.4, 1.0, division) == pytest.approx(0.3)
+    beside = Division(compute_s=np.ones((3, 2)), waits_s={"wait": np.zeros((3, 2))}, other_s=np.zeros((3, 2)))
+    assert host_bound_frac(0.7, 0.4, 1.0, beside) == pytest.approx(0.3)

@@ -18,6 +18,8 @@ from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory.defaults import ELSEWHERE_ERROR_FACTOR, H200, default_coefficients
 from wattune.cost.memory.moments import PARTS
 from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, SLICE, predict
+from wattune.cost.memory.shapes import shapes
+from wattune.cost.memory.torch_engine import moments
 from wattune.cost.tables import Memory
 from wattune.plan.axes import Plan
 from wattune.search.prune import prune
@@ -241,6 +243,20 @@ def test_one_micro_batch_recomputed_peaks_in_the_first_layer() -> None:
     later = weights - LLAMA.layer_parameters
     constant = 14 * (weights + LLAMA.vocab_size * LLAMA.hidden_size)  # shards, optimizer's state, bf16 weights
     assert constant + 4 * later < one < two
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_the_first_layer_leaves_out_the_shards_of_its_own_experts(ep: int, sharding: str) -> None:
+    """Gradients of experts are cut over their own replicas, of which expert parallel leaves fewer."""
+    work = Workload(seq_len=2048, global_batch_size=4, routing=Routing(by="balanced"))
+    plan = Plan(ep=ep, sharding=sharding, recompute="full")
+    ((_, batch),) = batches([spec_of(plan, of=MIXTRAL, dp=4, workload=work)])
+    sizes = shapes(batch, None, splits_ends=True, rounds_of_pp=False)
+    layer, experts = sizes.trained.layer, sizes.trained.experts
+    later = (MIXTRAL.num_layers - 1) * np.array([layer / 4, experts / (4 / ep)]).sum(axis=0) + sizes.trained.head / 4
+    early = moments(sizes)[6]  # after two of the head and four of the last layer
+    assert early["gradients"] == pytest.approx(4 * later + 2 * experts / 3)
 
 
 def test_the_excess_of_measured_trials_is_carried_over_to_their_engine_and_model() -> None:

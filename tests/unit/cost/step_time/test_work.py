@@ -103,6 +103,20 @@ def test_fp8_runs_linear_layers_at_its_own_peak_and_casts_all_that_they_multiply
     assert heads[0] == heads[1]
 
 
+def test_fp8_casts_the_whole_sequence_where_tensor_parallel_cuts_only_weights():
+    """Gathered inputs of the first products, and gradients of the last ones' sums, have the full width on each rank."""
+    fp8, wide = (
+        layer(machine=machine, tp=4, etp=4)
+        for machine in (Machine.of(device("h200_sxm"), "fp8", PUBLISHED_STEP_TIME), MACHINE)
+    )
+    weights, rate = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672) / 4, 4.8e12 * PUBLISHED_STEP_TIME.kernel.memory_frac
+    inputs = 4096 * (2 * 8192 + (8192 + 28672) / 4)
+    gradients = 4096 * (2 * 8192 + (8192 + 2 * 1024 + 2 * 28672) / 4)
+    for way, numbers in (("forward", weights + inputs), ("backward", weights + inputs + gradients)):
+        cast_s = getattr(fp8, way).memory_s[0] - getattr(wide, way).memory_s[0]
+        assert cast_s == pytest.approx(5 * numbers / rate)
+
+
 def test_fp8_without_a_peak_is_not_predicted():
     with pytest.raises(PlanError, match='the peaks of "a100_sxm_80gb" are not in the catalog'):
         Machine.of(device("a100_sxm_80gb"), "fp8", PUBLISHED_STEP_TIME)

@@ -1,5 +1,6 @@
 """The metrics server: addresses it takes, what it answers, and clients that are slow, many or wrong."""
 
+import asyncio
 import contextlib
 import http.client
 import socket
@@ -194,6 +195,26 @@ def test_a_look_that_hangs_delays_an_answer_and_does_not_stop_it(
     begun_s = time.monotonic()
     assert [get(server)[0] for _ in range(3)] == [200, 200, 200]
     assert time.monotonic() - begun_s < 3.0
+    freed.set()
+
+
+def test_a_look_that_ends_just_as_the_wait_for_it_does_is_answered(
+    server: MetricsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ANSWER_S", 0.2)
+    freed = threading.Event()
+    monkeypatch.setattr(Follower, "look", lambda _: freed.wait(20))
+
+    class Waiting(list):
+        """Those who wait, as they are once the look has ended between the end of a wait and the one's leaving."""
+
+        def append(self, looked: asyncio.Future[None]) -> None:
+            super().append(looked)
+            looked.add_done_callback(lambda _: server._looker._release())
+
+    server._looker._waiting = Waiting()
+    server(tmp_path / "recordings" / "late" / "telemetry" / "n0", 0)
+    assert get(server)[0] == 200
     freed.set()
 
 
