@@ -7,6 +7,7 @@ told that enough was measured.
 import errno
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,7 +175,7 @@ class _Run:
         self._launch, self._orders, self._progress, self._show = launch, orders, progress, show
         self._finishing = finishing
         self._output = Output()
-        self._waiting: list[tuple[str, int]] = []
+        self._waiting: deque[tuple[str, int]] = deque()
         self._reader = StepReader(launch.steps_folder, launch.source)
         self._measuring = Measuring(launch.measure, launch.stop_above_s)
         self._look = Look(part="build", done=0, total=1)
@@ -209,8 +210,8 @@ class _Run:
         self._waiting.append((line, mono_ns))
 
     def _read(self) -> None:
-        lines, self._waiting = self._waiting, []
-        for line, mono_ns in lines:
+        for _ in range(len(self._waiting)):  # the thread adds at the other end meanwhile
+            line, mono_ns = self._waiting.popleft()
             self._output.add(line)
             self._reader.feed(line, mono_ns, None)
         self._steps = self._reader.poll()
