@@ -1,6 +1,7 @@
 """Spaces of commands: what they mean, and ten mistakes of one reading."""
 
 import copy
+from collections import Counter
 
 import pytest
 import yaml
@@ -84,6 +85,22 @@ def test_what_another_engine_of_the_study_varies_is_equivalent_in_a_command():
     reasons = " ".join(one.reason for one in found.equivalent)
     assert "lr=0.01 does nothing in engine torch" in reasons
     assert "sharding=zero3 does nothing in the command, which has no {sharding}" in reasons
+
+
+def test_a_command_without_tp_runs_once_whatever_tp_another_engine_tries():
+    both = changed(
+        engine=["torch", "command"],
+        command="python train.py",
+        env=None,
+        flags=None,
+        requires=None,
+        model="llama3_8b",
+        workload={"seq_len": 4096, "global_batch_size": 16},
+        space={"tp": [1, 2, 4]},
+    )
+    found = prune(parse_space(both))
+    assert Counter(one.spec.engine for one in found.kept) == {"torch": 3, "command": 1}
+    assert [dict(one.config) for one in found.equivalent] == [{"engine": "command", "tp": tp} for tp in (2, 4)]
 
 
 def test_ten_mistakes_are_ten_lines_of_one_reading():
