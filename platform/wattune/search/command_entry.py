@@ -21,7 +21,7 @@ from wattune.plan.program import (
     PLACED,
     RUN_TIME,
     FlagValue,
-    shown_axes,
+    shown_names,
     split_command,
     template_problem,
     text_of,
@@ -60,6 +60,10 @@ _NAMES: Final = ("engine", "device", "mode")
 
 class SpaceLike(Protocol):
     """The parts of a space that its command is checked against."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of a stored study; None in a space written by hand."""
 
     @property
     def engine(self) -> list[str]:
@@ -313,18 +317,22 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     for name in space.flags:
         if name not in names:
             yield ("flags", name), f"nothing uses it; write {{{name}}} in {where}, or leave it out"
-    if set(space.engine) != {COMMAND} or space.command is None:
+    if COMMAND not in space.engine or space.command is None:
         return
-    shown = shown_axes(names)
-    for axis, values in (space.space or {}).items():
-        if axis == PLACED and values != ["topology"]:
-            yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
-        elif axis not in shown and len(values) > 1:
-            text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
-            yield ("space", axis), text
+    shown = shown_names(names)
+    if set(space.engine) == {COMMAND}:  # of several engines each has its own axes, and `prune` drops the idle ones
+        for axis, values in (space.space or {}).items():
+            if axis == PLACED and values != ["topology"]:
+                yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
+            elif axis not in shown and len(values) > 1:
+                text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
+                yield ("space", axis), text
+    elif space.version is not None:  # a stored study was accepted once
+        return
+    # Nothing can drop these: tokens and FLOPs of a trial are those of its workload and model, whatever the command did.
     several = {name: getattr(space.workload, name) for name in ("seq_len", "global_batch_size") if space.workload}
     for name, values in several.items():
-        if len(values) > 1 and name not in names:
+        if len(values) > 1 and name not in shown:
             text = f"has {len(values)} values and the command uses none; write {{{name}}} in it, or keep one value"
             yield ("workload", name), text
     if space.model and len(space.model) > 1 and "model" not in names:

@@ -103,6 +103,40 @@ def test_a_command_without_tp_runs_once_whatever_tp_another_engine_tries():
     assert [dict(one.config) for one in found.equivalent] == [{"engine": "command", "tp": tp} for tp in (2, 4)]
 
 
+def test_sizes_that_the_command_ignores_are_refused_beside_another_engine_too():
+    """Tokens per second of a command that ignores `seq_len` would double with it."""
+    both = changed(
+        engine=["torch", "command"],
+        flags=None,
+        env=None,
+        requires=None,
+        command="python train.py",
+        model=["llama3_8b", "llama3_70b"],
+        workload={"seq_len": [2048, 4096], "global_batch_size": [16, 32]},
+        space={"tp": [1]},
+        objective="maximize tokens_per_s",
+    )
+    found = problems(both)
+    assert [line.split(":")[0] for line in found] == ["workload.seq_len", "workload.global_batch_size", "model"], found
+    used = "python train.py --seq {seq_len} --batch {global_batch_size} --model {model}"
+    assert parse_space(both | {"command": used}).num_combinations == 16
+    stored = dict(parse_space(both | {"command": used}).document) | {"command": "python train.py", "version": 1}
+    assert parse_space(stored).num_combinations == 16  # accepted once: its results stay readable
+
+
+def test_the_number_of_micro_batches_shows_the_batch():
+    own = changed(
+        flags=None,
+        env=None,
+        requires=None,
+        command="python train.py --accumulate {num_micro_batches}",
+        workload={"seq_len": 2048, "global_batch_size": [16, 32]},
+        space={"tp": [1]},
+        objective="maximize tokens_per_s",
+    )
+    assert len(prune(parse_space(own)).kept) == 2
+
+
 def test_ten_mistakes_are_ten_lines_of_one_reading():
     wrong = changed(
         command="torchrun train.py --tp {tpp} --seq {seq_len} --lr {lr",
