@@ -27,7 +27,7 @@ from wattune.plan.program import (
     text_of,
     used_names,
 )
-from wattune.schema import METRICS
+from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
 from wattune.steps.source import KINDS, PRESETS, parse_source
@@ -48,9 +48,8 @@ _OWNED: Final = {
 }
 """Variables that wattune or Ray set themselves."""
 
-_NEEDS_STEPS: Final = ("step_time_s", "step_time_p95_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac")
-
 NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
+_NEEDS_STEPS: Final = (*PER_STEP_METRICS, *NEEDS_TOKENS, "mfu_frac")
 _WITHOUT_TOKENS: Final = ("optimizer", "pattern")
 """Sources of steps that tell no tokens."""
 
@@ -274,7 +273,7 @@ def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
         *_unused(space),
         *_without_effect(space),
         *_requirements(space),
-        *_questions(space),
+        *(_questions(space) if space.version is None else ()),  # a stored study was accepted once
     ]
 
 
@@ -370,12 +369,17 @@ def _requirements(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds objectives and bounds on what no trial of the space can measure."""
-    if COMMAND not in space.engine:
-        return
     source = parse_source(space.steps).kind if space.steps is not None else "auto"
-    asked: list[tuple[Path, str]] = [(("objective",), space.objective.metric)]
-    asked += [(("constraints", index), one.metric) for index, one in enumerate(space.constraints)]
+    trained = [engine for engine in space.engine if engine != COMMAND]
+    asked: list[tuple[Path, str | None]] = [(("objective",), space.objective.metric)]
+    for index, one in enumerate(space.constraints):
+        asked += [(("constraints", index), one.metric), (("constraints", index), one.limit_metric)]
     for path, metric in asked:
+        if metric == "total_energy_j" and trained:
+            text = f"{metric} is of runs without steps, and engine {trained[0]} has steps; use energy_per_token_j"
+            yield path, text
+        if COMMAND not in space.engine:
+            continue
         lacking = [key for key in ("model", "workload") if getattr(space, key) is None]
         if metric == "mfu_frac" and lacking:
             yield path, f"mfu_frac needs the model and the workload of the command; add {' and '.join(lacking)}"

@@ -185,6 +185,15 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"requires": ["2 <= 3"]}, 'requires[0]: "2 <= 3" names no field'),
         ({"steps": {"pattern": "("}}, "steps: pattern: '(' is not a regular expression"),
         ({"steps": "none"}, "objective: step_time_s needs steps"),
+        *(
+            ({"steps": "none", "objective": f"minimize {name}"}, f"objective: {name} needs steps")
+            for name in ("energy_per_token_j", "energy_per_step_j", "energy_delay_product_js")
+        ),
+        ({"steps": "none", "constraints": ["energy_per_step_j <= 9"]}, "constraints[0]: energy_per_step_j needs steps"),
+        (
+            {"engine": ["torch", "command"], "objective": "minimize total_energy_j"},
+            "objective: total_energy_j is of runs without steps, and engine torch has steps",
+        ),
         (
             {"steps": "optimizer", "objective": "maximize tokens_per_s"},
             "objective: tokens_per_s needs tokens, and steps by optimizer have none; add workload",
