@@ -38,6 +38,9 @@ MOST_VALUES: Final = 1000
 LONGEST_TEXT: Final = 4096
 """Most characters of an argument, a variable's value or a flag's value."""
 
+LARGEST_FLAG: Final = 2**64
+"""Bound on whole numbers of a flag: models count in floats, which hold no number of hundreds of digits."""
+
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _OURS: Final = ("WATTUNE_", "RAY_")
@@ -183,6 +186,8 @@ def _alike(values: list[FlagValue]) -> list[tuple[Path, str]]:
 
 
 def _flag_problem(value: Any) -> str | None:
+    if isinstance(value, int) and abs(value) >= LARGEST_FLAG:
+        return "is a number of more than 64 bits; quote it, or use a smaller one"
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return None
     if isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable():

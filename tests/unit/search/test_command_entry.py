@@ -204,6 +204,7 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"flags": {"lr": [1, True], "algo": ["Ring"], "flash": [True]}}, "flags.lr: mixes true or false"),
         ({"env": {"NCCL_ALGO": "{algo}", "RAY_ADDRESS": "x"}}, "env.RAY_ADDRESS: belongs to Ray"),
         ({"flags": {"lr": [1], "algo": ["Ring"], "flash": []}}, "flags.flash: empty"),
+        ({"flags": {"lr": [1, 10**400], "algo": ["Ring"], "flash": [True]}}, "flags.lr[1]: is a number of more than"),
     ],
 )
 def test_each_mistake_is_one_line(keys, line):
