@@ -25,7 +25,7 @@ from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
 from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError
-from wattune.fidelity import is_burst
+from wattune.fidelity import is_burst, is_soak
 from wattune.fitting.device import Measured, add_sweep, fit_device
 from wattune.fitting.estimate_and_result import Beside, beside
 from wattune.fitting.links import SweepFit, fit_sweep
@@ -40,7 +40,7 @@ from wattune.search.forecast import Forecast, Source, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import Measure, TrialSpec, TrialStatus
 
 CPU: Final = "cpu"
 
@@ -306,7 +306,7 @@ def known_before(
     """
     specs = planned.candidates.specs if specs is None else specs
     find = coefficients_in(storage, apart_from=planned.name)
-    seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name)
+    seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name, each_once=True)
     programs = {_program(spec) for spec in specs}
     seen = [(spec, result) for spec, result in seen if _program(spec) in programs]
     estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
@@ -349,7 +349,7 @@ def _log_std(column: Column) -> Floats:
     return spread
 
 
-def _results(storage: Path, devices: Collection[str], apart_from: str) -> list[Measured]:
+def _results(storage: Path, devices: Collection[str], apart_from: str, *, each_once: bool = False) -> list[Measured]:
     """Reads the results that studies in a folder have of some devices, newest first, at most `MOST_EARLIER`.
 
     A study that cannot be read is left out: it is another one's.
@@ -358,14 +358,25 @@ def _results(storage: Path, devices: Collection[str], apart_from: str) -> list[M
         storage: The folder.
         devices: Catalog names.
         apart_from: Name of a study that is left out.
+        each_once: True for one ordinary result of each trial, a completed one where there is one. Repeats of a trial
+            are no other plans that agree with it, and those of a reference trial would crowd out the rest.
     """
     found: list[Measured] = []
+    places: dict[TrialSpec, int] = {}
     paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != apart_from]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(PlanError):
             results = StudyFolder(path).finished().results
             full = ((spec, result) for spec, result in results if result.metrics and not is_burst(result))
-            found += [(spec, result) for spec, result in full if spec.cluster.device in devices]
+            for spec, result in full:
+                if spec.cluster.device not in devices or (each_once and is_soak(result)):
+                    continue
+                place = places.get(spec) if each_once else None
+                if place is None:
+                    places[spec] = len(found)
+                    found.append((spec, result))
+                elif found[place][1].status is not TrialStatus.COMPLETED and result.status is TrialStatus.COMPLETED:
+                    found[place] = spec, result
         if len(found) >= MOST_EARLIER:
             break
     return found[:MOST_EARLIER]

@@ -33,9 +33,9 @@ FILL_INS: Final = (*(name for name in AXES if name != PLACED), *OF_CLUSTER, *OF_
 
 _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
     "dp": ("tp", "pp", "cp"),
-    "num_micro_batches": ("tp", "pp", "cp", "micro_batch_size"),
+    "num_micro_batches": ("tp", "pp", "cp", "micro_batch_size", "global_batch_size"),
 }
-"""Axes that a derived fill-in shows."""
+"""Axes, and sizes of the workload, that a derived fill-in shows."""
 
 _PART: Final = re.compile(r"\{\{|\}\}|\{(?P<name>\w+)(?:=(?P<value>[^{}?]*))?(?P<if>\?(?P<text>[^{}]*))?\}|[{}]")
 
@@ -189,11 +189,15 @@ def used_names(templates: Iterable[str]) -> frozenset[str]:
     return frozenset(name for template in templates for name in names_in(template))
 
 
+def shown_names(names: Iterable[str]) -> frozenset[str]:
+    """Returns the names that a program's fill-ins depend on, those behind `dp` and micro-batches included."""
+    used = frozenset(names)
+    return used | {behind for name, several in _DERIVED.items() if name in used for behind in several}
+
+
 def shown_axes(names: Iterable[str]) -> frozenset[str]:
-    """Returns the axes that a program's fill-ins depend on, those behind `dp` and micro-batches included."""
-    used = set(names)
-    derived = {axis for name, axes in _DERIVED.items() if name in used for axis in axes}
-    return frozenset((used | derived) & AXES.keys())
+    """Returns the axes among `shown_names`."""
+    return shown_names(names) & AXES.keys()
 
 
 def values_of(spec: Configuration, flags: Iterable[tuple[str, FlagValue]]) -> dict[str, Any]:

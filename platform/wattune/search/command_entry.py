@@ -21,13 +21,13 @@ from wattune.plan.program import (
     PLACED,
     RUN_TIME,
     FlagValue,
-    shown_axes,
+    shown_names,
     split_command,
     template_problem,
     text_of,
     used_names,
 )
-from wattune.schema import METRICS
+from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
 from wattune.steps.source import KINDS, PRESETS, parse_source
@@ -37,6 +37,9 @@ MOST_VALUES: Final = 1000
 
 LONGEST_TEXT: Final = 4096
 """Most characters of an argument, a variable's value or a flag's value."""
+
+LARGEST_FLAG: Final = 2**64
+"""Bound on whole numbers of a flag: models count in floats, which hold no number of hundreds of digits."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -48,9 +51,8 @@ _OWNED: Final = {
 }
 """Variables that wattune or Ray set themselves."""
 
-_NEEDS_STEPS: Final = ("step_time_s", "step_time_p95_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac")
-
 NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
+_NEEDS_STEPS: Final = (*PER_STEP_METRICS, *NEEDS_TOKENS, "mfu_frac")
 _WITHOUT_TOKENS: Final = ("optimizer", "pattern")
 """Sources of steps that tell no tokens."""
 
@@ -60,6 +62,10 @@ _NAMES: Final = ("engine", "device", "mode")
 
 class SpaceLike(Protocol):
     """The parts of a space that its command is checked against."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of a stored study; None in a space written by hand."""
 
     @property
     def engine(self) -> list[str]:
@@ -180,6 +186,8 @@ def _alike(values: list[FlagValue]) -> list[tuple[Path, str]]:
 
 
 def _flag_problem(value: Any) -> str | None:
+    if isinstance(value, int) and abs(value) >= LARGEST_FLAG:
+        return "is a number of more than 64 bits; quote it, or use a smaller one"
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return None
     if isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable():
@@ -270,7 +278,7 @@ def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
         *_unused(space),
         *_without_effect(space),
         *_requirements(space),
-        *_questions(space),
+        *(_questions(space) if space.version is None else ()),  # a stored study was accepted once
     ]
 
 
@@ -313,18 +321,22 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     for name in space.flags:
         if name not in names:
             yield ("flags", name), f"nothing uses it; write {{{name}}} in {where}, or leave it out"
-    if set(space.engine) != {COMMAND} or space.command is None:
+    if COMMAND not in space.engine or space.command is None:
         return
-    shown = shown_axes(names)
-    for axis, values in (space.space or {}).items():
-        if axis == PLACED and values != ["topology"]:
-            yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
-        elif axis not in shown and len(values) > 1:
-            text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
-            yield ("space", axis), text
+    shown = shown_names(names)
+    if set(space.engine) == {COMMAND}:  # of several engines each has its own axes, and `prune` drops the idle ones
+        for axis, values in (space.space or {}).items():
+            if axis == PLACED and values != ["topology"]:
+                yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
+            elif axis not in shown and len(values) > 1:
+                text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
+                yield ("space", axis), text
+    elif space.version is not None:  # a stored study was accepted once
+        return
+    # Nothing can drop these: tokens and FLOPs of a trial are those of its workload and model, whatever the command did.
     several = {name: getattr(space.workload, name) for name in ("seq_len", "global_batch_size") if space.workload}
     for name, values in several.items():
-        if len(values) > 1 and name not in names:
+        if len(values) > 1 and name not in shown:
             text = f"has {len(values)} values and the command uses none; write {{{name}}} in it, or keep one value"
             yield ("workload", name), text
     if space.model and len(space.model) > 1 and "model" not in names:
@@ -362,12 +374,17 @@ def _requirements(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds objectives and bounds on what no trial of the space can measure."""
-    if COMMAND not in space.engine:
-        return
     source = parse_source(space.steps).kind if space.steps is not None else "auto"
-    asked: list[tuple[Path, str]] = [(("objective",), space.objective.metric)]
-    asked += [(("constraints", index), one.metric) for index, one in enumerate(space.constraints)]
+    trained = [engine for engine in space.engine if engine != COMMAND]
+    asked: list[tuple[Path, str | None]] = [(("objective",), space.objective.metric)]
+    for index, one in enumerate(space.constraints):
+        asked += [(("constraints", index), one.metric), (("constraints", index), one.limit_metric)]
     for path, metric in asked:
+        if metric == "total_energy_j" and trained:
+            text = f"{metric} is of runs without steps, and engine {trained[0]} has steps; use energy_per_token_j"
+            yield path, text
+        if COMMAND not in space.engine:
+            continue
         lacking = [key for key in ("model", "workload") if getattr(space, key) is None]
         if metric == "mfu_frac" and lacking:
             yield path, f"mfu_frac needs the model and the workload of the command; add {' and '.join(lacking)}"

@@ -108,13 +108,13 @@ def _temperature_problem(bound: Constraint) -> str | None:
 
 def _power_problem(bound: Constraint, clusters: Sequence[ClusterSpec], said: str) -> str | None:
     """Says why a bound is beyond what devices draw; None where it fits one of the clusters, or no limit is known."""
-    limits_w = [limit for cluster in clusters if (limit := _limit_w(bound.metric, cluster)) is not None]
-    if not limits_w:
+    known = [(limit, cluster) for cluster in clusters if (limit := _limit_w(bound.metric, cluster)) is not None]
+    if not known:
         return None
     value = bound.factor
-    if any(LEAST_POWER_FRAC * limit <= value <= MOST_POWER_TIMES * limit for limit in limits_w):
+    if any(LEAST_POWER_FRAC * limit <= value <= MOST_POWER_TIMES * limit for limit, _ in known):
         return None
-    limit, cluster = limits_w[0], clusters[0]
+    limit, cluster = known[0]
     meant = next(
         (
             f"; for {value:g} {name} write {value * scale:g}"

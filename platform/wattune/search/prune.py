@@ -223,7 +223,9 @@ def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple
         notes += [
             f"{axis}={getattr(plan, axis)} does nothing in the command, which has no {{{axis}}}" for axis in written
         ]
-        plan = replace(plan, **{axis: getattr(neutral, axis) for axis in several})
+        # Left out, `etp` has followed `tp`; a command that shows neither would run once for each.
+        followed = ["etp"] if "tp" in several and "etp" not in study.axes and "etp" not in shown else []
+        plan = replace(plan, **{axis: getattr(neutral, axis) for axis in (*several, *followed)})
     flags = tuple((name, value) for name, value in program.flags if name in names)
     used: Program | None = replace(program, flags=flags)
     if not program.command and not program.environment:

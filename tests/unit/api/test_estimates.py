@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from wattune import api
-from wattune.api.estimates import informed_strategy, lowest_figures
+from wattune.api.estimates import informed_strategy, known_before, lowest_figures
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.sweep import COLUMNS, TABLE
@@ -125,6 +125,28 @@ def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path
             )
         )
     assert informed_strategy(planned, tmp_path).ask(1)[0].plan.ep != first.plan.ep
+
+
+def test_a_repeated_trial_of_an_earlier_study_is_one_plan(tmp_path: Path) -> None:
+    """A reference trial that ran thirty times is not thirty plans that agree, and leaves room for the others."""
+    planned = guided(tmp_path, constraints=[])
+    other = StudyFolder.create(tmp_path, "earlier", {"study": "earlier"})
+    one, two = (kept.spec for kept in planned.kept[:2])
+    runs = [(one, repeat, TrialStatus.COMPLETED, 1000.0, {}) for repeat in (0, 1, *range(1000, 1030))]
+    runs += [(one, 3000, TrialStatus.COMPLETED, 800.0, {"soak": "true"})]
+    runs += [(two, 0, TrialStatus.ABORTED, 1.0, {}), (two, 1, TrialStatus.COMPLETED, 2000.0, {})]
+    for spec, repeat, status, speed, tags in runs:
+        folder = other.trial(spec.trial_id, repeat)
+        folder.write_spec(spec)
+        metrics = {"tokens_per_s": speed}
+        folder.write_result(
+            TrialResult(
+                trial_id=spec.trial_id, repeat=repeat, status=status, quality="indicative", metrics=metrics, tags=tags
+            )
+        )
+    _, warm = known_before(planned, tmp_path)
+    assert {each.spec: each.result.metrics["tokens_per_s"] for each in warm} == {one: 1000.0, two: 2000.0}
+    assert len(warm) == 2
 
 
 def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path) -> None:

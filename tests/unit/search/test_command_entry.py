@@ -1,6 +1,7 @@
 """Spaces of commands: what they mean, and ten mistakes of one reading."""
 
 import copy
+from collections import Counter
 
 import pytest
 import yaml
@@ -86,6 +87,56 @@ def test_what_another_engine_of_the_study_varies_is_equivalent_in_a_command():
     assert "sharding=zero3 does nothing in the command, which has no {sharding}" in reasons
 
 
+def test_a_command_without_tp_runs_once_whatever_tp_another_engine_tries():
+    both = changed(
+        engine=["torch", "command"],
+        command="python train.py",
+        env=None,
+        flags=None,
+        requires=None,
+        model="llama3_8b",
+        workload={"seq_len": 4096, "global_batch_size": 16},
+        space={"tp": [1, 2, 4]},
+    )
+    found = prune(parse_space(both))
+    assert Counter(one.spec.engine for one in found.kept) == {"torch": 3, "command": 1}
+    assert [dict(one.config) for one in found.equivalent] == [{"engine": "command", "tp": tp} for tp in (2, 4)]
+
+
+def test_sizes_that_the_command_ignores_are_refused_beside_another_engine_too():
+    """Tokens per second of a command that ignores `seq_len` would double with it."""
+    both = changed(
+        engine=["torch", "command"],
+        flags=None,
+        env=None,
+        requires=None,
+        command="python train.py",
+        model=["llama3_8b", "llama3_70b"],
+        workload={"seq_len": [2048, 4096], "global_batch_size": [16, 32]},
+        space={"tp": [1]},
+        objective="maximize tokens_per_s",
+    )
+    found = problems(both)
+    assert [line.split(":")[0] for line in found] == ["workload.seq_len", "workload.global_batch_size", "model"], found
+    used = "python train.py --seq {seq_len} --batch {global_batch_size} --model {model}"
+    assert parse_space(both | {"command": used}).num_combinations == 16
+    stored = dict(parse_space(both | {"command": used}).document) | {"command": "python train.py", "version": 1}
+    assert parse_space(stored).num_combinations == 16  # accepted once: its results stay readable
+
+
+def test_the_number_of_micro_batches_shows_the_batch():
+    own = changed(
+        flags=None,
+        env=None,
+        requires=None,
+        command="python train.py --accumulate {num_micro_batches}",
+        workload={"seq_len": 2048, "global_batch_size": [16, 32]},
+        space={"tp": [1]},
+        objective="maximize tokens_per_s",
+    )
+    assert len(prune(parse_space(own)).kept) == 2
+
+
 def test_ten_mistakes_are_ten_lines_of_one_reading():
     wrong = changed(
         command="torchrun train.py --tp {tpp} --seq {seq_len} --lr {lr",
@@ -134,6 +185,15 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"requires": ["2 <= 3"]}, 'requires[0]: "2 <= 3" names no field'),
         ({"steps": {"pattern": "("}}, "steps: pattern: '(' is not a regular expression"),
         ({"steps": "none"}, "objective: step_time_s needs steps"),
+        *(
+            ({"steps": "none", "objective": f"minimize {name}"}, f"objective: {name} needs steps")
+            for name in ("energy_per_token_j", "energy_per_step_j", "energy_delay_product_js")
+        ),
+        ({"steps": "none", "constraints": ["energy_per_step_j <= 9"]}, "constraints[0]: energy_per_step_j needs steps"),
+        (
+            {"engine": ["torch", "command"], "objective": "minimize total_energy_j"},
+            "objective: total_energy_j is of runs without steps, and engine torch has steps",
+        ),
         (
             {"steps": "optimizer", "objective": "maximize tokens_per_s"},
             "objective: tokens_per_s needs tokens, and steps by optimizer have none; add workload",
@@ -144,6 +204,7 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"flags": {"lr": [1, True], "algo": ["Ring"], "flash": [True]}}, "flags.lr: mixes true or false"),
         ({"env": {"NCCL_ALGO": "{algo}", "RAY_ADDRESS": "x"}}, "env.RAY_ADDRESS: belongs to Ray"),
         ({"flags": {"lr": [1], "algo": ["Ring"], "flash": []}}, "flags.flash: empty"),
+        ({"flags": {"lr": [1, 10**400], "algo": ["Ring"], "flash": [True]}}, "flags.lr[1]: is a number of more than"),
     ],
 )
 def test_each_mistake_is_one_line(keys, line):

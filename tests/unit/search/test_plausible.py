@@ -127,5 +127,11 @@ def test_a_bound_fits_if_it_fits_one_of_the_clusters() -> None:
     assert implausible(FASTEST, [bound], None, [small]) and not implausible(FASTEST, [bound], None, [small, large])
 
 
+def test_the_limits_that_are_named_are_those_of_their_cluster() -> None:
+    clusters = [ClusterSpec(device="cpu", devices_per_node=2), NODE]
+    found = implausible(FASTEST, [parse_constraint("node_device_power_peak_1s_w <= 2.6")], None, clusters)
+    assert "the power limits of 1x4 h200_sxm are 2,800 W" in found[0][1]
+
+
 def test_nothing_is_said_of_devices_without_a_known_limit() -> None:
     assert problems("device_power_mean_w <= 5", cluster=ClusterSpec(device="cpu", devices_per_node=2)) == []

@@ -146,11 +146,18 @@ class GaussianProcess:
         if not len(rows):
             return self
         mean, _ = self.predict(rows)
+        believed = mean / self.scale[rows]
+        at = {row: place for place, row in enumerate(self.rows.tolist())}
+        place = np.array([at.get(row, -1) for row in rows.tolist()], dtype=np.intp)
+        is_new, again = place < 0, place[place >= 0]  # a row that was observed before is observed once more
+        outputs, counts = self.outputs.copy(), self.counts.copy()
+        outputs[again] = (outputs[again] * counts[again] + believed[~is_new]) / (counts[again] + 1.0)
+        counts[again] += 1.0
         return condition(
             self.features,
-            np.concatenate([self.rows, rows]),
-            np.concatenate([self.outputs, mean / self.scale[rows]]),
-            np.concatenate([self.counts, np.ones(len(rows))]),
+            np.concatenate([self.rows, rows[is_new]]),
+            np.concatenate([outputs, believed[is_new]]),
+            np.concatenate([counts, np.ones(int(is_new.sum()))]),
             self.scale,
             self.constant,
             self.log_hyper,

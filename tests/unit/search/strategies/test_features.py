@@ -68,6 +68,22 @@ def test_models_clusters_engines_and_layouts_fit_into_one_space():
     assert (squares[~np.eye(5, dtype=bool)] > 0.5).all() and np.isfinite(features.additive).all()
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"transformer_engine": True},
+        {"nvlink_domain_size": 4},
+        {"device": "cpu", "simulate_sensors_of": "h100_sxm"},
+    ],
+)
+def test_the_same_plan_on_nodes_that_differ_is_not_the_same_point(other):
+    """A study may list both nodes: their trials differ in speed or power, and a model must be able to say so."""
+    one = replace(BASE, cluster=replace(BASE.cluster, device=other.get("device", BASE.cluster.device)))
+    features = make_features([one, replace(one, cluster=replace(one.cluster, **other))])
+    assert features.num_columns == 1
+    assert features.distances2(np.array([0]), np.array([1]))[0, 0] == pytest.approx(1.0)
+
+
 def test_an_uneven_layout_has_its_imbalance():
     assert numbers_of(with_plan(pp=2))["imbalance"] == 0
     assert (
