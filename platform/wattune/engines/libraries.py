@@ -32,7 +32,7 @@ def check_libraries(spec: TrialSpec) -> None:
         return
     if spec.engine in OPTIONAL and importlib.util.find_spec(spec.engine) is None:
         raise NodeError(not_installed(spec.engine, spec.engine))
-    if spec.plan.dtype == "fp8" and importlib.util.find_spec("torchao") is None:
+    if spec.plan.dtype == "fp8" and spec.engine == "torch" and importlib.util.find_spec("torchao") is None:
         raise NodeError(
             "dtype: fp8 needs torchao, which is not installed; pip install wattune[fp8] on every node, or use bf16"
         )

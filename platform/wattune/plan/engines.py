@@ -228,6 +228,8 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         Capabilities(
             name="megatron",
             vendors=("nvidia", "amd"),
+            dtypes=("bf16", "fp8", "fp32"),
+            fp8_multiple=16,  # cuBLASLt, of which TransformerEngine's products are: dimensions in multiples of 16 bytes
             etp_is_tp=False,
             splits_adapters=False,
             interleaves_prompts=True,
@@ -244,6 +246,16 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     setting={"overlap": ("tp",)},
                     why="the overlapped collectives are TransformerEngine's",
                     transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="its products in fp8 are TransformerEngine's",
+                    transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="the tokens that come for an expert are no multiple of 16, as its products in fp8 need",
+                    of_experts=True,
                 ),
                 Exclusion(
                     setting={"cp": ABOVE_1},

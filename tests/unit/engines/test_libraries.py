@@ -61,6 +61,11 @@ def test_fp8_without_torchao_names_the_extra_and_the_other_type(installed: set[s
     check_libraries(fp8)
 
 
+def test_fp8_in_megatron_is_transformer_engines_and_needs_no_torchao(installed: set[str]) -> None:
+    installed |= {"megatron", "transformer_engine"}
+    check_libraries(replace(spec("megatron", transformer_engine=True), plan=Plan(dtype="fp8")))
+
+
 def test_transformer_engine_is_looked_for_where_a_cluster_claims_it(installed: set[str]) -> None:
     installed.add("megatron")
     with pytest.raises(EngineError, match="transformer_engine is not installed here; install it on every node, or set"):

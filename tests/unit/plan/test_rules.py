@@ -40,8 +40,8 @@ def adapted(model=DENSE, *, rank=8, targets=("q", "v"), **plan):
     return spec(model, mode="lora", lora=Lora(rank=rank, targets=targets), **plan)
 
 
-def megatron_cp(**axes):
-    plain = spec(engine="megatron", **axes)
+def with_transformer_engine(model=DENSE, **axes):
+    plain = spec(model, engine="megatron", **axes)
     return replace(plain, cluster=replace(plain.cluster, transformer_engine=True))
 
 
@@ -55,7 +55,11 @@ BROKEN = {
     ),
     "forward_only": (spec(mode="prefill", pp=2, vpp=2), "vpp=2 orders forward and backward passes", "vpp=1"),
     "engine_device": (spec(engine="megatron", device="cpu"), "megatron does not run on cpu", "{nvidia, amd}"),
-    "dtype": (spec(dtype="fp8", engine="megatron"), "dtype=fp8 does not run on h200_sxm with engine megatron", "torch"),
+    "dtype": (
+        spec(dtype="fp8", engine="deepspeed"),
+        "dtype=fp8 does not run on h200_sxm with engine deepspeed",
+        "torch",
+    ),
     "engine_combination": (spec(cp=2), "engine torch cannot run cp=2", "use cp=1"),
     "heads": (spec(replace(DENSE, num_heads=6, num_kv_heads=2), tp=4), "tp=4 does not divide num_heads=6", "{1, 2, 3"),
     "kv_heads": (spec(tp=16), "tp=16 does not divide num_kv_heads=8 of llama3_70b", "use tp in {1, 2, 4, 8}"),
@@ -127,13 +131,14 @@ def test_a_valid_configuration_breaks_no_rule(name):
         spec(mode="prefill", seq_len=1025, dtype="fp8"),  # without gradients of weights nothing sums over tokens
         spec(device="cpu", world=1, dtype="fp8"),
         spec(device="mi300x", dtype="fp8"),
+        with_transformer_engine(tp=2, dtype="fp8"),
         adapted(tp=2, targets=("q", "k", "v", "o", "gate", "up", "down")),
         adapted(MOE, targets=("q", "k", "v", "o")),
         spec(mode="prefill", pp=2, micro_batch_size=2),
         spec(mode="prefill", pp=4, micro_batch_size=8),  # 2 prompts through 4 stages: GPipe's forward half takes any
         spec(pp=4, vpp=2, batch=24),  # 6 micro-batches in 1 round, as torch's interleaved schedule has it
         spec(engine="megatron", pp=4, vpp=2, batch=32),
-        megatron_cp(cp=2, tp=2, seq_len=1028),
+        with_transformer_engine(cp=2, tp=2, seq_len=1028),
     ):
         assert rule(valid) is None
         assert list(violations(valid)) == []
@@ -155,7 +160,31 @@ def test_a_valid_configuration_breaks_no_rule(name):
             "dtype",
             (
                 "dtype=fp8 does not run on h200_sxm with engine deepspeed, which has no linear layers in it; use "
-                "{bf16, fp32}, or engine in {torch, command}"
+                "{bf16, fp32}, or engine in {torch, megatron, command}"
+            ),
+        ),
+        (
+            spec(engine="megatron", dtype="fp8"),
+            "engine_combination",
+            (
+                "engine megatron cannot run dtype=fp8: its products in fp8 are TransformerEngine's; use dtype in "
+                "{bf16, fp32} or a cluster with transformer_engine"
+            ),
+        ),
+        (
+            with_transformer_engine(MOE, dtype="fp8"),
+            "engine_combination",
+            (
+                "engine megatron cannot run dtype=fp8 with the experts of mixtral_8x7b: the tokens that come for an "
+                "expert are no multiple of 16, as its products in fp8 need; use dtype in {bf16, fp32}"
+            ),
+        ),
+        (
+            with_transformer_engine(replace(DENSE, ffn_hidden_size=28688), tp=2, dtype="fp8"),
+            "fp8_widths",
+            (
+                "ffn_hidden_size/tp=28688/2 of llama3_70b is not a multiple of 16, as products in fp8 need it on every "
+                "rank; use dtype=bf16, or a smaller tp"
             ),
         ),
         (
@@ -175,7 +204,7 @@ def test_a_valid_configuration_breaks_no_rule(name):
             ),
         ),
     ],
-    ids=["A100", "deepspeed", "experts", "lora"],
+    ids=["A100", "deepspeed", "megatron", "megatron experts", "megatron widths", "experts", "lora"],
 )
 def test_fp8_is_refused_where_it_cannot_run_with_what_to_do(broken, rule, words):
     assert [(each.rule, each.reason) for each in violations(broken)] == [(rule, words)]
@@ -226,8 +255,11 @@ def test_several_rules_can_be_broken_at_once():
             "6 micro-batches are not a multiple of pp=4, which vpp=2 needs; use vpp=1",
         ),
         (spec(pp=2, vpp=2, batch=40), "5 micro-batches do not make 2 equal rounds of at least pp=2, which vpp=2 needs"),
-        (megatron_cp(cp=2, seq_len=1026), "2*cp*tp=2*2*1=4 does not divide seq_len=1026; use degrees whose"),
-        (megatron_cp(cp=2, tp=2, seq_len=1026), "cp*tp=2*2=4 does not divide seq_len=1026"),
+        (
+            with_transformer_engine(cp=2, seq_len=1026),
+            "2*cp*tp=2*2*1=4 does not divide seq_len=1026; use degrees whose",
+        ),
+        (with_transformer_engine(cp=2, tp=2, seq_len=1026), "cp*tp=2*2=4 does not divide seq_len=1026"),
         (spec(MOE, engine="megatron", world=6, etp=4, batch=6), "use etp in {1, 2, 3, 6}"),
     ],
 )

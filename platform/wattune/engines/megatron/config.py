@@ -12,6 +12,9 @@ from wattune.trial import TrialSpec
 
 _NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 
+FP8_RECIPE: Final = "tensorwise"
+"""TransformerEngine's scaling by the largest value of each tensor, found anew for every product, as by torchao."""
+
 
 def uses_transformer_engine(spec: TrialSpec) -> bool:
     """Returns True where the cluster has TransformerEngine: layers are then its own, else Megatron's and ours."""
@@ -28,7 +31,7 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         spec: An effective specification that breaks no rule.
     """
     model, plan = spec.model, spec.plan
-    bf16, swiglu, engine = plan.dtype == "bf16", model.activation == "swiglu", uses_transformer_engine(spec)
+    bf16, swiglu, engine = plan.held_dtype == "bf16", model.activation == "swiglu", uses_transformer_engine(spec)
     options: dict[str, Any] = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -44,8 +47,8 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "bf16": bf16,
-        "params_dtype": DTYPES[plan.dtype],
-        "pipeline_dtype": DTYPES[plan.dtype],
+        "params_dtype": DTYPES[plan.held_dtype],
+        "pipeline_dtype": DTYPES[plan.held_dtype],
         "perform_initialization": False,  # `megatron_weights` fills them
         **_degrees(plan),
         "sequence_parallel": plan.tp > 1,
@@ -68,6 +71,8 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif plan.recompute == "selective":
         options |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if plan.dtype == "fp8":
+        options |= {"fp8": "hybrid", "fp8_recipe": FP8_RECIPE}
     if model.is_moe:
         options |= _experts(spec)
     return options
@@ -123,7 +128,7 @@ def data_parallel(spec: TrialSpec) -> dict[str, Any]:
 
 def optimizer(spec: TrialSpec) -> dict[str, Any]:
     """Arguments of `OptimizerConfig`: the torch engine's AdamW, at a constant rate."""
-    bf16 = spec.plan.dtype == "bf16"
+    bf16 = spec.plan.held_dtype == "bf16"
     return {
         "optimizer": "adam",
         "lr": LEARNING_RATE,
@@ -133,7 +138,7 @@ def optimizer(spec: TrialSpec) -> dict[str, Any]:
         "weight_decay": WEIGHT_DECAY,
         "clip_grad": CLIP_NORM,
         "bf16": bf16,
-        "params_dtype": DTYPES[spec.plan.dtype],
+        "params_dtype": DTYPES[spec.plan.held_dtype],
         "use_distributed_optimizer": spec.plan.sharding == "zero1",
         "overlap_param_gather": data_parallel(spec)["overlap_param_gather"],
     }

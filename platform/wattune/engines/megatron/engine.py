@@ -189,10 +189,10 @@ class _Running:
             ends = {"ignore_virtual": number is None, "vp_stage": number}
             part = chunk(spec, self._config, number, first=first(**ends), last=last(**ends)).to(device)
             initialise(part, spec.model, session.holder(), seed, spec.workload.lora)
-            parts.append(part.to(DTYPES[plan.dtype]))
+            parts.append(part.to(DTYPES[plan.held_dtype]))
         rotation = None
         if spec.model.positions == "rope" and not megatron_config.uses_transformer_engine(spec):
-            dtype = DTYPES[plan.dtype]
+            dtype = DTYPES[plan.held_dtype]
             rotation = Rotation.table(spec.model, spec.workload.seq_len, device, dtype)
         finish(parts, rotation, compiler)
         if spec.model.is_moe:

@@ -159,6 +159,17 @@ def test_transformer_engine_brings_its_own_parts():
     assert not megatron_config.transformer(spec(tp=2, transformer_engine=True))["tp_comm_overlap"]
 
 
+def test_fp8_is_bf16_but_for_its_recipe():
+    bf16, fp8 = (megatron_config.transformer(spec(transformer_engine=True, dtype=name)) for name in ("bf16", "fp8"))
+    assert {name: fp8[name] for name in fp8 if fp8[name] != bf16.get(name)} == {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+    }
+    assert set(bf16) == set(fp8) - {"fp8", "fp8_recipe"}
+    for of in (megatron_config.optimizer, megatron_config.data_parallel):
+        assert of(spec(transformer_engine=True, dtype="fp8")) == of(spec(transformer_engine=True, dtype="bf16"))
+
+
 @pytest.mark.parametrize("of", [LLAMA, GPT, MIXTRAL])
 def test_megatron_knows_every_word(of):
     transformer = pytest.importorskip("megatron.core.transformer")
@@ -167,6 +178,7 @@ def test_megatron_knows_every_word(of):
     one = spec(of, tp=2, pp=2, recompute="full", sharding="zero1")
     for options, made in (
         (megatron_config.transformer(one), transformer.TransformerConfig),
+        (megatron_config.transformer(spec(transformer_engine=True, dtype="fp8")), transformer.TransformerConfig),
         (megatron_config.data_parallel(one), distributed.DistributedDataParallelConfig),
         (megatron_config.optimizer(one), optimizer.OptimizerConfig),
     ):
