@@ -6,6 +6,7 @@ With `--engine torch` the script prints the rows of benchmarks/results/torch_eng
 
     python benchmarks/torch_engine_on_gpus.py                       # as many GPUs as there are
     python benchmarks/torch_engine_on_gpus.py --engine deepspeed    # or megatron, whose cases are in test_megatron.py
+    python benchmarks/torch_engine_on_gpus.py --engine megatron --transformer-engine
     python benchmarks/torch_engine_on_gpus.py --cpu 2               # a dry run of this script on two gloo ranks
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.plan.rules import violations
 
 CONTRACTS = Path(__file__).parents[1] / "tests" / "contracts"
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
@@ -30,7 +32,9 @@ GROUP_TIMEOUT_S = 280
 
 
 def contract_cases(name: str = "test_engines") -> Any:
-    """The module with the cases."""
+    """The module with the cases; pytest would find what it imports from `tests/fakes`."""
+    if str(CONTRACTS.parent / "fakes") not in sys.path:
+        sys.path.insert(0, str(CONTRACTS.parent / "fakes"))
     spec = importlib.util.spec_from_file_location(name, CONTRACTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -66,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", type=int, metavar="RANKS", help="gloo ranks on this machine's processors instead")
     parser.add_argument("--engine", default="torch", help="the engine that is held to it (torch)")
+    parser.add_argument("--transformer-engine", action="store_true", help="with TransformerEngine's layers in Megatron")
     arguments = parser.parse_args()
     kind = "cpu" if arguments.cpu else "cuda"
     largest = arguments.cpu or torch.cuda.device_count()
@@ -84,13 +89,20 @@ def main() -> int:
         } | parity
         chosen = {name: case for name, case in both.items() if case.world_size == world_size}
         there = ClusterSpec(device=device, devices_per_node=world_size)
-        specs = {
-            name: {
-                "spec": replace(case.spec("torch" if name in needed else arguments.engine), cluster=there).to_json(),
-                "compiler": case.compiler and ("aot_eager" if arguments.cpu else "inductor"),
-            }
+        held = replace(there, transformer_engine=arguments.transformer_engine)
+        trials = {
+            name: replace(case.spec("torch"), cluster=there)
+            if name in needed
+            else replace(case.spec(arguments.engine), cluster=held)
             for name, case in chosen.items()
         }
+        specs = {}
+        for name, trial in trials.items():
+            if arguments.transformer_engine and (refusal := next(iter(violations(trial)), None)):
+                print(f"{name:<36} not with TransformerEngine: {refusal.reason}", flush=True)
+                continue
+            compiler = chosen[name].compiler and ("aot_eager" if arguments.cpu else "inductor")
+            specs[name] = {"spec": trial.to_json(), "compiler": compiler}
         outcomes, said = run_group(specs, world_size, kind)
         if outcomes is None:  # one by one, to know which
             outcomes = [{} for _ in range(world_size)]
