@@ -71,6 +71,7 @@ def main() -> int:
     parser.add_argument("--cpu", type=int, metavar="RANKS", help="gloo ranks on this machine's processors instead")
     parser.add_argument("--engine", default="torch", help="the engine that is held to it (torch)")
     parser.add_argument("--transformer-engine", action="store_true", help="with TransformerEngine's layers in Megatron")
+    parser.add_argument("--cases", nargs="+", help="those to run (all)")
     arguments = parser.parse_args()
     kind = "cpu" if arguments.cpu else "cuda"
     largest = arguments.cpu or torch.cuda.device_count()
@@ -83,6 +84,7 @@ def main() -> int:
     num_bad = 0
     for world_size in (size for size in (1, 2, 4, 8) if size <= largest):
         parity = megatron.ON_GPUS if megatron is not None else contracts.PARITY_OF[arguments.engine]
+        parity = {name: case for name, case in parity.items() if name in (arguments.cases or parity)}
         needed = {each.reference for each in parity.values()}
         both = {
             each.reference: each for each in (megatron or contracts).REFERENCES if each.reference in needed

@@ -60,7 +60,8 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         "tp_comm_overlap": plan.overlap == "tp",
         # Megatron's fused kernels are graphs of torch.compile; those that want Apex or TransformerEngine are not asked.
         "bias_activation_fusion": swiglu and not (model.bias and model.is_moe),
-        "bias_dropout_fusion": True,
+        # TransformerEngine's experts give back no bias to fuse (`TEGroupedMLP` refuses).
+        "bias_dropout_fusion": not (engine and model.bias and model.is_moe),
         "masked_softmax_fusion": False,
         "apply_rope_fusion": engine and model.positions == "rope",
         "gradient_accumulation_fusion": False,

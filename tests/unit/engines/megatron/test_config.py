@@ -159,6 +159,16 @@ def test_transformer_engine_brings_its_own_parts():
     assert not megatron_config.transformer(spec(tp=2, transformer_engine=True))["tp_comm_overlap"]
 
 
+def test_transformer_engines_experts_fuse_no_bias():
+    biased = replace(MIXTRAL, bias=True)
+    fused = {
+        (of.is_moe, has): megatron_config.transformer(spec(of, transformer_engine=has))["bias_dropout_fusion"]
+        for of in (biased, GPT)
+        for has in (False, True)
+    }
+    assert fused == {(True, False): True, (True, True): False, (False, False): True, (False, True): True}
+
+
 def test_fp8_is_bf16_but_for_its_recipe():
     bf16, fp8 = (megatron_config.transformer(spec(transformer_engine=True, dtype=name)) for name in ("bf16", "fp8"))
     assert {name: fp8[name] for name in fp8 if fp8[name] != bf16.get(name)} == {
