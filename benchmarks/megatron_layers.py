@@ -167,7 +167,7 @@ def main() -> int:
     libraries = ("torch",) if arguments.quick else ("torch", "megatron-core", "transformer-engine")
     versions = ", ".join(f"{each} {importlib.metadata.version(each)}" for each in libraries)
     print(f"{where}, {versions}, Python {sys.version.split()[0]}", flush=True)
-    print(f"case,round,side,{','.join(FIGURES)}", flush=True)
+    print(f"case,num_rounds_before,side,{','.join(FIGURES)}", flush=True)
     sides = {name: Side(SIDES[name][0], on_cpu=arguments.quick) for name in names}
     bad = []
     try:
