@@ -65,6 +65,7 @@ def on_terminal(study: str, folder: Path) -> tuple["subprocess.Popen[bytes]", in
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.usefixtures("in_foreground")
 def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
     running, ours = on_terminal(STUDY, tmp_path)
     shown, deadline_s = "", time.monotonic() + 60
@@ -92,6 +93,7 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.usefixtures("in_foreground")
 def test_a_closed_terminal_ends_it_as_any_other_stop(tmp_path: Path) -> None:
     told = tmp_path / "told"
     study = STUDY.replace('print("ENDED"', f'open({str(told)!r}, "w").write("ENDED"); print("ENDED"')
