@@ -6,7 +6,7 @@ A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their s
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from wattune.errors import PlanError, closest
@@ -51,8 +51,8 @@ class DeviceSpec:
     """Energy of one operation of its matrix units over that on an H200, by the process it is made in."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     """Data types that training can hold its numbers in; the first is the default."""
-    source: str = ""
-    """Origin of the numbers."""
+    source: str = field(default="", compare=False)
+    """Origin of the numbers. Devices with equal numbers are equal: a study's file keeps the numbers alone."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DeviceSpec":
