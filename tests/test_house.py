@@ -45,8 +45,8 @@ ROOMS = {
     "record/serving": "families follower server",
     "report": "charts coverage figure frontier labels markup page pareto predictions race sections spaces "
     "step_throughput traces write",
-    "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry plausible problems prune "
-    "reference search_entry space strategy",
+    "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry names plausible problems "
+    "prune reference search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",

@@ -224,7 +224,7 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
         spec,
         side.result if metrics is None else replace(side.result, metrics=metrics),
         coefficients,
-        source=Source(device=device, coefficients=coefficients).text,
+        source=Source(clusters=(spec.cluster.label,), device=device, coefficients=coefficients).text,
         was_fitted=fit is not None and study.name in fit.studies,
     )
 
