@@ -40,7 +40,7 @@ ROOMS = {
     "proposals race references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement program rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
-    "recordings scatter sources spreads suggestions table",
+    "recordings scatter sources spreads suggestions table work",
     "record": "command recorder recording sensors steps window",
     "record/serving": "families follower server",
     "report": "charts coverage figure frontier labels markup page pareto predictions race sections spaces "

@@ -50,7 +50,8 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     """
     varied = parse_varied(vary) if isinstance(vary, str) else vary
     folder = folder_of(study, storage=storage)
-    planned, results = _measured(folder)
+    planned, source = _measured(folder)
+    results = source.results
     varied = varied or _usual(planned, results, folder)
     missing = next(
         (
@@ -75,6 +76,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
             varied,
             unmeasured=None if predictions is None else Unmeasured(specs=left, predictions=predictions),
             num_unmeasured=len(left),
+            unreadable=source.unreadable,
         )
 
 
@@ -93,8 +95,8 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     """
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
-    planned, results = _measured(folder)
-    spec, pace = planned.spec, Pace()
+    planned, source = _measured(folder)
+    spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
@@ -128,7 +130,7 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
+def _measured(folder: StudyFolder) -> tuple[StudyPlan, Source]:
     """Reads a study's space and results.
 
     Raises:
@@ -138,7 +140,7 @@ def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
     if not any(result.status.is_final for _, result in source.results):
         raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
     try:
-        return plan(folder.document()), source.results
+        return plan(folder.document()), source
     except SpaceError as error:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
 

@@ -6,7 +6,7 @@ prediction here, and one that is predicted was never measured in full: a burst r
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,9 @@ from wattune.ranking.bounds import RISK, Margin
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Results
+from wattune.ranking.work import compares
 from wattune.search.strategies.prediction import Predictions
+from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec
 
 LIKELY: Final = 0.5
@@ -51,7 +53,7 @@ class PredictedPlan:
     feasible_probability: float
     """Probability that it completes and holds every bound."""
     better_probability: float | None
-    """Probability that it is better than the measured best; None without one."""
+    """Probability that it is better than the measured best; None without one, and where that does other work."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -76,10 +78,11 @@ class FrontierPoint:
     undecided: RankedTrial | None
     """The best measured trial whose bounds the runs do not decide, if it measured better than `best`."""
     gain_frac: float | None
-    """By how much `best` measured better than the best at the value before, the next tighter one; None without one, and
-    where that one measured 0."""
+    """By how much `best` measured better than the best at the value before, the next tighter one; None without one,
+    where that one measured 0, and where the two do different work."""
     told_apart: bool | None
-    """True where the runs tell the two apart; None where they are the same trial or one is missing."""
+    """True where the runs tell the two apart; None where they are the same trial, one is missing, or the two do
+    different work."""
     predicted: PredictedPlan | None
     """The best of those never measured in full, among candidates that are at least `LIKELY` to be feasible."""
 
@@ -137,6 +140,8 @@ class Frontier:
     has_predictions: bool
     """False where too little is known to predict the unmeasured candidates."""
     simulated: bool
+    warnings: tuple[str, ...] = ()
+    """Warnings of the rankings at all values: trials that do not compare, or that are left out; empty is good."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -153,6 +158,7 @@ class Frontier:
             "num_unmeasured": self.num_unmeasured,
             "has_predictions": self.has_predictions,
             "simulated": self.simulated,
+            "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
         }
 
@@ -165,6 +171,7 @@ def frontier(
     *,
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
+    unreadable: tuple[UnreadableTrial, ...] = (),
     risk: float = RISK,
 ) -> Frontier:
     """Finds the best plan at each value of a bound.
@@ -176,13 +183,16 @@ def frontier(
         varied: The bound and its values.
         unmeasured: Candidates that were never measured in full, where they can be predicted.
         num_unmeasured: How many there are, whether they can be predicted or not.
+        unreadable: Repeats that ended and are not among the results.
         risk: Accepted probability of a wrong verdict on a bound.
     """
     others = tuple(one for one in constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
+    warnings: dict[str, None] = {}
     for value in varied.values:
         bound = varied.at(value)
-        ranking = rank(results, objective, [*others, bound], risk=risk)
+        ranking = replace(rank(results, objective, [*others, bound], risk=risk), unreadable=unreadable)
+        warnings |= dict.fromkeys(ranking.warnings)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
         ahead = ranking.undecided[0] if ranking.undecided else None
@@ -195,7 +205,9 @@ def frontier(
                 undecided=ahead,
                 gain_frac=gain,
                 told_apart=apart,
-                predicted=None if unmeasured is None else _predicted(unmeasured, (*others, bound), bound, ranking.best),
+                predicted=None
+                if unmeasured is None
+                else _predicted(unmeasured, (*others, bound), bound, ranking.best, objective.metric),
             )
         )
     done = [result for _, result in completed_pairs(results)]
@@ -208,6 +220,7 @@ def frontier(
         num_unmeasured=num_unmeasured,
         has_predictions=unmeasured is not None,
         simulated=any(is_simulated(result) for result in done),
+        warnings=tuple(warnings),
     )
 
 
@@ -263,6 +276,8 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
         return None, None
     if best.trial_id == before.trial_id:
         return 0.0, None
+    if not compares(best.spec, before.spec, ranking.objective.metric):
+        return None, None
     sign, size = 1.0 if ranking.objective.maximize else -1.0, abs(before.objective.value)
     gain = sign * (best.objective.value - before.objective.value) / size if size else None
     now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
@@ -276,7 +291,7 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
 
 
 def _predicted(
-    unmeasured: Unmeasured, constraints: Sequence[Constraint], bound: Constraint, best: RankedTrial | None
+    unmeasured: Unmeasured, constraints: Sequence[Constraint], bound: Constraint, best: RankedTrial | None, metric: str
 ) -> PredictedPlan | None:
     """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
     found = unmeasured.predictions
@@ -285,10 +300,11 @@ def _predicted(
     row = int(score.argmax()) if len(score) else 0
     if not len(score) or score[row] == -math.inf:
         return None
-    within = found.log_holds(bound)
-    beats = None if best is None or best.objective is None else found.log_beats(best.objective.value)
+    within, spec = found.log_holds(bound), unmeasured.specs[row]
+    comparable = best is not None and compares(spec, best.spec, metric)
+    beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
     return PredictedPlan(
-        spec=unmeasured.specs[row],
+        spec=spec,
         value=float(found.objective.value[row]),
         low=float(found.objective.low[row]),
         high=float(found.objective.high[row]),

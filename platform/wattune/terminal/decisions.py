@@ -14,7 +14,8 @@ from wattune.units import format_quantity
 
 READING_FRONTIER: Final = (
     "P(holds) is the probability that the next run holds the bound; P(best) is the probability to be the best feasible "
-    "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart"
+    "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart, and none "
+    "between plans of different work"
 )
 READING_PREDICTED: Final = (
     "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "
@@ -36,6 +37,8 @@ def print_frontier(console: Console, found: Frontier) -> None:
     console.print(READING_FRONTIER, highlight=False, style="dim")
     if found.others:
         console.print(f"bounds that stay: {'; '.join(map(str, found.others))}", highlight=False)
+    for warning in found.warnings:
+        console.print(f"note: {warning}", highlight=False, style="yellow")
     if found.simulated:
         console.print(SIMULATED_NOTE, style="yellow")
     console.print()
