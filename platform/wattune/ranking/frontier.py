@@ -5,7 +5,7 @@ prediction here, and one that is predicted was never measured in full: a burst r
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
+from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec
@@ -44,6 +45,8 @@ class PredictedPlan:
     """A candidate that was never measured in full and is predicted to be the best of those at a bound."""
 
     spec: TrialSpec
+    label: str
+    """Name of the plan, with the sizes of the workload where plans of the study differ in them."""
     value: float
     low: float
     high: float
@@ -59,7 +62,7 @@ class PredictedPlan:
         """Plain data."""
         return {
             "trial_id": self.spec.trial_id,
-            "label": self.spec.label,
+            "label": self.label,
             "model": self.spec.model.name,
             "predicted": {"value": self.value, "low": self.low, "high": self.high},
             "holds_probability": self.holds_probability,
@@ -188,11 +191,15 @@ def frontier(
     """
     others = tuple(one for one in constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
+    specs = [*(spec for spec, _ in results), *(unmeasured.specs if unmeasured is not None else ())]
+    name = namer(spec.workload for spec in specs)
     warnings: dict[str, None] = {}
     for value in varied.values:
         bound = varied.at(value)
         ranking = replace(rank(results, objective, [*others, bound], risk=risk), unreadable=unreadable)
         warnings |= dict.fromkeys(ranking.warnings)
+        feasible, undecided = _named(ranking.feasible, name), _named(ranking.undecided, name)
+        ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
         ahead = ranking.undecided[0] if ranking.undecided else None
@@ -207,7 +214,7 @@ def frontier(
                 told_apart=apart,
                 predicted=None
                 if unmeasured is None
-                else _predicted(unmeasured, (*others, bound), bound, ranking.best, objective.metric),
+                else _predicted(unmeasured, (*others, bound), bound, ranking.best, objective.metric, name),
             )
         )
     done = [result for _, result in completed_pairs(results)]
@@ -222,6 +229,11 @@ def frontier(
         simulated=any(is_simulated(result) for result in done),
         warnings=tuple(warnings),
     )
+
+
+def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> tuple[RankedTrial, ...]:
+    """Names the first trial, which alone is shown, as the plans are named that were not measured."""
+    return tuple(replace(row, name=name(row.spec)) for row in rows[:1]) + rows[1:]
 
 
 def completed_pairs(results: Results) -> list[tuple[TrialSpec, TrialResult]]:
@@ -291,7 +303,12 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
 
 
 def _predicted(
-    unmeasured: Unmeasured, constraints: Sequence[Constraint], bound: Constraint, best: RankedTrial | None, metric: str
+    unmeasured: Unmeasured,
+    constraints: Sequence[Constraint],
+    bound: Constraint,
+    best: RankedTrial | None,
+    metric: str,
+    name: Callable[[TrialSpec], str],
 ) -> PredictedPlan | None:
     """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
     found = unmeasured.predictions
@@ -305,6 +322,7 @@ def _predicted(
     beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
     return PredictedPlan(
         spec=spec,
+        label=name(spec),
         value=float(found.objective.value[row]),
         low=float(found.objective.low[row]),
         high=float(found.objective.high[row]),

@@ -32,6 +32,7 @@ from wattune.ranking.scatter import Scatter, factor
 from wattune.ranking.spreads import Results, Spreads
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.schema import METRICS
+from wattune.search.names import namer
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
@@ -297,6 +298,9 @@ def rank(
             scatter.append(front + spreads.scatter_text(objective.metric))
             shared[study] = fitted.to_json()
             corrections += [front + text for text in spreads.corrections(objective.metric)]
+
+    plan = namer(row.spec.workload for row in rows)
+    rows = [row if (named := plan(row.spec)) == row.spec.label else replace(row, name=named) for row in rows]
 
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))

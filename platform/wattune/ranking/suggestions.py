@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from wattune.objective import Constraint, Objective
-from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.assessment import SIZES, RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
+from wattune.search.names import namer
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialSpec
@@ -52,6 +53,8 @@ class Suggestion:
     """Of a new plan; None of a repeat, whose figures are measured, and while nothing can be predicted."""
     changes: str
     """The answer that it could change."""
+    label: str = ""
+    """Name of the plan, with the sizes of the workload where plans of the study differ in them."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -59,7 +62,7 @@ class Suggestion:
         return {
             "kind": self.kind,
             "trial_id": self.spec.trial_id,
-            "label": self.spec.label,
+            "label": self.label,
             "model": self.spec.model.name,
             "expected_s": self.expected_s,
             "gain_frac": self.gain_frac,
@@ -143,9 +146,10 @@ def suggest(
     wanted = [*by_rate, *_untold(ranking, expected_s)]
     listed: list[Suggestion] = []
     left_s = budget_s
+    name = namer(spec.workload for spec in (*(row.spec for row in ranking.trials), *left))
     for one in wanted:
         if one.expected_s <= left_s and len(listed) < MOST_SUGGESTED:
-            listed.append(one)
+            listed.append(replace(one, label=name(one.spec)))
             left_s -= one.expected_s
     found = Suggestions(
         objective=ranking.objective,
@@ -289,7 +293,8 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
 
 def _name(row: RankedTrial, ranking: Ranking) -> str:
     """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
-    return " ".join([*(row.setting[name] for name in ranking.varying), row.label])
+    others = [name for name in ranking.varying if name not in SIZES]  # the label has them
+    return " ".join([*(row.setting[name] for name in others), row.label])
 
 
 def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:

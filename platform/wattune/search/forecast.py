@@ -107,7 +107,7 @@ class Forecast:
 
     def namer(self) -> Callable[[TrialSpec], str]:
         """Returns what names the candidates' plans, with the sizes of the workload where those differ."""
-        return namer(one.spec for one in self.kept)
+        return namer(one.spec.workload for one in self.kept)
 
     def breaks(self, position: int) -> dict[str, float]:
         """Returns the bounds that a candidate is expected to break, each with the probability, likeliest first."""

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from wattune.trial import TrialSpec, Workload
 
 
-def namer(specs: Iterable[TrialSpec]) -> Callable[[TrialSpec], str]:
-    """Returns what names specifications so that no two of other sizes share a name.
+def namer(workloads: Iterable[Workload]) -> Callable[[TrialSpec], str]:
+    """Returns what names plans so that no two of other sizes share a name.
 
     Args:
-        specs: All those that are named together. A size that all of them share is left out.
+        workloads: Those of all plans that are named together. A size that all of them share is left out.
     """
-    own = {id(spec.workload): spec.workload for spec in specs}.values()  # a million candidates share few
+    own = {id(one): one for one in workloads}.values()  # a million candidates share few
     several_lengths = len({one.seq_len for one in own}) > 1
     several_batches = len({one.global_batch_size for one in own}) > 1
 

@@ -65,7 +65,7 @@ def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
         table.add_row(
             _value(point),
             one.spec.trial_id,
-            f"{one.spec.model.name} {one.spec.label}" if several else one.spec.label,
+            f"{one.spec.model.name} {one.label}" if several else one.label,
             f"{shown(metric, one.value)} ({shown(metric, one.low)} to {shown(metric, one.high)})",
             _probability(one.holds_probability),
             _probability(one.feasible_probability),
@@ -146,7 +146,7 @@ def _cells(one: Suggestion, metric: str, *, several: bool) -> Sequence[str]:
     return (
         one.kind,
         one.spec.trial_id,
-        f"{one.spec.model.name} {one.spec.label}" if several else one.spec.label,
+        f"{one.spec.model.name} {one.label}" if several else one.label,
         "-"
         if predicted is None
         else f"{shown(metric, predicted.value)} ({shown(metric, predicted.low)} to {shown(metric, predicted.high)})",

@@ -201,3 +201,19 @@ def test_a_range_that_nobody_chose_spans_what_was_measured_in_round_steps(text) 
     assert low <= 1750 and high >= 2900 and 5 <= len(found.values) <= 14
     assert found.values[0] == (low if "<=" in text else high), "the tightest comes first"
     assert usual_range(parse_constraint("device_temp_max_c <= 80"), RESULTS) is None
+
+
+def test_measured_and_predicted_plans_of_other_sizes_have_other_names() -> None:
+    spec = of_work([trial(1)], seq_len=8192)[0][0]
+    predictions = Predictions(
+        objective=Predicted(mean=np.log([1300.0]), std=np.full(1, 0.02), noise=0.01, is_log=True),
+        sign=1.0,
+        best=None,
+        bounded={},
+        log_runs=(),
+    )
+    unmeasured = Unmeasured(specs=[spec], predictions=predictions)
+    point = frontier(RESULTS, FASTEST, [], VARIED, unmeasured=unmeasured, num_unmeasured=1).points[0].to_json()
+    names = point["best"]["label"], point["predicted"]["label"]
+    assert names == (f"{spec.label} seq4096", f"{spec.label} seq8192")
+    assert frontier(RESULTS, FASTEST, [], VARIED).points[0].best.label == spec.label

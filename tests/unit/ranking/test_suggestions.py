@@ -139,3 +139,18 @@ def test_without_a_feasible_plan_no_gain_is_claimed() -> None:
     assert found.gain_frac is None and found.best is None
     with pytest.raises(AttributeError):
         found.budget_s = 1.0  # type: ignore[misc]
+
+
+def test_plans_of_other_sizes_have_other_names() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    same = suggest(model, ranking, left, lambda _: 30.0, budget_s=100.0)
+    assert all(one.label == one.spec.label for one in same.listed)
+    long = replace(SPECS[0], workload=replace(SPECS[0].workload, seq_len=8192))
+    wider = ModelGuided(problem(specs=[*SPECS, long]), stops=False)
+    for row in ranking.trials:
+        for one in row.repeats:
+            wider.tell(row.spec, one)
+    found = suggest(wider, ranking, [*left, long], lambda _: 30.0, budget_s=100.0)
+    assert found.listed
+    for one in found.listed:
+        assert one.label == one.to_json()["label"] == f"{one.spec.label} seq{one.spec.workload.seq_len}"

@@ -430,6 +430,7 @@ class TrialQueue:
             most_s=budget.left_s,
             measured=self._durations.measured,
             first=self._outlook.first(self.expected_s),
+            workloads=tuple(dict.fromkeys(spec.workload for spec in self._run.candidates)),
             **self._outlook.predicted(learns=self._strategy.learns),
         )
 
