@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from wattune.api.estimates import MOST_EARLIER, known_before
@@ -102,7 +103,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     left = _unmeasured(planned, results)
     with collector_paused():
-        ranking = rank(results, spec.objective, spec.constraints)
+        ranking = replace(rank(results, spec.objective, spec.constraints), unreadable=source.unreadable)
     return suggest_for(
         _model(planned, folder, spec.constraints, results),
         ranking,

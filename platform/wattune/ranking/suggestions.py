@@ -16,6 +16,7 @@ from wattune.objective import Constraint, Objective
 from wattune.ranking.assessment import SIZES, RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
+from wattune.ranking.work import compares
 from wattune.search.names import namer
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
@@ -92,6 +93,8 @@ class Suggestions:
     """Expected improvement if all of them were measured; None while no trial is feasible."""
     noise_frac: float | None
     """Noise of one measurement of the objective, likewise."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of the ranking: trials that do not compare, or that are left out; empty is good."""
 
     @property
     def expected_s(self) -> float:
@@ -110,6 +113,7 @@ class Suggestions:
             "num_left": self.num_left,
             "gain_frac": self.gain_frac,
             "noise_frac": self.noise_frac,
+            "warnings": list(self.warnings),
         }
 
 
@@ -160,6 +164,7 @@ def suggest(
         num_left=len(left),
         gain_frac=gain,
         noise_frac=noise,
+        warnings=ranking.warnings,
     )
     if listed:
         return found
@@ -224,12 +229,15 @@ def _new_plans(
 
 
 def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
-    """Suggests repeats of undecided trials that are ahead of the best feasible one, where repeats can decide."""
-    best = ranking.best
+    """Suggests repeats of undecided trials that are ahead of the best feasible one, where repeats can decide.
+
+    The lead is over the best of the same work: figures of other work do not compare.
+    """
     bounds = {str(one): one for one in ranking.constraints}
     dice = np.random.default_rng(_SEED)
     found = []
     for row in ranking.undecided[:_MOST_REPEATS]:
+        best = next((one for one in ranking.feasible if compares(one.spec, row.spec, ranking.objective.metric)), None)
         ahead = None if best is None else _ahead_frac(row, best, ranking)
         if ahead is not None and ahead <= 0:
             continue

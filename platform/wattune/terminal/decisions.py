@@ -37,8 +37,7 @@ def print_frontier(console: Console, found: Frontier) -> None:
     console.print(READING_FRONTIER, highlight=False, style="dim")
     if found.others:
         console.print(f"bounds that stay: {'; '.join(map(str, found.others))}", highlight=False)
-    for warning in found.warnings:
-        console.print(f"note: {warning}", highlight=False, style="yellow")
+    _print_warnings(console, found.warnings)
     if found.simulated:
         console.print(SIMULATED_NOTE, style="yellow")
     console.print()
@@ -116,7 +115,17 @@ def _probability(value: float | None) -> str:
 
 
 def print_suggestions(console: Console, found: Suggestions) -> None:
-    """Prints what to measure next, most gain for its time first, or plainly that nothing is worth it."""
+    """Prints what to measure next, most gain for its time first, or plainly that nothing is worth it; then warnings."""
+    _print_suggestions(console, found)
+    _print_warnings(console, found.warnings)
+
+
+def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.print(f"note: {warning}", highlight=False, style="yellow")
+
+
+def _print_suggestions(console: Console, found: Suggestions) -> None:
     if found.nothing:
         console.print(found.nothing, highlight=False, style="green")
         return
