@@ -79,7 +79,8 @@ class FrontierPoint:
     best: RankedTrial | None
     """The best measured trial that holds every bound; None where none surely does."""
     undecided: RankedTrial | None
-    """The best measured trial whose bounds the runs do not decide, if it measured better than `best`."""
+    """The best measured trial whose bounds the runs do not decide, if it measured better than `best` and does the same
+    work."""
     gain_frac: float | None
     """By how much `best` measured better than the best at the value before, the next tighter one; None without one,
     where that one measured 0, and where the two do different work."""
@@ -202,9 +203,10 @@ def frontier(
         ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
-        ahead = ranking.undecided[0] if ranking.undecided else None
-        if ahead is not None and ranking.best is not None and not _better(ahead, ranking.best, objective):
-            ahead = None
+        ahead, best = next(iter(ranking.undecided), None), ranking.best
+        if best is not None:
+            alike = (row for row in ranking.undecided if compares(row.spec, best.spec, objective.metric))
+            ahead = next((row for row in alike if _better(row, best, objective)), None)
         points.append(
             FrontierPoint(
                 bound=bound,
@@ -232,8 +234,8 @@ def frontier(
 
 
 def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> tuple[RankedTrial, ...]:
-    """Names the first trial, which alone is shown, as the plans are named that were not measured."""
-    return tuple(replace(row, name=name(row.spec)) for row in rows[:1]) + rows[1:]
+    """Names measured plans as those are named that were not measured."""
+    return tuple(row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows)
 
 
 def completed_pairs(results: Results) -> list[tuple[TrialSpec, TrialResult]]:

@@ -147,6 +147,18 @@ def test_a_bound_that_the_runs_do_not_decide_is_no_best_plan_and_has_its_probabi
     assert shown["undecided"]["verdict"] == "undecided" and shown["best"]["verdict"] == "feasible"
 
 
+def test_an_undecided_plan_of_other_work_is_not_ahead_of_the_best() -> None:
+    best, short = speed(2, 900.0, 1000.0), of_work([speed(1, 1000.0, 2190.0)], seq_len=512)
+    same = speed(3, 950.0, 2190.0)
+    varied = parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
+    (point,) = frontier([best, *short], FASTEST, [], varied).points
+    assert point.best is not None and point.undecided is None
+    (point,) = frontier([best, *short, same], FASTEST, [], varied).points
+    assert point.undecided is not None and point.undecided.spec == same[0]
+    (point,) = frontier([*short, same], FASTEST, [], varied).points
+    assert point.best is None and point.undecided is not None and point.undecided.spec == short[0][0]
+
+
 def test_less_is_better_where_the_objective_is_minimized() -> None:
     results = [
         one
