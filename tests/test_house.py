@@ -40,13 +40,13 @@ ROOMS = {
     "proposals race references run_order study_run trial_queue waiting",
     "plan": "axes effective engines parallel placement program rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
-    "recordings scatter sources spreads suggestions table",
+    "recordings scatter sources spreads suggestions table work",
     "record": "command recorder recording sensors steps window",
     "record/serving": "families follower server",
     "report": "charts coverage figure frontier labels markup page pareto predictions race sections spaces "
     "step_throughput traces write",
-    "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry plausible problems prune "
-    "reference search_entry space strategy",
+    "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry names plausible problems "
+    "prune reference search_entry space strategy",
     "search/strategies": "acquisition features gaussian_process listed model_guided optuna_samplers prediction "
     "protocol snapping surrogate",
     "simulation": "activity device_model sensors",

@@ -98,7 +98,7 @@ COLUMNS: Final = {
     "verdict": "`feasible`, `undecided`, `infeasible`, `unknown`, `interrupted` or `failed`.",
     "study": "Name of the study where several are ranked together, else empty.",
     "trial_id": "The trial.",
-    "label": "Short name of the plan.",
+    "label": "Short name of the plan, with the sizes of the workload where trials differ in them.",
     "model": "Name of the model.",
     "num_parameters": "Parameters of the model.",
     "num_active_parameters": "Parameters that work on one token.",

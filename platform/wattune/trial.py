@@ -240,7 +240,7 @@ class TrialSpec:
             cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
         spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
-            cluster=_cluster(tuple(cluster), *cluster.values()),
+            cluster=_cluster(_origin(cluster.get("own_device")), tuple(cluster), *cluster.values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
@@ -342,9 +342,14 @@ def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
     return model
 
 
+def _origin(device: DeviceSpec | None) -> str:
+    return device.source if device is not None else ""
+
+
 @lru_cache(maxsize=64, typed=True)
-def _cluster(names: tuple[str, ...], *values: Any) -> ClusterSpec:
-    """Makes one object for all trials of a cluster."""
+def _cluster(origin: str, names: tuple[str, ...], *values: Any) -> ClusterSpec:
+    """Makes one object for all trials of a cluster; another origin makes another, although it would be an equal key."""
+    del origin
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
     return cluster

@@ -91,6 +91,21 @@ def test_an_id_follows_from_the_work_and_not_from_where_its_numbers_were_read(sp
     assert replace(spec, plan=replace(spec.plan, micro_batch_size=999)).trial_id != spec.trial_id
 
 
+def test_a_specification_keeps_the_origin_of_its_device_and_is_equal_to_one_of_another():
+    """Nothing is kept for one that is another's: links by PCIe are known by the origin."""
+
+    def stored(source: str) -> TrialSpec:
+        own = replace(DEVICES["h100_pcie"], name="mine", source=source)
+        cluster = ClusterSpec(device="mine", devices_per_node=1, own_device=own)
+        workload = Workload(seq_len=4096, global_batch_size=16)
+        spec = TrialSpec(model=MODELS["llama3_8b"], cluster=cluster, engine="torch", workload=workload, plan=Plan())
+        return TrialSpec.from_json(json.loads(json.dumps(spec.to_json())))
+
+    described, like = stored("the space"), stored("like h100_pcie")
+    assert described == like and hash(described) == hash(like)
+    assert not described.cluster.sensed_device.is_linked_by_pcie and like.cluster.sensed_device.is_linked_by_pcie
+
+
 def test_an_id_is_the_same_in_every_version():
     """Study folders are named by ids: a change here makes every stored trial unknown."""
     spec = TrialSpec(

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from wattune.api.estimates import MOST_EARLIER, known_before
@@ -50,7 +51,8 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     """
     varied = parse_varied(vary) if isinstance(vary, str) else vary
     folder = folder_of(study, storage=storage)
-    planned, results = _measured(folder)
+    planned, source = _measured(folder)
+    results = source.results
     varied = varied or _usual(planned, results, folder)
     missing = next(
         (
@@ -75,6 +77,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
             varied,
             unmeasured=None if predictions is None else Unmeasured(specs=left, predictions=predictions),
             num_unmeasured=len(left),
+            unreadable=source.unreadable,
         )
 
 
@@ -93,14 +96,14 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     """
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
-    planned, results = _measured(folder)
-    spec, pace = planned.spec, Pace()
+    planned, source = _measured(folder)
+    spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     left = _unmeasured(planned, results)
     with collector_paused():
-        ranking = rank(results, spec.objective, spec.constraints)
+        ranking = replace(rank(results, spec.objective, spec.constraints), unreadable=source.unreadable)
     return suggest_for(
         _model(planned, folder, spec.constraints, results),
         ranking,
@@ -128,7 +131,7 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
+def _measured(folder: StudyFolder) -> tuple[StudyPlan, Source]:
     """Reads a study's space and results.
 
     Raises:
@@ -138,7 +141,7 @@ def _measured(folder: StudyFolder) -> tuple[StudyPlan, Results]:
     if not any(result.status.is_final for _, result in source.results):
         raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
     try:
-        return plan(folder.document()), source.results
+        return plan(folder.document()), source
     except SpaceError as error:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
 

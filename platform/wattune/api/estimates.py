@@ -92,7 +92,7 @@ def coefficients_in(storage: Path, *, apart_from: str = "") -> Find:
         memory = fit.memory if fit is not None and fit.memory is not None else default.memory
         peaks = [
             (spec, result.metrics["memory_peak_bytes"])
-            for spec, result in _results(storage, {device.name}, apart_from)
+            for spec, result in _results(storage, [device], apart_from)
             if spec.cluster.simulate_sensors_of is None and "memory_peak_bytes" in result.metrics
             if not is_command(spec)
         ]
@@ -224,7 +224,7 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
         spec,
         side.result if metrics is None else replace(side.result, metrics=metrics),
         coefficients,
-        source=Source(device=device, coefficients=coefficients).text,
+        source=Source(clusters=(spec.cluster.label,), device=device, coefficients=coefficients).text,
         was_fitted=fit is not None and study.name in fit.studies,
     )
 
@@ -306,7 +306,8 @@ def known_before(
     """
     specs = planned.candidates.specs if specs is None else specs
     find = coefficients_in(storage, apart_from=planned.name)
-    seen = _results(storage, {cluster.device for cluster in planned.spec.clusters}, planned.name, each_once=True)
+    devices = [cluster.rank_device for cluster in planned.spec.clusters]
+    seen = _results(storage, devices, planned.name, each_once=True)
     programs = {_program(spec) for spec in specs}
     seen = [(spec, result) for spec, result in seen if _program(spec) in programs]
     estimated = _predicted([*specs, *(spec for spec, _ in seen)], find)
@@ -349,27 +350,32 @@ def _log_std(column: Column) -> Floats:
     return spread
 
 
-def _results(storage: Path, devices: Collection[str], apart_from: str, *, each_once: bool = False) -> list[Measured]:
+def _results(
+    storage: Path, devices: Collection[DeviceSpec], apart_from: str, *, each_once: bool = False
+) -> list[Measured]:
     """Reads the results that studies in a folder have of some devices, newest first, at most `MOST_EARLIER`.
 
     A study that cannot be read is left out: it is another one's.
 
     Args:
         storage: The folder.
-        devices: Catalog names.
+        devices: The devices. One of a study's own is another one where its figures are, whatever its name.
         apart_from: Name of a study that is left out.
         each_once: True for one ordinary result of each trial, a completed one where there is one. Repeats of a trial
             are no other plans that agree with it, and those of a reference trial would crowd out the rest.
     """
     found: list[Measured] = []
     places: dict[TrialSpec, int] = {}
+    names, wanted = {one.name for one in devices}, {one.counted for one in devices}
     paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != apart_from]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(PlanError):
             results = StudyFolder(path).finished().results
             full = ((spec, result) for spec, result in results if result.metrics and not is_burst(result))
             for spec, result in full:
-                if spec.cluster.device not in devices or (each_once and is_soak(result)):
+                if spec.cluster.device not in names or (each_once and is_soak(result)):
+                    continue
+                if spec.cluster.own_device is not None and spec.cluster.rank_device.counted not in wanted:
                     continue
                 place = places.get(spec) if each_once else None
                 if place is None:

@@ -14,6 +14,7 @@ from wattune.errors import PlanError, TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
 from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metric_field, plan_values
 from wattune.schema import METRICS
+from wattune.search.names import namer
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
 from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT
 from wattune.storage.remote import RemoteStorage
@@ -110,7 +111,8 @@ class Study:
         flags = flag_columns(spec for spec, _ in finished.results)
         fields = [*_METRICS_TABLE, *(pa.field(name, kind) for name, kind in flags.items())]
         schema = pa.schema(fields, {"wattune.study": self.name, "wattune.unreadable": unreadable})
-        rows = [_row(spec, finite(result)) | flag_values(spec, flags) for spec, result in finished.results]
+        name = namer(spec.workload for spec, _ in finished.results)
+        rows = [_row(spec, finite(result), name(spec)) | flag_values(spec, flags) for spec, result in finished.results]
         return pa.Table.from_pylist(rows, schema)
 
     def dataset(self, tier: str) -> "ds.Dataset":
@@ -172,7 +174,7 @@ def _warn(damaged: Sequence[str], tier: str) -> None:
         warnings.warn(f"{tier} tables without {len(damaged)} damaged trial(s): {damaged[0]}{more}", stacklevel=3)
 
 
-def _row(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
+def _row(spec: TrialSpec, result: TrialResult, label: str) -> dict[str, Any]:
     return {
         "trial_id": result.trial_id,
         "repeat": result.repeat,
@@ -180,7 +182,7 @@ def _row(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
         "reason": result.reason,
         "quality": result.quality,
         "simulated": is_simulated(result),
-        "label": spec.label,
+        "label": label,
         "model": spec.model.name,
         "cluster": spec.cluster.label,
         "engine": spec.engine,

@@ -6,7 +6,7 @@ A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their s
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from wattune.errors import PlanError, closest
@@ -51,8 +51,8 @@ class DeviceSpec:
     """Energy of one operation of its matrix units over that on an H200, by the process it is made in."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     """Data types that training can hold its numbers in; the first is the default."""
-    source: str = ""
-    """Origin of the numbers."""
+    source: str = field(default="", compare=False)
+    """Origin of the numbers. Devices with equal numbers are equal: a study's file keeps the numbers alone."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DeviceSpec":
@@ -81,6 +81,11 @@ class DeviceSpec:
     def is_linked_by_pcie(self) -> bool:
         """True where `link_bandwidth_bytes_per_s` is that of PCIe: an NVLink bridge then has another, unknown peak."""
         return self.name in _LINKED_BY_PCIE or self.source.removeprefix("like ") in _LINKED_BY_PCIE
+
+    @property
+    def counted(self) -> "DeviceSpec":
+        """The device by what counts in an id (`UNCOUNTED`); results of equal ones are of one kind of device."""
+        return replace(self, peak_fp8_flop_per_s=None)
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""

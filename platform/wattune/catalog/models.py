@@ -1,6 +1,6 @@
 """Decoder transformers by their published configurations, their parameter counts, and scaled-down slices of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
@@ -41,8 +41,8 @@ class ModelSpec:
     """True where linear layers (and LayerNorm) have biases."""
     tied_embeddings: bool = False
     """True where the output projection shares the embedding's weight."""
-    source: str = ""
-    """Origin of the numbers."""
+    source: str = field(default="", compare=False)
+    """Origin of the numbers. Models with equal numbers are equal: a study's file keeps the numbers alone."""
 
     @property
     def is_known(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 from wattune.catalog.hardware import ClusterSpec
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 Role = Literal["trial", "burst", "reference", "race", "finalist"]
 """The purpose of a run: its own result, a few steps that decide whether it is worth one, a check for drift, a repeat
@@ -60,6 +60,8 @@ class Preview:
     """The trials that start first, in order, as far as it is known before."""
     changes: tuple[str, ...] = ()
     """Differences to the space that the study had before, a line each."""
+    workloads: tuple[Workload, ...] = ()
+    """Workloads of the candidates, each once: plans are named with the sizes that differ."""
     space_number: int = 1
     """The number of the space among those of the study."""
     num_kept: int = 0
@@ -169,6 +171,8 @@ class RaceStep:
 
     leader: TrialSpec | None
     """The trial that is most likely the best; None if no trial can be."""
+    leader_name: str = ""
+    """Name of its plan among the study's."""
     best_probability: float
     """Probability that it is."""
     before: float | None
@@ -183,7 +187,7 @@ class RaceStep:
     def __str__(self) -> str:
         """Describes the step in one line."""
         moved = "" if self.before is None else f"{self.before:.2f} -> "
-        named = "" if self.leader is None else f" for {self.leader.model.name} {self.leader.label}"
+        named = "" if self.leader is None else f" for {self.leader.model.name} {self.leader_name or self.leader.label}"
         over = f"; {self.ending}" if self.ending else ""
         repeats = f"{self.num_repeats} of at most {self.most_repeats} repeats"
         return f"racing: P(best) {moved}{self.best_probability:.2f}{named}, {repeats}{over}"

@@ -44,6 +44,10 @@ class Verdict(StrEnum):
     """It ran and did not complete, or it will never run."""
 
 
+SIZES: Final = ("seq_len", "batch")
+"""Parts of a trial's setting that are sizes of its workload."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTrial:
     """One assessed trial with all its repeats."""
@@ -73,11 +77,13 @@ class RankedTrial:
     """True if telemetry of any counted repeat was simulated instead of measured."""
     spreads: Spreads = field(repr=False, compare=False)
     """Scatter of its study."""
+    name: str = ""
+    """Name of the plan among those it is ranked with; empty where the plan's own is one (`wattune.search.names`)."""
 
     @property
     def label(self) -> str:
-        """Short name of the plan, such as `dp2 tp2 mbs4 zero1`."""
-        return self.spec.label
+        """Short name of the plan, such as `dp2 tp2 mbs4 zero1`, with the sizes of the workload where trials differ."""
+        return self.name or self.spec.label
 
     @property
     def setting(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ change. Metrics are tested as differences (`wattune.ranking.difference`).
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
@@ -16,6 +16,7 @@ from wattune.masking import printable
 from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.schema import METRICS
+from wattune.search.names import namer
 from wattune.trial import TrialResult, TrialSpec
 from wattune.units import format_change
 
@@ -85,13 +86,15 @@ class Side:
     simulated: bool
     objective: str = SPEED
     """Metric of its study's objective."""
+    plan: str = ""
+    """Name of the plan beside the other side's; empty where the plan's own is one."""
 
     @property
     def label(self) -> str:
         """Short name of the plan and the devices; of a recording its command."""
         if self.spec is None:
             return "" if self.recorded is None else self.recorded.text
-        return f"{self.spec.label} on {self.spec.cluster.label}"
+        return f"{self.plan or self.spec.label} on {self.spec.cluster.label}"
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -259,6 +262,9 @@ def compare(a: Side, b: Side) -> Comparison:
     """Compares two trials or recordings metric by metric, and trials part by part."""
     time = energy = None
     warnings = _warnings(a, b)
+    if a.spec is not None and b.spec is not None:
+        plan = namer((a.spec.workload, b.spec.workload))
+        a, b = replace(a, plan=plan(a.spec)), replace(b, plan=plan(b.spec))
     if a.spec is None or b.spec is None:
         pass  # a recording has no phases
     elif a.breakdown is None or b.breakdown is None:

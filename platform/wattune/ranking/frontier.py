@@ -5,8 +5,8 @@ prediction here, and one that is predicted was never measured in full: a burst r
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,10 @@ from wattune.ranking.bounds import RISK, Margin
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Results
+from wattune.ranking.work import compares
+from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
+from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialResult, TrialSpec
 
 LIKELY: Final = 0.5
@@ -42,6 +45,8 @@ class PredictedPlan:
     """A candidate that was never measured in full and is predicted to be the best of those at a bound."""
 
     spec: TrialSpec
+    label: str
+    """Name of the plan, with the sizes of the workload where plans of the study differ in them."""
     value: float
     low: float
     high: float
@@ -51,13 +56,13 @@ class PredictedPlan:
     feasible_probability: float
     """Probability that it completes and holds every bound."""
     better_probability: float | None
-    """Probability that it is better than the measured best; None without one."""
+    """Probability that it is better than the measured best; None without one, and where that does other work."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "trial_id": self.spec.trial_id,
-            "label": self.spec.label,
+            "label": self.label,
             "model": self.spec.model.name,
             "predicted": {"value": self.value, "low": self.low, "high": self.high},
             "holds_probability": self.holds_probability,
@@ -74,12 +79,14 @@ class FrontierPoint:
     best: RankedTrial | None
     """The best measured trial that holds every bound; None where none surely does."""
     undecided: RankedTrial | None
-    """The best measured trial whose bounds the runs do not decide, if it measured better than `best`."""
+    """The best measured trial whose bounds the runs do not decide, if it measured better than `best` and does the same
+    work."""
     gain_frac: float | None
-    """By how much `best` measured better than the best at the value before, the next tighter one; None without one, and
-    where that one measured 0."""
+    """By how much `best` measured better than the best at the value before, the next tighter one; None without one,
+    where that one measured 0, and where the two do different work."""
     told_apart: bool | None
-    """True where the runs tell the two apart; None where they are the same trial or one is missing."""
+    """True where the runs tell the two apart; None where they are the same trial, one is missing, or the two do
+    different work."""
     predicted: PredictedPlan | None
     """The best of those never measured in full, among candidates that are at least `LIKELY` to be feasible."""
 
@@ -137,6 +144,8 @@ class Frontier:
     has_predictions: bool
     """False where too little is known to predict the unmeasured candidates."""
     simulated: bool
+    warnings: tuple[str, ...] = ()
+    """Warnings of the rankings at all values: trials that do not compare, or that are left out; empty is good."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -153,6 +162,7 @@ class Frontier:
             "num_unmeasured": self.num_unmeasured,
             "has_predictions": self.has_predictions,
             "simulated": self.simulated,
+            "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
         }
 
@@ -165,6 +175,7 @@ def frontier(
     *,
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
+    unreadable: tuple[UnreadableTrial, ...] = (),
     risk: float = RISK,
 ) -> Frontier:
     """Finds the best plan at each value of a bound.
@@ -176,18 +187,26 @@ def frontier(
         varied: The bound and its values.
         unmeasured: Candidates that were never measured in full, where they can be predicted.
         num_unmeasured: How many there are, whether they can be predicted or not.
+        unreadable: Repeats that ended and are not among the results.
         risk: Accepted probability of a wrong verdict on a bound.
     """
     others = tuple(one for one in constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
+    specs = [*(spec for spec, _ in results), *(unmeasured.specs if unmeasured is not None else ())]
+    name = namer(spec.workload for spec in specs)
+    warnings: dict[str, None] = {}
     for value in varied.values:
         bound = varied.at(value)
-        ranking = rank(results, objective, [*others, bound], risk=risk)
+        ranking = replace(rank(results, objective, [*others, bound], risk=risk), unreadable=unreadable)
+        warnings |= dict.fromkeys(ranking.warnings)
+        feasible, undecided = _named(ranking.feasible, name), _named(ranking.undecided, name)
+        ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
-        ahead = ranking.undecided[0] if ranking.undecided else None
-        if ahead is not None and ranking.best is not None and not _better(ahead, ranking.best, objective):
-            ahead = None
+        ahead, best = next(iter(ranking.undecided), None), ranking.best
+        if best is not None:
+            alike = (row for row in ranking.undecided if compares(row.spec, best.spec, objective.metric))
+            ahead = next((row for row in alike if _better(row, best, objective)), None)
         points.append(
             FrontierPoint(
                 bound=bound,
@@ -195,7 +214,9 @@ def frontier(
                 undecided=ahead,
                 gain_frac=gain,
                 told_apart=apart,
-                predicted=None if unmeasured is None else _predicted(unmeasured, (*others, bound), bound, ranking.best),
+                predicted=None
+                if unmeasured is None
+                else _predicted(unmeasured, (*others, bound), bound, ranking.best, objective.metric, name),
             )
         )
     done = [result for _, result in completed_pairs(results)]
@@ -208,7 +229,13 @@ def frontier(
         num_unmeasured=num_unmeasured,
         has_predictions=unmeasured is not None,
         simulated=any(is_simulated(result) for result in done),
+        warnings=tuple(warnings),
     )
+
+
+def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> tuple[RankedTrial, ...]:
+    """Names measured plans as those are named that were not measured."""
+    return tuple(row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows)
 
 
 def completed_pairs(results: Results) -> list[tuple[TrialSpec, TrialResult]]:
@@ -263,6 +290,8 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
         return None, None
     if best.trial_id == before.trial_id:
         return 0.0, None
+    if not compares(best.spec, before.spec, ranking.objective.metric):
+        return None, None
     sign, size = 1.0 if ranking.objective.maximize else -1.0, abs(before.objective.value)
     gain = sign * (best.objective.value - before.objective.value) / size if size else None
     now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
@@ -276,7 +305,12 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
 
 
 def _predicted(
-    unmeasured: Unmeasured, constraints: Sequence[Constraint], bound: Constraint, best: RankedTrial | None
+    unmeasured: Unmeasured,
+    constraints: Sequence[Constraint],
+    bound: Constraint,
+    best: RankedTrial | None,
+    metric: str,
+    name: Callable[[TrialSpec], str],
 ) -> PredictedPlan | None:
     """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
     found = unmeasured.predictions
@@ -285,10 +319,12 @@ def _predicted(
     row = int(score.argmax()) if len(score) else 0
     if not len(score) or score[row] == -math.inf:
         return None
-    within = found.log_holds(bound)
-    beats = None if best is None or best.objective is None else found.log_beats(best.objective.value)
+    within, spec = found.log_holds(bound), unmeasured.specs[row]
+    comparable = best is not None and compares(spec, best.spec, metric)
+    beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
     return PredictedPlan(
-        spec=unmeasured.specs[row],
+        spec=spec,
+        label=name(spec),
         value=float(found.objective.value[row]),
         low=float(found.objective.low[row]),
         high=float(found.objective.high[row]),

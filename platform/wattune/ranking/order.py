@@ -8,12 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError, closest
 from wattune.intervals import Interval
 from wattune.objective import Condition, Constraint, Objective
@@ -32,10 +30,11 @@ from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
 from wattune.ranking.scatter import Scatter, factor
 from wattune.ranking.spreads import Results, Spreads
-from wattune.schema import METRICS, PER_STEP_METRICS
+from wattune.ranking.work import depends_on_work, work_of
+from wattune.schema import METRICS
+from wattune.search.names import namer
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
-from wattune.units import format_quantity
 
 MOST_RISK: Final = 0.5
 MOST_NAMED: Final = 10
@@ -194,9 +193,8 @@ class Ranking:
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
-        depends = METRICS[self.objective.metric].group in ("speed", "energy") and self.objective.metric != "mfu_frac"
         sizes = {work_of(row.spec, self.objective.metric) for row in self.trials if row.objective}
-        return sorted(sizes) if depends else []
+        return sorted(sizes) if depends_on_work(self.objective.metric) else []
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -300,6 +298,9 @@ def rank(
             scatter.append(front + spreads.scatter_text(objective.metric))
             shared[study] = fitted.to_json()
             corrections += [front + text for text in spreads.corrections(objective.metric)]
+
+    plan = namer(row.spec.workload for row in rows)
+    rows = [row if (named := plan(row.spec)) == row.spec.label else replace(row, name=named) for row in rows]
 
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
@@ -473,28 +474,3 @@ def _passes(
     qualities = (group_quality(result, groups) for result in counted)
     good = all(QUALITIES.index(quality) >= QUALITIES.index(least_quality) for quality in qualities)
     return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
-
-
-def work_of(spec: TrialSpec, metric: str) -> str:
-    """Describes the work behind a token, and behind a step where the metric is one of steps."""
-    model = _model_size(spec.model) if spec.model.is_known else f"{spec.model.name}: {_program(spec)}"
-    if not spec.workload.is_known:
-        return model
-    work = f"{model}, {spec.workload.mode} at {spec.workload.seq_len} tokens"
-    return f"{work}, {spec.workload.tokens_per_step:,} of them a step" if metric in PER_STEP_METRICS else work
-
-
-def _program(spec: TrialSpec) -> str:
-    """Returns the command of a trial before anything is filled in, shortened."""
-    text = "" if spec.program is None else " ".join(spec.program.command)
-    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
-
-
-_LONGEST_COMMAND: Final = 60
-
-
-@cache
-def _model_size(model: ModelSpec) -> str:
-    total, active = model.num_parameters, model.num_active_parameters
-    of = "" if total == active else f" of {format_quantity('parameters', total)}"
-    return f"{model.name} ({model.num_layers} layers, {format_quantity('parameters', active)}{of} parameters)"

@@ -13,9 +13,11 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from wattune.objective import Constraint, Objective
-from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.assessment import SIZES, RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
+from wattune.ranking.work import compares
+from wattune.search.names import namer
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialSpec
@@ -52,6 +54,8 @@ class Suggestion:
     """Of a new plan; None of a repeat, whose figures are measured, and while nothing can be predicted."""
     changes: str
     """The answer that it could change."""
+    label: str = ""
+    """Name of the plan, with the sizes of the workload where plans of the study differ in them."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -59,7 +63,7 @@ class Suggestion:
         return {
             "kind": self.kind,
             "trial_id": self.spec.trial_id,
-            "label": self.spec.label,
+            "label": self.label,
             "model": self.spec.model.name,
             "expected_s": self.expected_s,
             "gain_frac": self.gain_frac,
@@ -89,6 +93,8 @@ class Suggestions:
     """Expected improvement if all of them were measured; None while no trial is feasible."""
     noise_frac: float | None
     """Noise of one measurement of the objective, likewise."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of the ranking: trials that do not compare, or that are left out; empty is good."""
 
     @property
     def expected_s(self) -> float:
@@ -107,6 +113,7 @@ class Suggestions:
             "num_left": self.num_left,
             "gain_frac": self.gain_frac,
             "noise_frac": self.noise_frac,
+            "warnings": list(self.warnings),
         }
 
 
@@ -143,9 +150,10 @@ def suggest(
     wanted = [*by_rate, *_untold(ranking, expected_s)]
     listed: list[Suggestion] = []
     left_s = budget_s
+    name = namer(spec.workload for spec in (*(row.spec for row in ranking.trials), *left))
     for one in wanted:
         if one.expected_s <= left_s and len(listed) < MOST_SUGGESTED:
-            listed.append(one)
+            listed.append(replace(one, label=name(one.spec)))
             left_s -= one.expected_s
     found = Suggestions(
         objective=ranking.objective,
@@ -156,6 +164,7 @@ def suggest(
         num_left=len(left),
         gain_frac=gain,
         noise_frac=noise,
+        warnings=ranking.warnings,
     )
     if listed:
         return found
@@ -220,12 +229,15 @@ def _new_plans(
 
 
 def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
-    """Suggests repeats of undecided trials that are ahead of the best feasible one, where repeats can decide."""
-    best = ranking.best
+    """Suggests repeats of undecided trials that are ahead of the best feasible one, where repeats can decide.
+
+    The lead is over the best of the same work: figures of other work do not compare.
+    """
     bounds = {str(one): one for one in ranking.constraints}
     dice = np.random.default_rng(_SEED)
     found = []
     for row in ranking.undecided[:_MOST_REPEATS]:
+        best = next((one for one in ranking.feasible if compares(one.spec, row.spec, ranking.objective.metric)), None)
         ahead = None if best is None else _ahead_frac(row, best, ranking)
         if ahead is not None and ahead <= 0:
             continue
@@ -289,7 +301,8 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
 
 def _name(row: RankedTrial, ranking: Ranking) -> str:
     """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
-    return " ".join([*(row.setting[name] for name in ranking.varying), row.label])
+    others = [name for name in ranking.varying if name not in SIZES]  # the label has them
+    return " ".join([*(row.setting[name] for name in others), row.label])
 
 
 def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:

@@ -109,7 +109,7 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
 def _predicted_text(point: FrontierPoint, one: PredictedPlan, metric: str) -> str:
     low, high = (format_quantity(metric, end) for end in (one.low, one.high))
     lines = [
-        plain(f"{one.spec.model.name} {one.spec.label}"),
+        plain(f"{one.spec.model.name} {one.label}"),
         plain(str(point.bound)),
         f"predicted {format_quantity(metric, one.value)} ({low} to {high}), never measured",
         f"P(feasible) {one.feasible_probability:.2f}",

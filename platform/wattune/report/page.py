@@ -34,7 +34,8 @@ from wattune.report.sections import (
     verdict_tables,
 )
 from wattune.report.spaces import spaces_section
-from wattune.report.step_throughput import step_throughput
+from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
+from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power
 from wattune.storage.spaces import StoredSpace
 from wattune.units import format_change, format_quantity
@@ -120,6 +121,7 @@ def render_report(
         *(chart.html() for chart in charts[:1]),
         *verdict_tables(ranking),
         *(chart.html() for chart in charts[1:]),
+        _not_drawn(ranking, evidence),
         saturation_section(ranking, evidence),
         spaces_section(spaces, ranking),
         rejections_section(candidates),
@@ -189,6 +191,11 @@ def _warnings(warnings: Sequence[str]) -> Html:
         return Html()
     listed = join(fill("<li>{}.</li>", warning.removesuffix(".")) for warning in warnings)
     return fill('<aside class="warnings"><strong>Before you compare</strong><ul>{}</ul></aside>\n', listed)
+
+
+def _not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
+    text = not_drawn(ranking, evidence)
+    return section(STEP_THROUGHPUT, fill('<p class="note">{}</p>', text)) if text else Html()
 
 
 def _middle(row: RankedTrial) -> float:

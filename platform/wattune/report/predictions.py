@@ -2,6 +2,7 @@
 
 import plotly.graph_objects as go
 
+from wattune.fidelity import is_burst
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
@@ -15,7 +16,7 @@ def predictions(ranking: Ranking) -> Chart | None:
     """Draws predictions of the objective with their intervals, against the measurement that followed each.
 
     Returns:
-        None where no completed trial was predicted.
+        None where no trial that was measured in full was predicted.
     """
     metric = ranking.objective.metric
     points = [one for row in ranking.trials for one in _points(row, metric)]
@@ -46,13 +47,16 @@ def predictions(ranking: Ranking) -> Chart | None:
 
 
 def _points(row: RankedTrial, metric: str) -> list[tuple[RankedTrial, Prediction, float]]:
-    """Returns the predicted run of a trial, if it completed and the prediction is of the metric."""
+    """Returns the predicted run of a trial, if it completed and the prediction is of the metric.
+
+    A burst is left out: the prediction is of a full measurement, and a few steps are no outcome of it.
+    """
     found = []
     for result in row.repeats:
         predicted = Prediction.of_tags(result.tags)
         if predicted is None or predicted.metric != metric or result.status is not TrialStatus.COMPLETED:
             continue
-        if metric in result.metrics:
+        if metric in result.metrics and not is_burst(result):
             found.append((row, predicted, result.metrics[metric]))
     return found
 

@@ -156,7 +156,7 @@ def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row
     """Returns the cells of a measured trial: configuration, setting, objective, margins, quality."""
     margins = {margin.constraint: _margin(margin, brief=len(bounds) > MAX_BOUNDS) for margin in row.margins}
     return [
-        fill("<strong>{}</strong><small>{}</small>", row.label, row.trial_id),
+        fill("<strong>{}</strong><small>{}</small>", row.spec.label, row.trial_id),  # sizes have columns
         *(row.setting[name] for name in varying),
         fill("<span>{}</span><small>{}</small>", range_text(metric, row.objective), _brief_repeats(row)),
         *(margins.get(bound, "–") for bound in bounds),

@@ -13,6 +13,8 @@ from wattune.ranking.order import Ranking
 from wattune.report.charts import row_labels
 from wattune.report.figure import Chart, axis_title, blank
 
+TITLE: Final = "Throughput by step"
+
 MOST_LEADERS: Final = 4
 """Most trials that are drawn."""
 
@@ -24,19 +26,17 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     """Draws the throughput of each step against its index in the stream of data, for the leaders by P(best).
 
     Returns:
-        None without a leader of at least two steps.
+        None without a leader of at least two steps whose tokens are known.
     """
-    rows = [row for row in leaders(ranking) if row.trial_id in evidence and len(evidence[row.trial_id].step_index) > 1]
-    rows = rows[:MOST_LEADERS]
-    if not rows:
+    stepped = _stepped(ranking, evidence)
+    known = [(row, tokens) for row in stepped if (tokens := _tokens(row)) is not None][:MOST_LEADERS]
+    if not known:
         return None
+    rows = [row for row, _ in known]
     figure = blank()
-    for row, label, (color, dash) in zip(rows, row_labels(rows), _LOOKS, strict=False):
+    for (row, tokens), label, (color, dash) in zip(known, row_labels(rows), _LOOKS, strict=False):
         found = evidence[row.trial_id]
         # From one step's start to the next one's, as throughput over the window counts; the last has no next.
-        tokens = row.spec.tokens_per_step or _told_tokens(row)
-        if tokens is None:
-            continue
         tokens_per_s = tokens / np.diff(found.steps[0])
         figure.add_scatter(
             x=found.step_index[:-1],
@@ -59,7 +59,28 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
         "warm-up has the first ones. "
         f"A line that rises or falls is a trend: its mean depends on the window.{shaded}"
     )
-    return Chart(title="Throughput by step", caption=caption, figure=figure, simulated=ranking.simulated)
+    return Chart(title=TITLE, caption=caption, figure=figure, simulated=ranking.simulated)
+
+
+def not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> str:
+    """Says why there is no such chart although steps were measured; empty where there is one, or no steps."""
+    stepped = _stepped(ranking, evidence)
+    if not stepped or any(_tokens(row) is not None for row in stepped):
+        return ""
+    return (
+        "Not drawn: nobody said how many tokens a step has. Add workload: {seq_len: ..., global_batch_size: ...} to "
+        "the space, or let the program tell its tokens."
+    )
+
+
+def _stepped(ranking: Ranking, evidence: Mapping[str, Evidence]) -> list[RankedTrial]:
+    """Returns the leaders of at least two measured steps, most likely best first."""
+    return [row for row in leaders(ranking) if row.trial_id in evidence and len(evidence[row.trial_id].step_index) > 1]
+
+
+def _tokens(row: RankedTrial) -> float | None:
+    """Returns the tokens of a step; None where neither the space nor the program says them."""
+    return row.spec.tokens_per_step or _told_tokens(row)
 
 
 def leaders(ranking: Ranking) -> Sequence[RankedTrial]:

@@ -9,7 +9,8 @@ from wattune.errors import PlanError, WattuneError
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
-from wattune.ranking.order import Ranking, work_of
+from wattune.ranking.order import Ranking
+from wattune.ranking.work import work_of
 from wattune.storage.files import write_asked
 from wattune.storage.study import StudyFolder
 

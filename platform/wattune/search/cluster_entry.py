@@ -77,10 +77,13 @@ class DeviceEntry(Entry):
             for key, value in self.model_dump(exclude_unset=True, exclude={"like", "name"}).items()
         }
         if self.like is not None:
-            return replace(device(self.like), name=self.name, source=f"like {self.like}", **given)
+            return replace(device(self.like), name=self.name, source=f"{_LIKE}{self.like}", **given)
         unknown: dict[str, Any] = {each.name: None for each in fields(DeviceSpec) if each.name in _FIGURES}
         return DeviceSpec(name=self.name, source="the space", **(unknown | given))
 
+
+_LIKE: Final = "like "
+"""Begin of the origin of a device that takes figures of a catalog's."""
 
 _FIGURES: Final = (
     "peak_bf16_flop_per_s",
@@ -159,8 +162,10 @@ def plain_cluster(cluster: ClusterSpec) -> dict[str, Any]:
     written = asdict(cluster)
     own = written.pop("own_device")
     if own is not None:
-        del own["source"]
+        origin = own.pop("source")
         lists = {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
+        if origin.startswith(_LIKE):  # it changes no figure, and says what no figure does (`is_linked_by_pcie`)
+            lists["like"] = origin.removeprefix(_LIKE)
         key = "device" if cluster.device == own["name"] else "simulate_sensors_of"
         written[key] = lists
     return written

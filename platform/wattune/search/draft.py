@@ -1,6 +1,7 @@
 """A first search space for a model and a cluster, with comments: valid as it stands, and small enough to read."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +81,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         "#   wattune plan FILE              what would run, and why the rest would not",
         "#   wattune plan FILE --estimate   predicted time, memory and power; needs no GPU",
         "#   wattune run  FILE              measure it",
-        f"study: {wishes.study}",
+        f"study: {_flow(wishes.study)}",
         "",
         *_model_lines(wishes, full, trained, on_cpu=on_cpu),
         *_cluster_lines(cluster, on_cpu=on_cpu),
@@ -184,7 +185,7 @@ def _workload_lines(model: ModelSpec, batch: int, *, on_cpu: bool, routed: bool)
     longest = model.max_positions or 4096
     entry: dict[str, object] = {
         "mode": "pretrain",
-        "seq_len": 128 if on_cpu else min(4096, longest),
+        "seq_len": min(128 if on_cpu else 4096, longest),
         "global_batch_size": batch,
     }
     if model.is_moe and routed:
@@ -233,9 +234,23 @@ def _bound_lines(wishes: Wishes, cluster: ClusterSpec) -> list[str]:
     ]
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that a reader of YAML 1.1 or 1.2 takes for something else."""
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _AMBIGUOUS.fullmatch(text) else None)
+
+
+_AMBIGUOUS: Final = re.compile(r"[yYnN]|[-+]?\.?\d[\d.]*([eE][-+]?\d+)?|0o[0-7]+|0x[0-9a-fA-F]+")
+"""Texts that PyYAML, which reads YAML 1.1 in part, leaves unquoted, and that others read as a number or truth value."""
+
+_Dumper.add_representer(str, _quoted)
+
+
 def _flow(value: object) -> str:
     """Writes a value in one line of YAML."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6).strip()
     return text.removesuffix("...").strip()
 
 

@@ -1,8 +1,8 @@
 """Kept candidates with their estimates: which cannot fit, which bound each is expected to break, and their order."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from wattune.cost.batch import Floats, Ints
 from wattune.cost.coefficients import ORIGINS, Origin
 from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
 from wattune.objective import Constraint, Objective
+from wattune.search.names import namer
 from wattune.search.prune import Candidate, Candidates, Rejected
 from wattune.trial import Measure, TrialSpec
 from wattune.units import BYTES_PER_GIB
@@ -43,14 +44,17 @@ _LIKELY: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The coefficients that estimates of one device come from."""
+    """The coefficients that estimates of some clusters come from, all of one device."""
 
+    clusters: tuple[str, ...]
+    """Their labels."""
     device: DeviceSpec
     coefficients: Coefficients
+    """As they hold for the clusters' number of nodes."""
 
     @property
     def text(self) -> str:
-        """A line for people: device, and the origin of each kind of figure."""
+        """A line for people: clusters, and the origin of each kind of figure."""
         kinds: dict[Origin, list[str]] = {}
         for kind, origin in self.coefficients.origins.items():
             kinds.setdefault(origin, []).append(kind)
@@ -60,7 +64,7 @@ class Source:
             f"; {name} {size_bytes / 1e9:+.2f} GB, as measured trials held"
             for name, size_bytes in self.coefficients.memory.excess_bytes.items()
         )
-        return f"{self.device.name}: {origins}{fit}{excess}"
+        return f"{', '.join(self.clusters)}: {origins}{fit}{excess}"
 
 
 class Unfitting(Sequence[Rejected]):
@@ -101,6 +105,10 @@ class Forecast:
     """The study's objective and bounds that no estimate speaks of."""
     sources: tuple[Source, ...]
 
+    def namer(self) -> Callable[[TrialSpec], str]:
+        """Returns what names the candidates' plans, with the sizes of the workload where those differ."""
+        return namer(one.spec.workload for one in self.kept)
+
     def breaks(self, position: int) -> dict[str, float]:
         """Returns the bounds that a candidate is expected to break, each with the probability, likeliest first."""
         found = {bound: float(risk[position]) for bound, risk in self.risks.items() if risk[position] > _LIKELY}
@@ -108,24 +116,30 @@ class Forecast:
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Returns plain data for `wattune plan --estimate --json`, of the first `top` candidates."""
+        name = self.namer()
         return {
             "num_kept": len(self.kept),
-            "kept": [self._one(position) for position in range(len(self.kept))[:top]],
+            "kept": [self._one(position, name) for position in range(len(self.kept))[:top]],
             "rejected": [{"config": dict(r.config), "rule": r.rule, "reason": r.reason} for r in self.rejected],
             "sorted_by": str(self.objective),
             "unestimated": list(self.unestimated),
             "sources": [
-                {"device": one.device.name, "fit": one.coefficients.fit, **one.coefficients.origins}
+                {
+                    "clusters": list(one.clusters),
+                    "device": one.device.name,
+                    "fit": one.coefficients.fit,
+                    **one.coefficients.origins,
+                }
                 for one in self.sources
             ],
         }
 
-    def _one(self, position: int) -> dict[str, Any]:
+    def _one(self, position: int, name: Callable[[TrialSpec], str]) -> dict[str, Any]:
         candidate, found = self.kept[position], self.estimates
         return {
             "trial_id": candidate.trial_id,
             "config": dict(candidate.config),
-            "plan": candidate.spec.label,
+            "plan": name(candidate.spec),
             "notes": list(candidate.notes),
             "estimate": found.one(position),
             "limited_by": LIMITS[found.limited_by[position]],
@@ -135,13 +149,14 @@ class Forecast:
 
     def table(self) -> pa.Table:
         """Returns every kept candidate as Arrow: trial, plan, all columns of the estimates, and the risks."""
+        name = self.namer()
         names = pa.table(
             {
                 "trial_id": [one.trial_id for one in self.kept],
                 "model": [one.spec.model.name for one in self.kept],
                 "cluster": [one.spec.cluster.label for one in self.kept],
                 "engine": [one.spec.engine for one in self.kept],
-                "plan": [one.spec.label for one in self.kept],
+                "plan": [name(one.spec) for one in self.kept],
             }
         )
         figures = self.estimates.table()
@@ -164,16 +179,16 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
     Raises:
         PlanError: A device cannot be predicted.
     """
-    used: dict[str, Source] = {}
+    known: dict[DeviceSpec, Coefficients] = {}
 
-    def noting(device: DeviceSpec) -> Coefficients:
-        if device.name not in used:
-            used[device.name] = Source(device=device, coefficients=find(device))
-        return used[device.name].coefficients
+    def once(device: DeviceSpec) -> Coefficients:
+        if device not in known:
+            known[device] = find(device)
+        return known[device]
 
     kept = candidates.kept
     specs = [one.spec for one in kept]
-    found = estimate(specs, noting)
+    found = estimate(specs, once)
     room_bytes = _per_cluster(specs, lambda spec: (spec.cluster.sensed_device.memory_bytes or 0) * BOARD_BYTES_PER_BYTE)
     fits = found.columns["memory_peak_bytes"].low <= room_bytes
     ordered = objective if objective.metric in found.columns else FALLBACK
@@ -187,8 +202,23 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
         rejected=Unfitting(kept, found, np.flatnonzero(~fits)),
         objective=ordered,
         unestimated=(*((str(objective),) if ordered is not objective else ()), *unestimated),
-        sources=tuple(used.values()),
+        sources=_sources(specs, once),
     )
+
+
+def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[Source, ...]:
+    """Returns the coefficients that estimates come from; clusters of one device that share them are named together."""
+    clusters = {id(spec.cluster): spec.cluster for spec in specs}.values()
+    found: list[Source] = []
+    for cluster in dict.fromkeys(clusters):
+        device, own = cluster.sensed_device, find(cluster.sensed_device).on(cluster.num_nodes)
+        place = next((n for n, one in enumerate(found) if (one.device, one.coefficients) == (device, own)), None)
+        if place is None:
+            found.append(Source(clusters=(cluster.label,), device=device, coefficients=own))
+        else:
+            labels = dict.fromkeys((*found[place].clusters, cluster.label))
+            found[place] = replace(found[place], clusters=tuple(labels))
+    return tuple(found)
 
 
 PROFILED_STEPS: Final = 2

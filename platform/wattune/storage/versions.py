@@ -120,11 +120,11 @@ def _completed(entry: Any, defaults: Mapping[str, Any]) -> Any:
 
 
 def _counted(cluster: Any) -> Any:
-    """Returns a cluster whose own device has the fields that count in an id."""
+    """Returns a cluster whose own device has the fields that count in an id. All figures of `like` are among them."""
     if not isinstance(cluster, Mapping):
         return cluster
     return {
-        key: {name: own for name, own in value.items() if name not in UNCOUNTED}
+        key: {name: own for name, own in value.items() if name not in UNCOUNTED and name != "like"}
         if isinstance(value, Mapping)
         else value
         for key, value in cluster.items()

@@ -14,7 +14,8 @@ from wattune.units import format_quantity
 
 READING_FRONTIER: Final = (
     "P(holds) is the probability that the next run holds the bound; P(best) is the probability to be the best feasible "
-    "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart"
+    "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart, and none "
+    "between plans of different work"
 )
 READING_PREDICTED: Final = (
     "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "
@@ -36,6 +37,7 @@ def print_frontier(console: Console, found: Frontier) -> None:
     console.print(READING_FRONTIER, highlight=False, style="dim")
     if found.others:
         console.print(f"bounds that stay: {'; '.join(map(str, found.others))}", highlight=False)
+    _print_warnings(console, found.warnings)
     if found.simulated:
         console.print(SIMULATED_NOTE, style="yellow")
     console.print()
@@ -62,7 +64,7 @@ def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
         table.add_row(
             _value(point),
             one.spec.trial_id,
-            f"{one.spec.model.name} {one.spec.label}" if several else one.spec.label,
+            f"{one.spec.model.name} {one.label}" if several else one.label,
             f"{shown(metric, one.value)} ({shown(metric, one.low)} to {shown(metric, one.high)})",
             _probability(one.holds_probability),
             _probability(one.feasible_probability),
@@ -113,7 +115,17 @@ def _probability(value: float | None) -> str:
 
 
 def print_suggestions(console: Console, found: Suggestions) -> None:
-    """Prints what to measure next, most gain for its time first, or plainly that nothing is worth it."""
+    """Prints what to measure next, most gain for its time first, or plainly that nothing is worth it; then warnings."""
+    _print_suggestions(console, found)
+    _print_warnings(console, found.warnings)
+
+
+def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.print(f"note: {warning}", highlight=False, style="yellow")
+
+
+def _print_suggestions(console: Console, found: Suggestions) -> None:
     if found.nothing:
         console.print(found.nothing, highlight=False, style="green")
         return
@@ -143,7 +155,7 @@ def _cells(one: Suggestion, metric: str, *, several: bool) -> Sequence[str]:
     return (
         one.kind,
         one.spec.trial_id,
-        f"{one.spec.model.name} {one.spec.label}" if several else one.spec.label,
+        f"{one.spec.model.name} {one.label}" if several else one.label,
         "-"
         if predicted is None
         else f"{shown(metric, predicted.value)} ({shown(metric, predicted.low)} to {shown(metric, predicted.high)})",

@@ -1,5 +1,6 @@
 """Views of estimates in a terminal. Nothing here computes a figure."""
 
+from collections.abc import Callable
 from typing import Final
 
 from rich.console import Console
@@ -8,8 +9,8 @@ from rich.table import Table
 from wattune.cost.estimate import LIMITS, Estimates
 from wattune.fitting.store import StoredFit
 from wattune.search.forecast import Forecast
-from wattune.search.prune import Candidate
 from wattune.terminal.tables import fits, make_table, print_notes, print_table
+from wattune.trial import TrialSpec
 from wattune.units import format_quantity
 
 SHOWN: Final = {
@@ -34,8 +35,8 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         console.print(text, highlight=False, soft_wrap=not console.is_terminal)
 
     line(f"{len(forecast.kept)} may fit; best first by estimate: {forecast.objective}\n")
-    several = len({(one.spec.model, one.spec.cluster, one.spec.engine) for one in forecast.kept}) > 1
-    table = _table(forecast, top, several=several)
+    name = _namer(forecast)
+    table = _table(forecast, top, name)
     listed = forecast.kept[:top]
     if fits(console, table, (_BREAKS,)):
         console.print(table, highlight=False)
@@ -44,7 +45,7 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         line("trial         plan")
         line(_INDENT + "".join(f"{title:<{width}}" for title, (_, width) in SHOWN.items()).rstrip())
     for position, one in enumerate(listed):
-        line(f"{one.trial_id}  {_name(one, several=several)}")
+        line(f"{one.trial_id}  {name(one.spec)}")
         line(_INDENT + _figures(forecast.estimates, position))
         line(_INDENT + _verdict(forecast, position))
     if len(forecast.kept) > top:
@@ -60,12 +61,18 @@ def print_forecast(console: Console, forecast: Forecast, *, top: int = 10) -> No
         line(f"\n{len(forecast.rejected)} rejected by rule {first.rule}, for example: {first.reason}")
 
 
-def _name(candidate: Candidate, *, several: bool) -> str:
-    spec = candidate.spec
-    return (f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: " if several else "") + spec.label
+def _namer(forecast: Forecast) -> Callable[[TrialSpec], str]:
+    """Returns what names candidates, with all that differs between them beside the plan."""
+    several = len({(one.spec.model, one.spec.cluster, one.spec.engine) for one in forecast.kept}) > 1
+    plan = forecast.namer()
+
+    def name(spec: TrialSpec) -> str:
+        return (f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: " if several else "") + plan(spec)
+
+    return name
 
 
-def _table(forecast: Forecast, top: int, *, several: bool) -> Table:
+def _table(forecast: Forecast, top: int, name: Callable[[TrialSpec], str]) -> Table:
     """Returns the candidates as one line each, for terminals that have the room."""
     listed = forecast.kept[:top]
     broken = [_broken(forecast, position) for position, _ in enumerate(listed)]
@@ -73,7 +80,7 @@ def _table(forecast: Forecast, top: int, *, several: bool) -> Table:
     for position, one in enumerate(listed):
         limit = LIMITS[forecast.estimates.limited_by[position]]
         cells = [*_cells(forecast.estimates, position), limit, *([broken[position]] if any(broken) else [])]
-        table.add_row(one.trial_id, _name(one, several=several), *cells)
+        table.add_row(one.trial_id, name(one.spec), *cells)
     return table
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from rich.text import Text
 
 from wattune.orchestrate.events import Preview
+from wattune.search.names import namer
 
 
 def preview_lines(preview: Preview) -> list[Text]:
@@ -63,11 +64,12 @@ def _named(preview: Preview) -> str:
     sure = preview.measured or preview.estimated
     times_s = {one.spec: one.expected_s for one in preview.first}
     several = len({spec.model for _, spec in counted}) > 1
+    plan = namer((*preview.workloads, *(spec.workload for _, spec in counted)))
     names = []
     for (role, spec), count in counted.items():
         model = f"{spec.model.name} " if several else ""
         took = f" (about {duration(times_s[spec])}{' each' if count > 1 else ''})" if sure else ""
-        names.append(f"{role}{model}{spec.label}{f' {count} times' if count > 1 else ''}{took}")
+        names.append(f"{role}{model}{plan(spec)}{f' {count} times' if count > 1 else ''}{took}")
     return ", then ".join(names)
 
 

@@ -17,10 +17,11 @@ from wattune.objective import Constraint, Objective
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
+from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tables import shown
 from wattune.terminal.tally import Running, Tally, key_of
-from wattune.trial import TrialStatus
+from wattune.trial import TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_change, format_quantity
 
 ASK_EVERY_S: Final = 1.0
@@ -77,6 +78,7 @@ class StudyProgress:
         self._console, self._clock_s = console, clock_s
         self._tally = Tally(objective, constraints)
         self._preview: Preview | None = None
+        self._plan = namer(())
         self._lock = threading.RLock()  # a Ctrl-C may come while it is held, and `stopping` draws the view
         self._is_stopping = False
         self._begun_s = clock_s()
@@ -141,7 +143,7 @@ class StudyProgress:
     def _name(self, event: TrialEvent) -> str:
         """Returns the short name of a trial, padded to its column."""
         narrow = self._console.is_terminal and self._console.width < _NARROW
-        return f"{described(event):<{_NAME_WIDTHS[narrow]}}"
+        return f"{described(event, self._plan):<{_NAME_WIDTHS[narrow]}}"
 
     def view(self) -> Group:
         """Returns the current live view."""
@@ -185,7 +187,7 @@ class StudyProgress:
         running = list(self._tally.running.values())
         rows = [
             (
-                Text(described(one.event)),
+                Text(described(one.event, self._plan)),
                 Text(", ".join(one.event.nodes), style="dim"),
                 Text(_part(one.progress)),
                 Text(_predicted(one.event), style="magenta"),
@@ -208,7 +210,7 @@ class StudyProgress:
     def _leader_line(self, row: RankedTrial) -> Text:
         metric = self._tally.objective.metric
         assert row.objective is not None, "a feasible or undecided trial has its objective"
-        name, figure = f"{row.spec.model.name} {row.label}", f"{metric} {shown(metric, row.objective)}"
+        name, figure = f"{row.spec.model.name} {self._plan(row.spec)}", f"{metric} {shown(metric, row.objective)}"
         alone = len(_INDENT) + len(name) + len(figure) + 2 > self._console.width
         line = Text.assemble((_LEADERS[row.verdict], "bold"), name, f"\n{_INDENT}" if alone else "  ")
         line.append(figure, style="cyan")
@@ -224,7 +226,7 @@ class StudyProgress:
     def _lines(self, event: Event) -> list[Text]:
         """Returns the permanent lines of an event."""
         if isinstance(event, Preview):
-            self._preview = event
+            self._preview, self._plan = event, namer(event.workloads)
             return preview_lines(event)
         if isinstance(event, Placement):
             self._state = "running"
@@ -323,8 +325,8 @@ class StudyProgress:
             self._print(line)
 
 
-def described(event: TrialEvent) -> str:
-    """Returns the short name of a trial, with the role or number of this repeat."""
+def described(event: TrialEvent, plan: Callable[[TrialSpec], str]) -> str:
+    """Returns the short name of a trial, as `plan` names its plan, with the role or number of this repeat."""
     if event.role == "burst" or event.repeat == FIRST_BURST_REPEAT:
         apart = " burst"
     elif event.role == "reference" or is_reference_repeat(event.repeat):
@@ -335,7 +337,7 @@ def described(event: TrialEvent) -> str:
         apart = f" race #{event.repeat}"
     else:
         apart = f" #{event.repeat}" if event.repeat else ""
-    return f"{event.spec.model.name} {event.spec.label}{apart}"
+    return f"{event.spec.model.name} {plan(event.spec)}{apart}"
 
 
 def _predicted(event: TrialEvent) -> str:

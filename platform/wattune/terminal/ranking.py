@@ -74,7 +74,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int | None = None)
         if without:
             table = make_table(f"{len(without)} {title}", "trial", *others, "plan", "why")
             for row in without[:top]:
-                plan = Text(row.label, style=_STYLES[str(row.verdict)])
+                plan = Text(row.spec.label, style=_STYLES[str(row.verdict)])
                 table.add_row(row.trial_id, *(row.setting[name] for name in others), plan, row.reason)
             print_table(console, table, lead=("trial", "plan"), prose=("why",))
     _print_notes(console, ranking)
@@ -111,7 +111,9 @@ def _print_rows(
                 str(row.rank) if row.rank else "-",
                 row.trial_id,
                 *cells,
-                Text(row.label, style=_STYLES[str(row.verdict)]),
+                Text(
+                    row.label if isinstance(row, RankedRecording) else row.spec.label, style=_STYLES[str(row.verdict)]
+                ),
                 shown(metric, row.objective) if row.objective else "-",
                 *(_margin_cell(margins.get(bound)) for bound in bounds),
                 str(row.verdict),

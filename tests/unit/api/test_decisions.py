@@ -32,6 +32,14 @@ def test_a_frontier_finds_the_measured_best_and_predicts_the_ones_left_out(tmp_p
     assert best_below(1200, tmp_path) in reached, "the truly best plan at 1,200 W was not measured"
 
 
+def test_a_frontier_says_which_trials_it_could_not_read(tmp_path) -> None:
+    study = write_study(tmp_path, half)
+    damaged = study.trials()[0].path
+    (damaged / "result.json").write_text("{")
+    found = api.frontier(study)
+    assert [one for one in found.warnings if damaged.name in one] and found.warnings[0].startswith("left out: ")
+
+
 def test_without_a_range_the_study_s_bound_on_power_is_varied(tmp_path) -> None:
     found = api.frontier(write_study(tmp_path, half))
     assert found.varied.metric == POWER and 1000.0 in found.varied.values

@@ -18,6 +18,8 @@ from wattune.errors import PlanError
 from wattune.fitting.store import LINKS, StoredFit, write_fit
 from wattune.schema import METRICS
 from wattune.search.forecast import Forecast
+from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
@@ -125,6 +127,74 @@ def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path
             )
         )
     assert informed_strategy(planned, tmp_path).ask(1)[0].plan.ep != first.plan.ep
+
+
+@pytest.mark.parametrize("strategy", ["model_guided", "tpe", "grid"])
+def test_results_of_a_model_and_a_device_of_ones_own_are_learned_from(tmp_path: Path, strategy: str) -> None:
+    """A study's file keeps what they are, and not the file or catalog entry that said so."""
+    model = {"name": "mine", "like": "llama3_8b", "num_layers": 4}
+    cluster = {"device": {"name": "h200_500w", "like": "h200_sxm", "power_limit_w": 500}, "devices_per_node": 4}
+    search = {"strategy": strategy, "num_trials": 20}
+    workload, space = {"seq_len": 2048, "global_batch_size": 16}, {"tp": [1, 2], "micro_batch_size": [1, 2]}
+    planned = guided(
+        tmp_path, model=model, cluster=cluster, search=search, constraints=[], workload=workload, space=space
+    )
+    own = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+    spec = planned.kept[0].spec
+    completed(own, spec, 1000.0)
+    completed(StudyFolder.create(tmp_path, "earlier", {"study": "earlier"}), spec, 900.0)
+    resumed = api.plan(own.document())
+    completed(StudyFolder.create(tmp_path, "later", {"study": "later"}), resumed.kept[0].spec, 900.0)
+    learner = informed_strategy(resumed, tmp_path)
+    learner.tell(*own.results()[0])
+    left = [one.trial_id for one in learner.ask(len(resumed.kept))]
+    assert sorted(left) == sorted(one.trial_id for one in resumed.kept[1:])
+    _, warm = known_before(resumed, tmp_path)
+    assert len(warm) == 1, "one trial that two studies measured"
+
+
+@pytest.mark.parametrize(
+    ("figures", "num_known"),
+    [({}, 1), ({"peak_fp8_flop_per_s": 1e15}, 1), ({"power_limit_w": 300}, 0), ({"memory_bytes": 80_000_000_000}, 0)],
+)
+@pytest.mark.parametrize("simulated", [False, True])
+def test_another_device_of_the_same_name_teaches_nothing(
+    tmp_path: Path, figures: dict[str, float], num_known: int, *, simulated: bool
+) -> None:
+    def made(**changed: float) -> api.StudyPlan:
+        device = {"name": "mine", "like": "h200_sxm", "power_limit_w": 500, **changed}
+        cluster = {"device": "cpu", "simulate_sensors_of": device} if simulated else {"device": device}
+        workload, space = {"seq_len": 2048, "global_batch_size": 16}, {"tp": [1, 2]}
+        model = {"name": "llama3_8b", "num_layers": 4}
+        return guided(
+            tmp_path,
+            model=model,
+            cluster=cluster | {"devices_per_node": 4},
+            constraints=[],
+            workload=workload,
+            space=space,
+        )
+
+    earlier = made(**figures)
+    completed(StudyFolder.create(tmp_path, "earlier", {"study": "earlier"}), earlier.kept[0].spec, 900.0)
+    own = made()
+    _, warm = known_before(own, tmp_path)
+    learner = ModelGuided(
+        Problem(specs=own.candidates.specs, seed=0, objective=own.spec.objective, warm=warm), stops=False
+    )
+    assert len(learner._warm) == num_known
+    assert simulated or len(warm) == num_known
+
+
+def completed(study: StudyFolder, spec: TrialSpec, tokens_per_s: float) -> None:
+    folder = study.trial(spec.trial_id, 0)
+    folder.write_spec(spec)
+    metrics = {"tokens_per_s": tokens_per_s}
+    folder.write_result(
+        TrialResult(
+            trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, quality="indicative", metrics=metrics
+        )
+    )
 
 
 def test_a_repeated_trial_of_an_earlier_study_is_one_plan(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """A study read back from Python: one row a repeat, units, nulls, telemetry, and errors that are wattune's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from small_study import make_study
+from study_files import SPEC, result_of
 
 import wattune
 from wattune.plan.axes import AXES
 from wattune.schema import METRICS
+from wattune.storage.study import StudyFolder
 from wattune.units import unit_of
 
 
@@ -148,3 +151,14 @@ def test_a_figure_that_is_no_number_was_not_measured(tmp_path: Path) -> None:
     path.write_text(json.dumps(result | {"metrics": {"tokens_per_s": float("nan"), "mfu_frac": 0.5}}))
     row = study.metrics().to_pylist()[0]
     assert row["tokens_per_s"] is None and row["mfu_frac"] == 0.5
+
+
+def test_repeats_of_other_sizes_have_other_labels(tmp_path: Path) -> None:
+    study = StudyFolder.create(tmp_path, "sizes", {"study": "sizes"})
+    long = replace(SPEC, workload=replace(SPEC.workload, seq_len=2 * SPEC.workload.seq_len))
+    for spec in (SPEC, long):
+        folder = study.trial(spec.trial_id, 0)
+        folder.write_spec(spec)
+        folder.write_result(replace(result_of(), trial_id=spec.trial_id))
+    labels = wattune.load_study("sizes", storage=str(tmp_path)).metrics()["label"].to_pylist()
+    assert sorted(labels) == sorted(f"{one.label} seq{one.workload.seq_len}" for one in (SPEC, long))

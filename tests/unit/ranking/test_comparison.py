@@ -187,3 +187,11 @@ def test_communication_by_group_is_one_part_where_the_other_side_knows_no_groups
     assert {part.name: (part.a, part.b) for part in found.time.parts}["exposed_comm"] == (pytest.approx(0.03), 0.01)
     both = compare(side(groups), side(groups))
     assert [part.name for part in both.time.parts] == ["compute", "exposed_comm:tp", "exposed_comm:dp", "other"]
+
+
+def test_sides_of_different_sizes_have_different_names():
+    long = replace(SPEC, workload=replace(SPEC.workload, seq_len=2 * SPEC.workload.seq_len))
+    found = compare(side(FAST), side(SLOW, spec=long))
+    assert found.a.label == f"{SPEC.label} seq{SPEC.workload.seq_len} on {SPEC.cluster.label}"
+    assert found.b.label == f"{SPEC.label} seq{long.workload.seq_len} on {SPEC.cluster.label}"
+    assert compare(side(FAST), side(SLOW)).a.label == f"{SPEC.label} on {SPEC.cluster.label}"

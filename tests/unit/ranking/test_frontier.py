@@ -1,5 +1,7 @@
 """The price of a bound: the best measured plan at each value and, apart from it, the best that is predicted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_trials import FASTEST, LEAST_ENERGY, POWER, speed, trial
@@ -8,6 +10,7 @@ from wattune.objective import parse_constraint, parse_objective, parse_varied
 from wattune.ranking.frontier import Unmeasured, frontier, usual_range
 from wattune.search.strategies.prediction import Predicted, Predictions
 from wattune.search.strategies.surrogate import Quantity
+from wattune.storage.study import UnreadableTrial
 
 VARIED = parse_varied("node_device_power_peak_1s_w <= 1800..2600 step 200")
 
@@ -84,6 +87,48 @@ def test_a_best_plan_that_measured_0_has_no_gain_in_percent() -> None:
     assert changed == [None, None], "two other plans that measured 0 as well"
 
 
+def of_work(pairs: list, **changed) -> list:
+    """The same runs of another sequence length, batch or model."""
+    found = []
+    for spec, result in pairs:
+        other = replace(spec, workload=replace(spec.workload, **changed)) if changed else spec
+        found.append((other, replace(result, trial_id=other.trial_id)))
+    return found
+
+
+def test_plans_of_different_work_have_no_gain_over_one_another() -> None:
+    long = of_work(runs(2, 1200.0, 2150.0), seq_len=8192)
+    found = frontier(
+        [*runs(1, 1000.0, 1750.0), *long, *of_work(runs(3, 1500.0, 2350.0), seq_len=8192)], FASTEST, [], VARIED
+    )
+    assert sizes(found) == [1, 1, 2, 3, 3]
+    assert [point.gain_frac for point in found.points[:3]] == [None, 0.0, None]
+    assert found.points[2].told_apart is None
+    assert found.points[3].gain_frac == pytest.approx(0.25, abs=0.01), "these two do the same work"
+    (warning,) = [one for one in found.warnings if "different work" in one]
+    assert "4096 tokens" in warning and "8192 tokens" in warning
+    assert found.to_json()["warnings"] == list(found.warnings)
+
+
+def test_shares_compare_between_plans_of_different_work() -> None:
+    results = [
+        *of_work([trial(1, {"mfu_frac": 0.4, "node_device_power_peak_1s_w": 1750.0}, tags={"simulated": "true"})]),
+        *of_work(
+            [trial(2, {"mfu_frac": 0.5, "node_device_power_peak_1s_w": 2150.0}, tags={"simulated": "true"})],
+            seq_len=8192,
+        ),
+    ]
+    found = frontier(results, parse_objective("maximize mfu_frac"), [], VARIED)
+    gains = [point.gain_frac for point in found.points if point.told_apart is not None]
+    assert gains == [pytest.approx(0.25)] and found.warnings == ()
+
+
+def test_what_is_left_out_is_said() -> None:
+    lost = UnreadableTrial(name="0123456789ab-0", reason="trials/0123456789ab-0: no trial")
+    found = frontier(RESULTS, FASTEST, [POWER], VARIED, unreadable=(lost,))
+    assert found.warnings[0] == "left out: trials/0123456789ab-0: no trial"
+
+
 def test_the_study_s_other_bounds_stay_and_those_on_that_side_of_the_metric_go() -> None:
     cool, floor = parse_constraint("device_temp_max_c < 85"), parse_constraint("node_device_power_peak_1s_w >= 100")
     found = frontier(RESULTS, FASTEST, [POWER, cool, floor], VARIED)
@@ -100,6 +145,18 @@ def test_a_bound_that_the_runs_do_not_decide_is_no_best_plan_and_has_its_probabi
     assert margin is not None and 0.05 < margin.holds_probability < 0.95
     shown = point.to_json()
     assert shown["undecided"]["verdict"] == "undecided" and shown["best"]["verdict"] == "feasible"
+
+
+def test_an_undecided_plan_of_other_work_is_not_ahead_of_the_best() -> None:
+    best, short = speed(2, 900.0, 1000.0), of_work([speed(1, 1000.0, 2190.0)], seq_len=512)
+    same = speed(3, 950.0, 2190.0)
+    varied = parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
+    (point,) = frontier([best, *short], FASTEST, [], varied).points
+    assert point.best is not None and point.undecided is None
+    (point,) = frontier([best, *short, same], FASTEST, [], varied).points
+    assert point.undecided is not None and point.undecided.spec == same[0]
+    (point,) = frontier([*short, same], FASTEST, [], varied).points
+    assert point.best is None and point.undecided is not None and point.undecided.spec == short[0][0]
 
 
 def test_less_is_better_where_the_objective_is_minimized() -> None:
@@ -140,6 +197,10 @@ def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> N
     last = found.points[-1].predicted
     assert last is not None and last.low < last.value < last.high and last.holds_probability > 0.99
     assert last.better_probability > 0.95, "1,300 against 1,201"
+    longer = of_work([(spec, trial(1)[1]) for spec in specs], seq_len=8192)
+    unlike = Unmeasured(specs=[spec for spec, _ in longer], predictions=predictions)
+    other = frontier(RESULTS, FASTEST, [POWER], VARIED, unmeasured=unlike, num_unmeasured=3).points[-1].predicted
+    assert other is not None and other.better_probability is None, "its sequences are longer"
     shown = found.to_json()["points"][-1]
     assert "predicted" not in shown["best"] and "measured" not in shown["predicted"]
 
@@ -152,3 +213,19 @@ def test_a_range_that_nobody_chose_spans_what_was_measured_in_round_steps(text) 
     assert low <= 1750 and high >= 2900 and 5 <= len(found.values) <= 14
     assert found.values[0] == (low if "<=" in text else high), "the tightest comes first"
     assert usual_range(parse_constraint("device_temp_max_c <= 80"), RESULTS) is None
+
+
+def test_measured_and_predicted_plans_of_other_sizes_have_other_names() -> None:
+    spec = of_work([trial(1)], seq_len=8192)[0][0]
+    predictions = Predictions(
+        objective=Predicted(mean=np.log([1300.0]), std=np.full(1, 0.02), noise=0.01, is_log=True),
+        sign=1.0,
+        best=None,
+        bounded={},
+        log_runs=(),
+    )
+    unmeasured = Unmeasured(specs=[spec], predictions=predictions)
+    point = frontier(RESULTS, FASTEST, [], VARIED, unmeasured=unmeasured, num_unmeasured=1).points[0].to_json()
+    names = point["best"]["label"], point["predicted"]["label"]
+    assert names == (f"{spec.label} seq4096", f"{spec.label} seq8192")
+    assert frontier(RESULTS, FASTEST, [], VARIED).points[0].best.label == spec.label

@@ -114,6 +114,34 @@ def test_gains_are_over_the_best_feasible_plan_and_not_over_an_undecided_one_tha
     assert over_second.gain_frac > over_first.gain_frac
 
 
+def test_a_plan_leads_only_plans_of_the_same_work() -> None:
+    """A short sequence has more tokens a second: that is no lead over longer ones."""
+    close = replace(POWER, factor=metrics(BEST)[POWER.metric] * 1.004)
+    long = replace(BEST, workload=replace(BEST.workload, seq_len=8192))
+    runs = [
+        (
+            spec,
+            replace(
+                result(spec, repeat, **{POWER.metric: metrics(spec)[POWER.metric] * (1 + off)}),
+                tags=SIMULATED,
+                trial_id=spec.trial_id,
+            ),
+        )
+        for spec in (long, SPECS[10], SPECS[40])
+        for repeat, off in enumerate((-0.004, 0.003))
+    ]
+    mixed = rank(runs, OBJECTIVE, [close])
+    assert long in [row.spec for row in mixed.undecided] and mixed.feasible
+    model = ModelGuided(problem(specs=[*SPECS, long], constraints=(close,)), stops=False)
+    for spec, one in runs:
+        model.tell(spec, one)
+    found = suggest(model, mixed, [], lambda _: 30.0, budget_s=600.0)
+    (repeat,) = (one for one in found.listed if one.spec == long and "whether it holds" in one.changes)
+    assert repeat.gain_frac is None and "leads" not in repeat.changes
+    assert any("different work" in one for one in found.warnings)
+    assert found.to_json()["warnings"] == list(found.warnings)
+
+
 def test_two_plans_that_are_not_told_apart_are_repeated() -> None:
     model, ranking, _ = told([BEST, *[spec for spec in SPECS if is_feasible(spec)][:2]])
     first, second, *_ = ranking.feasible
@@ -139,3 +167,18 @@ def test_without_a_feasible_plan_no_gain_is_claimed() -> None:
     assert found.gain_frac is None and found.best is None
     with pytest.raises(AttributeError):
         found.budget_s = 1.0  # type: ignore[misc]
+
+
+def test_plans_of_other_sizes_have_other_names() -> None:
+    model, ranking, left = told(SPECS[10:290:24])
+    same = suggest(model, ranking, left, lambda _: 30.0, budget_s=100.0)
+    assert all(one.label == one.spec.label for one in same.listed)
+    long = replace(SPECS[0], workload=replace(SPECS[0].workload, seq_len=8192))
+    wider = ModelGuided(problem(specs=[*SPECS, long]), stops=False)
+    for row in ranking.trials:
+        for one in row.repeats:
+            wider.tell(row.spec, one)
+    found = suggest(wider, ranking, [*left, long], lambda _: 30.0, budget_s=100.0)
+    assert found.listed
+    for one in found.listed:
+        assert one.label == one.to_json()["label"] == f"{one.spec.label} seq{one.spec.workload.seq_len}"

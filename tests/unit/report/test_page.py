@@ -16,6 +16,7 @@ from made_report import (
 )
 
 from wattune.report.page import render_comparison, render_report
+from wattune.report.pareto import pareto
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def test_the_price_of_the_bounds_is_of_the_same_work_as_the_best():
 def test_the_best_of_each_size_of_work_is_named_by_what_differs():
     pairs = [trial(1, 40_000.0), of_shorter_sequences(trial(1, 30_000.0))]
     head = Page(render_report("moe", DOCUMENT, ranked(pairs), [])).text
-    assert "Best of llama3_8b (32 layers, 8.03 G parameters), pretrain at 512 tokens: dp4 mbs1 with 30 k/s" in head
+    assert (
+        "Best of llama3_8b (32 layers, 8.03 G parameters), pretrain at 512 tokens: dp4 mbs1 seq512 with 30 k/s" in head
+    )
 
 
 def test_the_page_asks_nobody_for_anything(page):
@@ -102,3 +105,19 @@ def test_an_empty_study_is_a_small_page(bound):
     html = render_report("s", DOCUMENT, ranked([], bound), [])
     assert len(html) < 20_000  # no chart, no plotly.js
     assert "None: no trial" in html
+
+
+def test_no_two_plans_of_a_page_share_a_name():
+    """Sequence lengths tell them apart; a table with a column of them has the plan alone."""
+    pairs = [trial(1, 40_000.0), of_shorter_sequences(trial(1, 30_000.0))]
+    ranking = ranked(pairs)
+    assert sorted(row.label for row in ranking.trials) == ["dp4 mbs1 seq4096", "dp4 mbs1 seq512"]
+    assert {row.to_json()["label"] for row in ranking.trials} == {row.label for row in ranking.trials}
+    page = Page(render_report("moe", DOCUMENT, ranking, []))
+    (table,) = (rows for rows in page.tables if "seq_len" in rows[0])
+    assert sorted(row[table[0].index("seq_len")] for row in table[1:]) == ["4096", "512"]
+    assert all("seq" not in row[table[0].index("configuration")] for row in table[1:])
+    chart = pareto(ranking)
+    assert chart is not None
+    hovers = [text for trace in chart.figure.data for text in trace.hovertext or ()]
+    assert all(any(row.label in text for text in hovers) for row in ranking.trials)

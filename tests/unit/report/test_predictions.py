@@ -5,6 +5,7 @@ from dataclasses import replace
 from made_report import figure_of
 from made_trials import FASTEST, POWER, speed
 
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import rank
 from wattune.report.predictions import predictions
 from wattune.search.strategies.prediction import Prediction
@@ -34,3 +35,14 @@ def test_a_failed_trial_and_another_objective_have_no_point() -> None:
     spec, result = speed(3, 900.0)
     runs = [(spec, replace(result, tags={"predicted": other.tag()}))]
     assert predictions(rank(runs, FASTEST, [POWER])) is None
+
+
+def test_a_burst_is_no_outcome_of_a_prediction() -> None:
+    (spec, burst), full = predicted(1, 1000.0, 600.0), predicted(2, 1000.0, 1050.0)
+    burst = replace(burst, repeat=FIRST_BURST_REPEAT, tags={**burst.tags, FIDELITY: BURST}, quality_reasons=(BURST,))
+    assert predictions(rank([(spec, burst)], FASTEST, [POWER])) is None
+    promoted = [(spec, burst), (spec, replace(burst, repeat=0, tags={"simulated": "true"})), full]
+    chart = predictions(rank(promoted, FASTEST, [POWER]))
+    data, _ = figure_of(chart)
+    assert [one["name"] for one in data] == ["equal", "inside the interval"], "a burst of 600 would be outside"
+    assert chart is not None and "1 of 1 measurements" in chart.caption

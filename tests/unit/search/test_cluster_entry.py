@@ -13,6 +13,7 @@ from wattune.orchestrate.cluster import DEVICE_LABEL, Cluster, Node
 from wattune.search.prune import prune
 from wattune.search.space import StudySpec, parse_space
 from wattune.simulation.device_model import device_model
+from wattune.storage.space_changes import changes, contradictions
 from wattune.trial import TrialSpec
 
 SPACE: dict[str, Any] = {
@@ -42,6 +43,21 @@ def test_a_text_says_what_a_mapping_says() -> None:
 def test_a_device_like_another_differs_in_what_is_given() -> None:
     own = study({"device": CAPPED, "devices_per_node": 4}).clusters[0].rank_device
     assert replace(own, source="") == replace(DEVICES["h200_sxm"], name="h200_500w", power_limit_w=500, source="")
+
+
+@pytest.mark.parametrize("like", ["h100_pcie", "h200_sxm"])
+def test_a_study_s_file_keeps_which_device_an_own_one_is_like(like: str) -> None:
+    """Links over PCIe are known by it alone: a study that goes on by its file would rate them as NVLink."""
+    given = study({"device": {"name": "mine", "like": like, "power_limit_w": 300}, "devices_per_node": 4})
+    again = parse_space(yaml.safe_load(yaml.safe_dump(dict(given.document))))
+    assert again.document == given.document and again.clusters == given.clusters
+    own, stored = given.clusters[0].rank_device, again.clusters[0].rank_device
+    assert (stored.source, stored.power_limit_w) == (own.source, 300) == (f"like {like}", 300)
+    assert stored.is_linked_by_pcie == own.is_linked_by_pcie == (like == "h100_pcie")
+    (cluster,) = given.document["cluster"]
+    before = {key: value for key, value in cluster["device"].items() if key != "like"}
+    older = {**given.document, "cluster": [cluster | {"device": before}]}
+    assert contradictions(older, given.document) == [] == changes(older, given.document)
 
 
 def test_a_device_of_the_catalog_keeps_its_trials_ids() -> None:

@@ -1,11 +1,13 @@
 """First spaces: each plans as it stands, names its schema, and says what was cut."""
 
+import json
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
+from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import MODELS, model
 from wattune.errors import PlanError, SpaceError
 from wattune.plan.engines import CAPABILITIES
@@ -69,3 +71,27 @@ def test_a_bound_is_checked_against_the_cluster(cluster: str) -> None:
         check_bound("node_device_power_peak_1s_w <= 2.6", cluster)
     with pytest.raises(SpaceError, match="drop the unit"):
         check_bound("node_device_power_peak_1s_w <= 2600 W", cluster)
+
+
+@pytest.mark.parametrize("name", ["on", "null", "1e3", "1E3", "007", "0x1F", "0o17", "1.5", "2024-01-01", "y", "x"])
+def test_a_name_is_read_back_as_it_is(name: str) -> None:
+    """Also by the YAML 1.2 of editors, to whom 1e3 and 0o17 are numbers."""
+    text = written(study=name)
+    assert parse_space(yaml.safe_load(text)).name == name
+    line = next(one for one in text.splitlines() if one.startswith("study: "))
+    assert (line[7] in "\"'") == (name != "x")
+
+
+@pytest.mark.parametrize("max_positions", [32, 1024])
+def test_learned_positions_are_those_of_the_model_on_processors_too(tmp_path: Path, max_positions: int) -> None:
+    config = {"model_type": "gpt2", "n_positions": max_positions}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    full = read_config(tmp_path / "config.json", "1e3").model
+    wishes = Wishes(study="first", model="1e3", cluster="1x2 cpu", from_config="config.json")
+    text = draft(wishes, full, schema="space.schema.json")
+    assert "name: '1e3'" in text or 'name: "1e3"' in text
+    assert planned(text, tmp_path).kept
+    study = parse_space(yaml.safe_load(text), folder=tmp_path)
+    (trained,), (workload,) = study.models, study.workloads
+    assert (trained.positions, trained.max_positions) == ("learned", max_positions)
+    assert workload.seq_len == min(128, max_positions)

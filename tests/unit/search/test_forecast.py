@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from wattune.cost.coefficients import ORIGINS
 from wattune.cost.defaults import default_coefficients
 from wattune.objective import parse_constraint, parse_objective
 from wattune.search.forecast import FALLBACK, MEMORY_RISK, forecast
@@ -85,3 +86,30 @@ def test_plain_data_keeps_estimates_apart():
     assert data["sources"][0]["device"] == "h200_sxm" and data["sorted_by"] == "maximize tokens_per_s"
     table = found.table()
     assert table.num_rows == len(found.kept) and table["trial_id"][0].as_py() == one["trial_id"]
+
+
+def test_every_cluster_names_what_its_estimates_come_from():
+    """A measurement in one node says nothing of the network between several."""
+    clusters = ["1x8 h200_sxm", "1x4 h200_sxm", "2x8 h200_sxm", "1x8 h100_sxm"]
+    own = {"model": {"name": "llama3_8b"}, "space": {"tp": [2, 4], "sharding": ["zero3"]}}
+    found = foretell(cluster=clusters, **own)
+    assert {one.spec.cluster.label for one in found.kept} == set(clusters)
+    origins = {one.clusters: one.coefficients.origins["step time"] for one in found.sources}
+    assert origins == {
+        ("1x8 h200_sxm", "1x4 h200_sxm"): "measured here",
+        ("2x8 h200_sxm",): "published kernels",
+        ("1x8 h100_sxm",): "published kernels",
+    }
+    data = found.to_json()
+    assert [one["clusters"] for one in data["sources"]] == [list(one) for one in origins]
+    for one, kept in zip(data["kept"], found.kept, strict=True):
+        (own,) = (source for source in data["sources"] if kept.spec.cluster.label in source["clusters"])
+        least = max((own[kind] for kind in ("memory", "step time", "power", "temperature")), key=ORIGINS.index)
+        assert one["origin"] == least, "the named origin is that of the numbers"
+
+
+def test_plans_of_other_sizes_have_other_names():
+    found = foretell(workload={"seq_len": [2048, 4096], "global_batch_size": 64}, space={"tp": [8], "pp": [2]})
+    names = [one["plan"] for one in found.to_json()["kept"]]
+    assert sorted(name.split()[-1] for name in names) == ["seq2048", "seq4096"]
+    assert found.table()["plan"].to_pylist() == names

@@ -1,6 +1,7 @@
 """Tables of a frontier and of suggestions: readable on a narrow terminal, and no figure of one kind among the other."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from decided_study import POWER, write_study
@@ -32,6 +33,11 @@ def test_no_line_is_wider_than_the_terminal(study, width) -> None:
 def test_a_value_that_no_plan_holds_and_a_tie_are_said(study) -> None:
     text = "\n".join(printed(print_frontier, api.frontier(study, vary=f"{POWER} <= 100..1300 step 600"), 160))
     assert "none holds every bound" in text and "none is likely feasible" in text and "100 W" in text
+
+
+def test_warnings_are_printed(study) -> None:
+    found = replace(api.frontier(study), warnings=("tokens_per_s of different work in one table",))
+    assert "note: tokens_per_s of different work in one table" in printed(print_frontier, found, 160)
 
 
 def test_a_reason_for_nothing_stands_alone(study) -> None:

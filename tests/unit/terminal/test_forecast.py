@@ -35,9 +35,20 @@ def test_every_figure_has_its_interval_and_rows_fit_eighty_columns() -> None:
     assert len(figures) <= 80 and figures.count("±") == 4 and "GiB" in figures and "°C" in figures
     assert "limited by" in lines[place + 2] and "node_device_power_peak_1s_w <= 1000 (" in lines[place + 2]
     text = "\n".join(lines)
-    assert "estimated for h200_sxm: memory" in text
+    assert "estimated for 4x8 h200_sxm: memory" in text
     assert "pads the vocabulary of gpt3_175b from 50,257" in text
     assert found.rejected and "memory" in text and "weights" in text
+
+
+def test_sizes_of_the_workload_are_told_apart() -> None:
+    space = parse_space(SPACE | {"workload": {"seq_len": [1024, 2048], "global_batch_size": 128}})
+    found = forecast(prune(space), space.objective, [], default_coefficients)
+    for width in (80, 300):
+        console = Console(file=io.StringIO(), width=width, markup=False)
+        print_forecast(console, found, top=100)
+        text = console.file.getvalue()
+        for one in found.kept:
+            assert f"{one.spec.label} seq{one.spec.workload.seq_len}" in text
 
 
 def test_a_fit_says_its_error_and_what_would_sharpen_it() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from wattune.catalog.hardware import ClusterSpec
@@ -61,3 +62,10 @@ def test_time_outs_are_said_before_they_happen() -> None:
     assert said.startswith("2 trial(s) are expected to reach measure.timeout_s") and "up to 1:30 h" in said
     chosen = lines(estimated=True, num_timeouts=7, longest_s=5400.0, num_kept=8, num_drawn=4)[-1]
     assert chosen.startswith("7 of the 8 kept are expected to reach measure.timeout_s")
+
+
+def test_first_trials_of_other_sizes_have_other_names() -> None:
+    long = replace(spec(1), workload=Workload(seq_len=16, global_batch_size=64))
+    first = tuple(FirstTrial(spec=one, role="trial", expected_s=30.0) for one in (spec(1), long))
+    assert lines(first=first)[-1] == "first: dp4 mbs1 seq8, then dp4 mbs1 seq16"
+    assert lines(first=first[:1], workloads=(long.workload,))[-1] == "first: dp4 mbs1 seq8"

@@ -275,3 +275,15 @@ def test_what_was_predicted_stands_beside_what_was_measured() -> None:
     first, second = out.getvalue().splitlines()
     assert "tokens_per_s 12.9 k/s  predicted 12.3 k/s (11 k/s to 13.7 k/s)" in first
     assert "predicted" not in second
+
+
+def test_trials_of_a_study_of_several_sizes_are_named_with_theirs() -> None:
+    workloads = (spec(2).workload, replace(spec(2).workload, seq_len=16))
+    step = race_step(leader_name="dp2 mbs2 seq8")
+    lines = plain(preview(4, workloads=workloads), ended(2, 250), step)
+    assert "llama3_8b dp2 mbs2 seq8 " in lines[-2] and "for llama3_8b dp2 mbs2 seq8, 3 of" in lines[-1]
+    progress = StudyProgress(Console(file=io.StringIO(), width=160), OBJECTIVE)
+    for event in (preview(8, workloads=workloads), ended(2, 250), started(4)):
+        progress(event)
+    shown = rendered(progress)
+    assert "llama3_8b dp2 mbs2 seq8 " in shown and "llama3_8b dp2 mbs4 seq8 " in shown

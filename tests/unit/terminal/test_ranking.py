@@ -8,7 +8,7 @@ from study_files import SPEC, result_of
 
 from wattune.objective import parse_objective
 from wattune.ranking.order import rank
-from wattune.terminal.ranking import print_ranking
+from wattune.terminal.ranking import print_front, print_ranking
 from wattune.trial import TrialStatus
 
 
@@ -24,3 +24,17 @@ def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> Non
     interrupted, failed = shown.split("1 interrupted: run again by the same command")[1].split("1 failed")
     assert SPEC.trial_id in interrupted and "stopped by the user" in interrupted and other.trial_id not in interrupted
     assert other.trial_id in failed and "a broken engine" in failed and SPEC.trial_id not in failed
+
+
+def test_sizes_of_the_workload_have_columns_or_are_in_the_name() -> None:
+    long = replace(SPEC, workload=replace(SPEC.workload, seq_len=2 * SPEC.workload.seq_len))
+    metrics = {"tokens_per_s": 1.0, "energy_per_token_j": 1.0}
+    pairs = [(one, replace(result_of(), trial_id=one.trial_id, metrics=metrics)) for one in (SPEC, long)]
+    ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [])
+    console = Console(file=io.StringIO(), width=240)
+    print_ranking(console, ranking)
+    print_front(console, ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study")
+    table, front = console.file.getvalue().split("Pareto front")
+    line = next(one for one in table.splitlines() if long.trial_id in one and SPEC.label in one)
+    assert str(long.workload.seq_len) in line and "seq" not in line
+    assert f"{long.label} seq{long.workload.seq_len}" in front and f"{SPEC.label} seq{SPEC.workload.seq_len}" in front

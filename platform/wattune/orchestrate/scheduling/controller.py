@@ -141,7 +141,8 @@ class StudyController:
             The work that is left, as far as it is known before the first trial.
         """
         with self._lock:
-            preview = replace(self._queue.preview(), unreadable=self._unreadable)
+            workloads = tuple(dict.fromkeys(spec.workload for spec in self._run.candidates))
+            preview = replace(self._queue.preview(), unreadable=self._unreadable, workloads=workloads)
             self._emit(preview)
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from wattune.objective import Constraint, Objective
-from wattune.ranking.order import rank, work_of
+from wattune.ranking.order import rank
+from wattune.ranking.work import work_of
 from wattune.trial import TrialResult, TrialSpec
 
 _RUN_SCATTERS: Final = 2.0

@@ -81,7 +81,7 @@ class TrialQueue:
         """Reference trials by id: one may be a trial that the strategy never asks for."""
         self._rounds_queued = not strategy.learns and run.ladder is None
         self._soaks_queued = False
-        self._listed = {spec.trial_id for spec in run.candidates}
+        self._listed = {spec.trial_id: spec for spec in run.candidates}
         self._soaked: set[str] = set()
         self._long: set[tuple[str, int]] = set()
         """Ordinary numbers that long runs have: earlier versions gave them the one after the repeats."""
@@ -99,7 +99,8 @@ class TrialQueue:
         self._rows: dict[Hashable, Row] = {}
         self._last: set[tuple[str, int]] = set()
         begun: set[str] = set()
-        for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
+        for stored, result in sorted(results, key=lambda one: one[1].start_wall_ns):
+            spec = self._listed.get(result.trial_id, stored)  # the candidate itself: strategies look it up
             if result.repeat < FIRST_REFERENCE_REPEAT:
                 begun.add(result.trial_id)
             outdated = run.outdated is not None and run.outdated(result)

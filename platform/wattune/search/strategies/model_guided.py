@@ -85,8 +85,9 @@ class ModelGuided:
         self._specs = list(problem.specs)
         self._index = {spec: row for row, spec in enumerate(self._specs)}
         self._seed = problem.seed
-        devices = {spec.cluster.sensed_device.name for spec in self._specs}
-        warm = [one for one in problem.warm if one.spec.cluster.sensed_device.name in devices]
+        clusters = {id(spec.cluster): spec.cluster for spec in self._specs}.values()
+        devices = {one.sensed_device.counted for one in clusters}
+        warm = [one for one in problem.warm if one.spec.cluster.sensed_device.counted in devices]
         self._features = make_features([*self._specs, *(one.spec for one in warm)], len(warm))
         self._problem, self._warm = problem, warm
         self._goal = Quantity(metric=problem.objective.metric)

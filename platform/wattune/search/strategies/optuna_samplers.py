@@ -110,11 +110,16 @@ class OptunaStrategy:
 
 
 def _violation(bound: Constraint, metrics: Mapping[str, float]) -> float:
-    """Returns the relative excess over a bound, negative where it holds. An unknown one counts as violated."""
+    """Returns the relative excess e over a bound as e / (1 + e), and e itself where the bound holds: it is negative.
+
+    So every measured excess is below 1, which a failure and an unknown value count. Optuna adds up the violations of a
+    trial. By e itself a failure would be preferred to every plan that runs, where a bound is far from all of them.
+    """
     slack, limit = bound.slack(metrics), bound.bound(metrics)
     if slack is None or limit is None or not math.isfinite(slack):
         return 1.0
-    return float(-slack / max(abs(limit), 1e-9))
+    excess = float(-slack / max(abs(limit), 1e-9))
+    return excess / (1.0 + excess) if excess > 0 else excess
 
 
 def tpe(problem: Problem) -> OptunaStrategy:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
 from wattune.objective import parse_objective
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
@@ -285,6 +285,19 @@ def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs, le
     firsts = [one.queued.spec for one in ran if one.queued.repeat == 0]
     assert firsts == specs[1:4]
     assert sorted(one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat == 1) == [1, 2, 3, 4]
+
+
+def test_what_a_device_measured_before_its_fp8_peak_was_known_is_learned_from(world, make_specs) -> None:
+    """The peak counts in no id, so its trials are the same; a strategy looks for the candidate itself."""
+    own = replace(DEVICES["h200_sxm"], name="mine", peak_fp8_flop_per_s=None)
+    before = make_specs(4, ClusterSpec(device="mine", devices_per_node=1, own_device=own))
+    known = replace(own, peak_fp8_flop_per_s=1979e12)
+    specs = make_specs(4, ClusterSpec(device="mine", devices_per_node=1, own_device=known))
+    assert [one.trial_id for one in specs] == [one.trial_id for one in before] and specs != before
+    world.write(before[0])
+    taught = make_strategy("model_guided", specs, seed=1, objective=parse_objective("maximize tokens_per_s"))
+    world.controller(specs, strategy=taught, candidates=specs)
+    assert sorted(one.trial_id for one in taught.ask(4)) == sorted(one.trial_id for one in specs[1:])
 
 
 def test_a_strategy_that_learns_is_not_asked_while_every_node_is_busy(world, make_specs, learner) -> None:

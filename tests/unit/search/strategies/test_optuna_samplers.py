@@ -1,9 +1,9 @@
 """Optuna's samplers over candidates: they learn the objective, the bounds and failures."""
 
 import pytest
-from known_space import POWER, SPECS, is_feasible, metrics, problem, regrets, result
+from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, regrets, result
 
-from wattune.objective import parse_objective
+from wattune.objective import parse_constraint, parse_objective
 from wattune.search.strategies.optuna_samplers import gp, tpe
 from wattune.trial import TrialResult, TrialStatus
 
@@ -37,6 +37,32 @@ def test_failures_are_completed_trials_that_violate_every_bound():
     assert failed.value == done.value and failed.state.name == "COMPLETE"
     slack = POWER.slack(metrics(good))
     assert done.constraints[str(POWER)] == pytest.approx(-slack / 3700)
+
+
+def test_a_failure_is_worse_than_any_excess():
+    """Optuna prefers, of trials that hold no bound, those whose violations are least together."""
+    at_a_thousandth = (parse_constraint("node_device_power_peak_1s_w <= 3.7"), POWER)
+    strategy = tpe(problem(constraints=at_a_thousandth))
+    good = next(filter(is_feasible, SPECS))
+    for spec, changed in ((good, {}), (BEST, {POWER.metric: 1e9})):
+        strategy.tell(spec, result(spec, **changed))
+    fails = next(one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY)
+    strategy.tell(fails, result(fails))
+    near, far, failed = (
+        sum(max(one, 0.0) for one in trial.constraints.values()) for trial in strategy._study.get_trials()
+    )
+    assert near < far < failed
+
+
+def test_a_bound_that_nothing_holds_does_not_steer_to_failures():
+    """Every plan that runs is far above this bound."""
+    unreachable = parse_constraint("node_device_power_peak_1s_w <= 100")
+    strategy, asked = tpe(problem(constraints=(unreachable,))), []
+    for _ in range(75):
+        asked += strategy.ask(1)
+        strategy.tell(asked[-1], result(asked[-1]))
+    fails = [result(one).status is TrialStatus.OUT_OF_MEMORY for one in asked]
+    assert sum(fails) < 5, "8 of the 10 that there are, where an excess counts as it is"
 
 
 def test_a_failure_before_any_value_is_no_best_value():

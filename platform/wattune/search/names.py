@@ -1,0 +1,23 @@
+"""Names of plans among others: a plan's own name, with the sizes of the workload where those differ."""
+
+from collections.abc import Callable, Iterable
+
+from wattune.trial import TrialSpec, Workload
+
+
+def namer(workloads: Iterable[Workload]) -> Callable[[TrialSpec], str]:
+    """Returns what names plans so that no two of other sizes share a name.
+
+    Args:
+        workloads: Those of all plans that are named together. A size that all of them share is left out.
+    """
+    own = {id(one): one for one in workloads}.values()  # a million candidates share few
+    several_lengths = len({one.seq_len for one in own}) > 1
+    several_batches = len({one.global_batch_size for one in own}) > 1
+
+    def sizes(workload: Workload) -> str:
+        length = f" seq{workload.seq_len}" if several_lengths else ""
+        batch = f" gbs{workload.global_batch_size}" if several_batches else ""
+        return length + batch if workload.is_known else ""
+
+    return lambda spec: spec.label + sizes(spec.workload)
