@@ -9,6 +9,8 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT
+from wattune.orchestrate.scheduling.study_run import QueuedTrial
+from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
@@ -23,6 +25,7 @@ class Proposals:
         self._run_last: set[str] = set()
         self._first: deque[TrialSpec] = deque()
         self._last: deque[TrialSpec] = deque()
+        self._predicted: dict[str, str] = {}
 
     def add(self, spec: TrialSpec, result: TrialResult, *, runs_last: bool) -> None:
         """Takes in a result of an earlier call that counts for nothing, if it is one of the search.
@@ -51,13 +54,25 @@ class Proposals:
         self._begun.clear()
 
     def next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
-        """Returns one trial, or none while there is none.
+        """Returns one trial, or none while there is none, and keeps what the strategy predicts of it.
 
         Args:
             room: How many more trials may be proposed, those of earlier calls included.
             expected_s: Expected seconds of a trial, for strategies that can tell the gain per second; None where
                 nothing is known of times.
         """
+        found = self._next(room, expected_s)
+        self._predicted |= {spec.trial_id: prediction_tag(self._strategy, spec) for spec in found}
+        return found
+
+    def with_prediction(self, queued: QueuedTrial) -> QueuedTrial:
+        """Returns a run with what was predicted of its trial when it was proposed.
+
+        So the full measurement after a burst is told against what was known before the burst.
+        """
+        return replace(queued, predicted=self._predicted.get(queued.trial_id, ""))
+
+    def _next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         if self._first:
             return [self._first.popleft()]
         if room > len(self._last):

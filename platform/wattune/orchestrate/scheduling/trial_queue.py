@@ -33,7 +33,6 @@ from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
-from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -318,8 +317,7 @@ class TrialQueue:
         searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots)
         if searches and (proposed := self._proposed()):
             self._asked |= {spec.trial_id: spec for spec in proposed}
-            trials = self._first_runs(proposed)
-            self._waiting.add(replace(one, predicted=prediction_tag(self._strategy, one.spec)) for one in trials)
+            self._waiting.add(map(self._proposals.with_prediction, self._first_runs(proposed)))
             return True
         if self.num_waiting or not (idle or self._racing):
             return False
@@ -466,7 +464,7 @@ class TrialQueue:
         spec = self._ladder.next(self._waiting.left_out, searching=searching)
         if spec is None:
             return False
-        self._waiting.add([self._trial(spec, 0, self._run.measure)])
+        self._waiting.add([self._proposals.with_prediction(self._trial(spec, 0, self._run.measure))])
         return True
 
     def _ordinary(self, trial_id: str) -> Sequence[int]:

@@ -325,6 +325,23 @@ def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(w
     assert all("predicted" not in one.tags for one in plain)
 
 
+def test_the_full_measurement_after_a_burst_keeps_what_was_predicted_before_it(world, make_specs, learner) -> None:
+    class Predicting(learner):
+        def prediction(self, spec):
+            known = float(len(self.knew))  # what it knows later is no prediction
+            return Prediction(metric="tokens_per_s", value=known, low=0.0, high=9.0, feasible_probability=0.5)
+
+    specs = make_specs(4)
+    rule = replace(LADDER, promote_frac=0.5)
+    world.measured = faster
+    ran = world.drain(world.controller(specs, strategy=Predicting(specs), num_trials=4, ladder=rule))
+    values: dict[str, list[float]] = {}
+    for one in ran:
+        values.setdefault(one.queued.trial_id, []).append(Prediction.of_tags(one.tags).value)
+    assert len(values) == 4 and 2 in map(len, values.values())
+    assert all(len(set(one)) == 1 for one in values.values())
+
+
 def first_sizes(ran) -> list[int]:
     return [one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat in (0, FIRST_BURST_REPEAT)]
 
