@@ -130,6 +130,7 @@ def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
                 deaths = telemetry.explained(answer.deaths, attempt.nodes.nodes)
                 attempt.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
             telemetry.places = attempt.answer.places
+            telemetry.warm = attempt.answer.warm and not is_command(spec)  # a command's own processes are new
         attempt.recorded = telemetry.recorded
         if telemetry.lost:
             failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))

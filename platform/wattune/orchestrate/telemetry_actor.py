@@ -92,27 +92,34 @@ def spare_cpus(allowed: Sequence[int], num_ranks: int) -> tuple[int, ...]:
     return tuple(allowed[-1:]) if num_ranks and len(allowed) >= num_ranks + SPARE_CPUS else ()
 
 
-def without_own_processes(manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Takes a trial's own workers out of the processes that a node's manifest calls strangers.
+def without_own_processes(
+    manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
+) -> dict[str, Any]:
+    """Takes a trial's own processes out of those that a node's manifest calls strangers.
 
-    The workers are warm, so they were there before the trial and are there after it. A container may hide which process
-    is which: the driver then reports ids that no process here has. One process per worker is then taken for it, the
-    largest first: a training process holds more memory than a viewer.
+    Warm workers were there before the trial and are there after it. A container may hide which process is which: the
+    driver then reports ids that no process here has. One process per worker is then taken for it, the largest first: a
+    training process holds more memory than a viewer.
+
+    A command, and the workers of a lane's first trial, come after the sampler's start. Whatever was on a device by then
+    is a stranger, by whatever id.
 
     Args:
         manifest: The sampler's manifest.
-        pids: The trial's workers on this node, by the device they drive.
+        pids: The trial's processes on this node, by the device they drive.
+        warm: True where they were on their devices before the sampler began.
     """
     devices = {}
     for name, facts in manifest.get("devices", {}).items():
         own, known = set(pids.get(name, ())), dict(facts)
+        early = {process["pid"] for process in known.get("at_start", {}).get(OTHER_PROCESSES, ())}
         for when in ("at_start", "at_end"):
             found = known.get(when, {}).get(OTHER_PROCESSES)
             if own and found:
                 mine = [process for process in found if process["pid"] in own]
                 if not mine:
-                    by_size = sorted(found, key=lambda process: -process.get("memory_used_bytes", 0))
-                    mine = by_size[: len(own)]
+                    possible = [process for process in found if warm or process["pid"] not in early]
+                    mine = sorted(possible, key=lambda process: -process.get("memory_used_bytes", 0))[: len(own)]
                 known[when] = {**known[when], OTHER_PROCESSES: [process for process in found if process not in mine]}
         devices[name] = known | ({"own_processes": sorted(own)} if own else {})
     return {**manifest, "devices": devices}

@@ -152,6 +152,20 @@ def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: 
     assert {name: result.tags.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(("warm", "is_command"), [(True, False), (False, False), (True, True)])
+def test_only_warm_ranks_were_on_their_devices_before_the_sensors_were_read(
+    tmp_path: Path,
+    cluster: Cluster,
+    telemetry: TrialTelemetry,
+    monkeypatch: pytest.MonkeyPatch,
+    warm: bool,
+    is_command: bool,
+) -> None:
+    monkeypatch.setattr(run_trial_module, "is_command", lambda _spec: is_command)
+    ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died", warm=warm)))
+    assert telemetry.warm is (warm and not is_command)
+
+
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
 @pytest.mark.usefixtures("telemetry")
 def test_isolation_decides_whether_workers_are_new(tmp_path: Path, cluster: Cluster, isolation: str) -> None:
