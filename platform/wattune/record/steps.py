@@ -88,7 +88,13 @@ class CommandSteps:
         return lambda line, mono_ns: self._reader.feed(line, mono_ns, None)
 
     def read(
-        self, *, node: str, devices: Mapping[str, Mapping[str, Any]], start_mono_ns: int, end_mono_ns: int
+        self,
+        *,
+        node: str,
+        devices: Mapping[str, Mapping[str, Any]],
+        start_mono_ns: int,
+        end_mono_ns: int,
+        ended: bool = True,
     ) -> tuple[pa.Table | None, Window, dict[str, Any]]:
         """Reads the steps, and finds the window among them.
 
@@ -96,12 +102,15 @@ class CommandSteps:
             node: The node, by the name its telemetry uses.
             devices: The manifest's facts of each of its devices.
             start_mono_ns: Start of the command.
-            end_mono_ns: Its end, or the last reading where that was not seen.
+            end_mono_ns: Its end, or the time up to which the sensors were read where that was not seen.
+            ended: False where its end was not seen: its steps may go on behind `end_mono_ns`, and do not count there.
 
         Returns:
             Spans of every device, None where the figures are of no steps; the window; what the manifest keeps.
         """
         steps = self._reader.poll() if self.wanted else {}
+        if not ended:
+            steps = {rank: [step for step in each if step.end_mono_ns <= end_mono_ns] for rank, each in steps.items()}
         window = choose(self._asked.window, steps, start_mono_ns, end_mono_ns)
         tokens = self._asked.tokens_per_step
         if tokens is None:
@@ -187,7 +196,7 @@ def told_steps(
         told: The command's steps.
         facts: The recording's facts, whose `window` is the command's.
         manifest: The manifest of the node's sampler.
-        last_mono_ns: The last reading, where the command's end was not seen.
+        last_mono_ns: The time up to which the sensors were read, where the command's end was not seen.
     """
     ran = facts["window"]
     spans, window, found = told.read(
@@ -195,6 +204,7 @@ def told_steps(
         devices=manifest.get("devices", {}),
         start_mono_ns=int(ran["start_mono_ns"]),
         end_mono_ns=int(ran.get("end_mono_ns") or last_mono_ns or ran["start_mono_ns"]),
+        ended=bool(ran.get("end_mono_ns")),
     )
     chosen = {"start_mono_ns": window.start_mono_ns, "end_mono_ns": window.end_mono_ns}
     return spans, {"window": chosen, "window_why": window.why, "command_window": ran, "steps": found}
@@ -211,7 +221,7 @@ def steps_of_open(
         recording: Folder of the recording.
         facts: Its facts.
         manifest: The manifest of the node's sampler.
-        last_mono_ns: The last reading.
+        last_mono_ns: The time up to which the sensors were read. Steps that end later do not count.
     """
     asked, ran = facts.get("steps_asked"), facts.get("window")
     if not isinstance(asked, dict) or not isinstance(ran, dict) or not (recording / FOLDER).is_dir():
