@@ -200,8 +200,9 @@ class _Run:
             end_ns = self._process.end_mono_ns or time.monotonic_ns()
         finally:
             left = self._process.close()
-        if end is None:
+        if not self._look.finished:  # else all that counts was read when it was
             self._read()
+        if end is None:
             end = self._ended()
         return self._outcome(end, end_ns, left)
 
@@ -245,8 +246,14 @@ class _Run:
         return None
 
     def _leading(self) -> Sequence[Step]:
-        """Returns the steps of the lowest rank that tells any: it stands for all when the trial is paced."""
-        return next((each for _, each in sorted(self._steps.items()) if each), ())
+        """Returns the steps of the lowest rank that tells any, as far as all ranks that do have told theirs.
+
+        It stands for all when the trial is paced. Only steps of all ranks count in the end, so a rank that tells its
+        steps later decides when there are enough.
+        """
+        told = [each for _, each in sorted(self._steps.items()) if each]
+        last = min((each[-1].index for each in told), default=-1)
+        return [step for step in told[0] if step.index <= last] if told else ()
 
     def _ordered(self, order: Order) -> tuple[TrialStatus, str]:
         if order.kind == "finish":
