@@ -208,7 +208,11 @@ def _write_measurements(
 ) -> pa.Table | None:
     """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
     spec = request.spec
-    spans = command_spans(answer.outcomes, answer.places) if is_command(spec) else _spans(answer)
+    if is_command(spec):
+        offsets_ns = {part.node: int(part.manifest.get("clock_offset_ns") or 0) for part in recorded}
+        spans = command_spans(answer.outcomes, answer.places, offsets_ns)
+    else:
+        spans = _spans(answer)
     sensed_by = spans
     if is_command(spec) and spans is None:
         sensed_by = run_spans(answer.outcomes, answer.places)
