@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from wattune.steps.table import tokens_per_step
 from wattune.trial import Measure, TrialStatus
 from wattune.units import ns_to_s
 from wattune.workers.command.failure import Told, failure, killed_from_outside
-from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
+from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring, warmup
 from wattune.workers.command.output import Output
 from wattune.workers.command.process import GRACE_S, CommandProcess
 from wattune.workers.last_words import num_oom_kills
@@ -204,6 +204,9 @@ class _Run:
             self._read()
         if end is None:
             end = self._ended()
+        if not self._launch.leads:  # it measures nothing, and its steps have to be steady nevertheless
+            times_s = [ns_to_s(step.duration_ns) for step in self._leading()]
+            self._look = replace(self._look, steady=warmup(times_s, self._launch.measure.warmup_steps)[1])
         return self._outcome(end, end_ns, left)
 
     def _take(self, line: str, mono_ns: int) -> None:

@@ -97,6 +97,21 @@ def test_it_is_measured_until_all_of_its_ranks_have_told_enough(run):
         assert {step.index for step in told} >= set(range(found.look.end_index))
 
 
+@pytest.mark.parametrize(("growth", "steady"), [("0", True), ("0.05 * n", False)])
+def test_a_node_that_does_not_lead_says_whether_its_own_steps_were_steady(run, tmp_path: Path, growth, steady):
+    """Its steps are told and not slept, so that a busy machine does not change them."""
+    ready = tmp_path / "ready"
+    code = (
+        "import os, pathlib, time\nfrom wattune.steps.process.writer import StepWriter\n"
+        "writer, at = StepWriter('spans'), 10**12\n"
+        f"for n in range(40):\n end = at + round((0.1 + {growth}) * 1e9); writer.step(at, end); at = end\n"
+        f"writer.flush(); pathlib.Path({str(ready)!r}).touch()\ntime.sleep(100)"
+    )
+    found = run(code, leads=False, order=Order("finish", ""), when=ready.exists)
+    assert found.look.steady is steady and len(found.steps[0]) == 40
+    assert (found.look.first_index, found.look.end_index, found.look.stopped_early) == (0, 0, "")
+
+
 def test_what_a_command_told_until_nothing_of_it_is_left_is_read(run, tmp_path: Path):
     """Its node is told that another one has measured enough, and its last steps are written only then."""
     ready = tmp_path / "ready"
