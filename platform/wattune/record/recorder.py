@@ -201,6 +201,7 @@ class _Session:
             exit_code = 0 if received is None else 128 + received
         else:
             end_ns, exit_code = started.end_mono_ns, started.exit_code
+            self._unseen = self._unseen or started.unheard
         self._facts |= {"window": {"start_mono_ns": start_ns, "end_mono_ns": end_ns}, "exit_code": exit_code}
         self._linger(TAIL_S, until_signal=False)
         if self._unseen is not None:

@@ -13,6 +13,7 @@ from wattune.clock import ClockAnchor
 from wattune.record.command import Listener
 from wattune.record.window import Window, WindowChoice, choose, parse_window
 from wattune.schema import BOUNDS
+from wattune.steps.files import MOST_TOKENS
 from wattune.steps.launch import environment
 from wattune.steps.reader import StepReader
 from wattune.steps.source import AUTO, KINDS, NONE, StepSource, parse_source
@@ -21,9 +22,6 @@ from wattune.telemetry.host import HOST
 
 FOLDER: Final = "steps"
 """Folder of the recording that the command's processes write their steps to; gone once they are spans."""
-
-MOST_TOKENS: Final = 1e15
-"""More tokens than any step has: a larger number is damage."""
 
 MOST_PROBLEMS: Final = 20
 """Most problems that the manifest keeps."""

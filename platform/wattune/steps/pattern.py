@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from wattune.steps.files import Step
+from wattune.steps.files import MOST_NS, MOST_TOKENS, Step
 from wattune.steps.source import UNITS_NS, StepSource
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -92,6 +92,11 @@ class PatternSteps:
         number, time, tokens = (_number(named.get(name)) for name in ("step", "time", "tokens"))
         if ("step" in named and number is None) or ("time" in named and time is None):
             return
+        time_ns = None if time is None else time * UNITS_NS[self.source.unit]
+        if time_ns is not None and time_ns > MOST_NS:  # infinite where the float overflowed
+            return
+        if tokens is not None and tokens > MOST_TOKENS:
+            tokens = None
         self.num_lines += 1
         count = 1
         if number is not None and self._last_number is not None:
@@ -104,7 +109,7 @@ class PatternSteps:
             self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
         self._last_ns, self._last_number = mono_ns, number
         if count:
-            step_ns = None if time is None else round(time * UNITS_NS[self.source.unit])
+            step_ns = None if time_ns is None else round(time_ns)
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
             self._together.append((count, step_ns, None if tokens is None else int(tokens)))

@@ -16,6 +16,8 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.record import recorder
 from wattune.record.recorder import default_name, record
 from wattune.record.recording import Recording, load, look
+from wattune.record.steps import StepsAsked
+from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.files import write_calibration
 
@@ -131,6 +133,20 @@ def test_a_lease_that_cannot_be_renewed_ends_the_recording_with_a_reason(
     monkeypatch.setattr(recorder, "SamplerProcess", Cleared)
     with pytest.raises(TelemetryError, match="the folder was cleared"):
         record(["sleep", "1"], storage=tmp_path, backends=["host"])
+
+
+def test_lines_that_cannot_be_read_end_neither_command_nor_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("wattune.steps.reader.StepReader.feed", fails)
+    asked = StepsAsked.of(parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"}))
+    with pytest.raises(ZeroDivisionError):
+        record(["sh", "-c", "echo took 5 ms; exit 3"], storage=tmp_path, backends=["host"], name="a", steps=asked)
+    facts = load(tmp_path / "recordings" / "a").facts
+    assert facts["closed"] is True and facts["exit_code"] == 3
 
 
 def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:
