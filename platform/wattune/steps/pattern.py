@@ -59,6 +59,11 @@ class OutputLines:
         ]
 
 
+def found_in(line: str, source: StepSource) -> re.Match[str] | None:
+    """Returns what a source's pattern finds in a line of output."""
+    return re.search(source.pattern, _ESCAPES.sub("", line[:LONGEST_LINE]))
+
+
 @dataclass(slots=True)
 class PatternSteps:
     """Steps of one stream of output.
@@ -83,7 +88,7 @@ class PatternSteps:
 
     def feed(self, line: str, mono_ns: int) -> None:
         """Takes a line of output with the time of its arrival."""
-        found = re.search(self.source.pattern, _ESCAPES.sub("", line[:LONGEST_LINE]))
+        found = found_in(line, self.source)
         if found is None:
             return
         named = found.groupdict()
