@@ -18,6 +18,12 @@ MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
 
 
+LEAST_TOLD: Final = 10
+"""Fewest steps whose told times are held against the time that passed."""
+
+MOST_TOLD_FRAC: Final = 1.5
+"""Told time over passed time beyond which lines are not those of one process's steps: two of them tell twice of it."""
+
 _ENDS: Final = re.compile(rb"(?<=[\r\n])")
 
 
@@ -77,6 +83,9 @@ class PatternSteps:
     steps: list[Step] = field(default_factory=list)
     num_lines: int = 0
     """Lines that matched."""
+    _told_ns: int = 0
+    """Time that lines told after the first arrival, and that arrival."""
+    _first_ns: int | None = None
     _last_ns: int | None = None
     _last_number: float | None = None
     _before_ns: int | None = None
@@ -115,10 +124,18 @@ class PatternSteps:
         self._last_ns, self._last_number = mono_ns, number
         if count:
             step_ns = None if time_ns is None else round(time_ns)
+            self._first_ns = mono_ns if self._first_ns is None else self._first_ns
+            self._told_ns += count * step_ns if step_ns is not None and mono_ns > self._first_ns else 0
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
             self._together.append((count, step_ns, None if tokens is None else int(tokens)))
             self._lay_out(mono_ns)
+
+    @property
+    def told_frac(self) -> float:
+        """The time that its lines told over the time that passed meanwhile; 0 while there are few."""
+        passed_ns = (self._last_ns or 0) - (self._first_ns or 0)
+        return self._told_ns / passed_ns if passed_ns > 0 and len(self.steps) >= LEAST_TOLD else 0.0
 
     def _lay_out(self, mono_ns: int) -> None:
         """Puts the steps of all lines that came at one moment before it.
