@@ -62,9 +62,26 @@ def start_ticks(pid: int) -> int | None:
 
     With the id it names one process for good: an id alone is given to another process later (proc(5), field 22).
     """
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def is_stopped(pid: int, started: int) -> bool:
+    """Returns True while a process stands still until somebody continues it (SIGSTOP, Ctrl-Z, a debugger).
+
+    Args:
+        pid: Its id.
+        started: Its `start_ticks`.
+    """
+    fields = _stat(pid)
+    return fields is not None and int(fields[19]) == started and fields[0] in ("T", "t")
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Returns what the kernel says of a process, from its state on (proc(5), field 3); None where it is gone."""
     try:
         text = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except OSError:
         return None
     # The command's name, in parentheses, may hold anything.
-    return int(text.rpartition(")")[2].split()[19])
+    return text.rpartition(")")[2].split()

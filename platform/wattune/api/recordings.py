@@ -16,7 +16,8 @@ from wattune.inspection import Analysis, inspect
 from wattune.record.recorder import Output, Watcher
 from wattune.record.recorder import record as record_command
 from wattune.record.recording import Recording
-from wattune.record.steps import MOST_TOKENS, StepsAsked
+from wattune.record.steps import StepsAsked
+from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import parse_source_text
 from wattune.storage.files import (
     CALIBRATIONS,

@@ -27,7 +27,9 @@ def leading(outcomes: Sequence[RankOutcome]) -> CommandFacts | None:
     return next((one.command for one in outcomes if one.rank == 0), None)
 
 
-def command_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> pa.Table | None:
+def command_spans(
+    outcomes: Sequence[RankOutcome], places: Sequence[Place], clock_offsets_ns: Mapping[str, int]
+) -> pa.Table | None:
     """Makes the spans of a command's trial: warm-up negative, measured steps from 0, every rank of every node.
 
     A rank that told no steps has those of the first rank: the ranks of a training step wait for each other. On another
@@ -36,6 +38,7 @@ def command_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> p
     Args:
         outcomes: One of each node.
         places: The place of every rank.
+        clock_offsets_ns: How far each node's wall clock is ahead, by node; one without is the reference.
 
     Returns:
         None where no measured step is known.
@@ -52,7 +55,7 @@ def command_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> p
         assert outcome.command is not None
         spans = outcome.spans
         if not outcome.command.told_steps or spans is None or not spans.num_rows:
-            spans = _copied(model, _on_node(outcome.rank, places), outcome.command.wall_minus_mono_ns)
+            spans = _copied(model, _on_node(outcome.rank, places), outcome.command.wall_minus_mono_ns, clock_offsets_ns)
         found.append(spans)
     whole = pa.concat_tables([table.cast(SPANS) for table in found]).unify_dictionaries()
     whole = whole.filter(pc.less(whole["step"], lead.end_index))
@@ -66,21 +69,19 @@ def _on_node(number: int, places: Sequence[Place]) -> list[Place]:
     return [place for place in places if place.rank // each == number]
 
 
-def _copied(model: pa.Table, places: Sequence[Place], wall_minus_mono_ns: int) -> pa.Table:
-    """Returns a rank's spans as those of other ranks, on their node's clock."""
-    rows = model.to_pylist()
-    copies = [
-        {
-            **row,
-            "node": place.node,
-            "device": place.device,
-            "rank": place.rank,
-            "start_mono_ns": row["start_wall_ns"] - wall_minus_mono_ns,
-            "end_mono_ns": row["end_wall_ns"] - wall_minus_mono_ns,
-        }
-        for place in places
-        for row in rows
-    ]
+def _copied(
+    model: pa.Table, places: Sequence[Place], wall_minus_mono_ns: int, clock_offsets_ns: Mapping[str, int]
+) -> pa.Table:
+    """Returns a rank's spans as those of other ranks, on their node's clocks."""
+    copies = []
+    for place in places:
+        for row in model.to_pylist():
+            ahead_ns = clock_offsets_ns.get(place.node, 0) - clock_offsets_ns.get(row["node"], 0)
+            start_ns, end_ns = row["start_wall_ns"] + ahead_ns, row["end_wall_ns"] + ahead_ns
+            own = {"node": place.node, "device": place.device, "rank": place.rank}
+            own |= {"start_wall_ns": start_ns, "start_mono_ns": start_ns - wall_minus_mono_ns}
+            own |= {"end_wall_ns": end_ns, "end_mono_ns": end_ns - wall_minus_mono_ns}
+            copies.append({**row, **own})
     return pa.Table.from_pylist(copies, schema=SPANS)
 
 

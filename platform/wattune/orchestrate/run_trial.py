@@ -130,6 +130,7 @@ def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
                 deaths = telemetry.explained(answer.deaths, attempt.nodes.nodes)
                 attempt.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
             telemetry.places = attempt.answer.places
+            telemetry.warm = attempt.answer.warm and not is_command(spec)  # a command's own processes are new
         attempt.recorded = telemetry.recorded
         if telemetry.lost:
             failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))
@@ -207,7 +208,11 @@ def _write_measurements(
 ) -> pa.Table | None:
     """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
     spec = request.spec
-    spans = command_spans(answer.outcomes, answer.places) if is_command(spec) else _spans(answer)
+    if is_command(spec):
+        offsets_ns = {part.node: int(part.manifest.get("clock_offset_ns") or 0) for part in recorded}
+        spans = command_spans(answer.outcomes, answer.places, offsets_ns)
+    else:
+        spans = _spans(answer)
     sensed_by = spans
     if is_command(spec) and spans is None:
         sensed_by = run_spans(answer.outcomes, answer.places)

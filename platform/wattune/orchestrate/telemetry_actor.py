@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from wattune.analysis.signals.energy_grid import LONGEST_S
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import NAMESPACE, Node
@@ -37,10 +38,11 @@ SPARE_CPUS: Final = 2
 """Processors a node must have beyond one for each rank before the sampler gets one of its own."""
 
 POWER_LOOK_BACK_S: Final = 6.0
-"""Age of the oldest readings that a check of a running trial uses: a driver's history arrives up to 2 s late."""
+"""Age of the oldest readings that the first check of a running trial uses: a driver's history arrives up to 2 s late.
+Each later check goes on where the one before ended, whenever it comes."""
 
-POWER_WINDOW_S: Final = 2.5
-"""Length of the window that is checked: with a check each second, it covers every second of a trial."""
+POWER_LONGEST_S: Final = 60.0
+"""Longest time that one check covers, where those before it could not tell the power."""
 
 _TEMPERATURES: Final = "temperatures"
 _TEMPERATURE_S: Final = 1.2
@@ -78,12 +80,12 @@ class Sensed:
     """Processors it is bound to, which ranks keep off; empty if it shares theirs."""
 
 
-def _power_known_until_ns(tables: Mapping[str, pa.Table]) -> int | None:
-    """Wall time up to which the power of every device was read; None if it is not read."""
+def _power_known_ns(tables: Mapping[str, pa.Table]) -> tuple[int, int] | None:
+    """Wall times between which the power of every device was read; None if it is not read."""
     for tier, column in (("ring", "sensor_ns"), ("fast", "wall_ns")):
         if tier in tables and tables[tier].num_rows:
-            latest = tables[tier].group_by("device").aggregate([(column, "max")])[f"{column}_max"]
-            return int(min(latest.to_pylist()))
+            found = tables[tier].group_by("device").aggregate([(column, "min"), (column, "max")])
+            return int(max(found[f"{column}_min"].to_pylist())), int(min(found[f"{column}_max"].to_pylist()))
     return None
 
 
@@ -92,27 +94,34 @@ def spare_cpus(allowed: Sequence[int], num_ranks: int) -> tuple[int, ...]:
     return tuple(allowed[-1:]) if num_ranks and len(allowed) >= num_ranks + SPARE_CPUS else ()
 
 
-def without_own_processes(manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Takes a trial's own workers out of the processes that a node's manifest calls strangers.
+def without_own_processes(
+    manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
+) -> dict[str, Any]:
+    """Takes a trial's own processes out of those that a node's manifest calls strangers.
 
-    The workers are warm, so they were there before the trial and are there after it. A container may hide which process
-    is which: the driver then reports ids that no process here has. One process per worker is then taken for it, the
-    largest first: a training process holds more memory than a viewer.
+    Warm workers were there before the trial and are there after it. A container may hide which process is which: the
+    driver then reports ids that no process here has. One process per worker is then taken for it, the largest first: a
+    training process holds more memory than a viewer.
+
+    A command, and the workers of a lane's first trial, come after the sampler's start. Whatever was on a device by then
+    is a stranger, by whatever id.
 
     Args:
         manifest: The sampler's manifest.
-        pids: The trial's workers on this node, by the device they drive.
+        pids: The trial's processes on this node, by the device they drive.
+        warm: True where they were on their devices before the sampler began.
     """
     devices = {}
     for name, facts in manifest.get("devices", {}).items():
         own, known = set(pids.get(name, ())), dict(facts)
+        early = {process["pid"] for process in known.get("at_start", {}).get(OTHER_PROCESSES, ())}
         for when in ("at_start", "at_end"):
             found = known.get(when, {}).get(OTHER_PROCESSES)
             if own and found:
                 mine = [process for process in found if process["pid"] in own]
                 if not mine:
-                    by_size = sorted(found, key=lambda process: -process.get("memory_used_bytes", 0))
-                    mine = by_size[: len(own)]
+                    possible = [process for process in found if warm or process["pid"] not in early]
+                    mine = sorted(possible, key=lambda process: -process.get("memory_used_bytes", 0))[: len(own)]
                 known[when] = {**known[when], OTHER_PROCESSES: [process for process in found if process not in mine]}
         devices[name] = known | ({"own_processes": sorted(own)} if own else {})
     return {**manifest, "devices": devices}
@@ -144,6 +153,8 @@ class TelemetryActor:
         if self._sampler is not None:
             self._sampler.renew()
         self._num_oom_kills = num_oom_kills()
+        self._power_checked_ns: dict[str, int] = {}
+        """Wall time up to which the power of a running trial was checked."""
         self._lock = threading.Lock()
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
@@ -169,6 +180,7 @@ class TelemetryActor:
     def _start(self, key: str, cpus: Sequence[int]) -> SamplerProcess:
         if self._sampler is not None:
             self._sampler.end(STOP_TIMEOUT_S)
+        self._power_checked_ns.clear()
         shutil.rmtree(self._spool / key, ignore_errors=True)
         return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus)
 
@@ -184,16 +196,27 @@ class TelemetryActor:
         return NodeTelemetry(node=self._node, tables=tables, manifest=manifest, losses=tuple(losses))
 
     def node_power_w(self, key: str) -> float | None:
-        """Highest 1 s mean of the node's device power in the last seconds of a trial that runs.
+        """Highest 1 s mean of the node's device power in a trial that runs, since the last call that could tell it.
 
         It is read from the sampler's files, so it is up to 2 s late. None if the devices' power is not read.
         """
-        tables, _ = read_tables(self._spool / key, start_mono_ns=time.monotonic_ns() - s_to_ns(POWER_LOOK_BACK_S))
-        end_ns = _power_known_until_ns(tables)
-        if end_ns is None:
+        now, checked_ns = ClockAnchor.now(), self._power_checked_ns.get(key)
+        since_ns = now.mono_ns - s_to_ns(POWER_LOOK_BACK_S)
+        if checked_ns is not None:  # means of 1 s may begin before it; a reading is never older than its sample
+            checked_ns = max(checked_ns - s_to_ns(LONGEST_S), now.wall_ns - s_to_ns(POWER_LONGEST_S))
+            since_ns = min(since_ns, now.mono_ns - (now.wall_ns - checked_ns))
+        tables, _ = read_tables(self._spool / key, start_mono_ns=since_ns)
+        known_ns = _power_known_ns(tables)
+        if known_ns is None:
             return None
+        begin_ns, end_ns = known_ns
+        if checked_ns is not None:  # it seems to lie ahead where the wall clock was set back
+            begin_ns = max(begin_ns, min(checked_ns, end_ns - s_to_ns(LONGEST_S)))
         manifest = SamplerProcess(self._spool / key).manifest()
-        return node_power_peak_w(tables, self._node, manifest, (end_ns - s_to_ns(POWER_WINDOW_S), end_ns))
+        power_w = node_power_peak_w(tables, self._node, manifest, (begin_ns, end_ns))
+        if power_w is not None:
+            self._power_checked_ns[key] = end_ns
+        return power_w
 
     def temperatures_c(self) -> dict[str, float]:
         """The latest temperature of every device that has one, by the device's name.

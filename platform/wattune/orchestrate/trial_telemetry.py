@@ -54,6 +54,8 @@ class TrialTelemetry:
     """The actors that sample the nodes."""
     places: Sequence[Place] = ()
     """Places of the ranks; set before the trial is over."""
+    warm: bool = False
+    """True where the ranks' processes were on their devices before the sensors were read; set with the places."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Nodes whose telemetry could not be fetched, and the reason."""
@@ -107,7 +109,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
             for place in telemetry.places:
                 if place.node == part.node:
                     pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
-            known: dict[str, Any] = without_own_processes(part.manifest, pids)
+            known: dict[str, Any] = without_own_processes(part.manifest, pids, warm=telemetry.warm)
             known |= asdict(offsets.get(part.node, _REFERENCE))
             telemetry.recorded.append(replace(part, manifest=known))
 

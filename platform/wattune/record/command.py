@@ -57,12 +57,14 @@ class Command:
             env=None if environment is None else dict(environment),
         )
         self._readers: list[threading.Thread] = []
+        self.unheard: Exception | None = None
+        """The listener's error, after which it heard nothing more."""
         if listener is not None:
             ways = ((self._process.stdout, stdout, 1), (self._process.stderr, stderr, 2))
             for source, target, own in ways:
                 assert source is not None, "both are pipes"
                 arguments = (source.fileno(), own if target is None else target, listener)
-                reader = threading.Thread(target=_copy, args=arguments, daemon=True, name="output")
+                reader = threading.Thread(target=self._copy, args=arguments, daemon=True, name="output")
                 reader.start()
                 self._readers.append(reader)
         self.end_mono_ns = self.start_mono_ns
@@ -75,6 +77,30 @@ class Command:
         self.end_mono_ns = time.monotonic_ns()
         for reader in self._readers:
             reader.join(DRAIN_S)
+
+    def _copy(self, source: int, target: int, listener: Listener) -> None:
+        """Copies output to where it belongs and hands its lines to the listener, until the pipe is closed."""
+        lines = OutputLines(LONGEST_LINE_BYTES)
+        while True:
+            try:
+                data = os.read(source, LONGEST_LINE_BYTES)
+            except OSError:
+                return
+            mono_ns = time.monotonic_ns()
+            left = memoryview(data)
+            while left:
+                try:
+                    left = left[os.write(target, left) :]
+                except OSError:  # nobody reads it any more, as behind `| head`: the command must still be drained
+                    break
+            try:
+                for line, at_ns in lines.take(data, mono_ns) if self.unheard is None else ():
+                    if line:
+                        listener(line, at_ns)
+            except Exception as error:  # raised where the recording ends: the command must be drained here too
+                self.unheard = error
+            if not data:
+                return
 
     def ended_within(self, timeout_s: float | None) -> bool:
         """Waits for its end, at most `timeout_s`; None waits as long as it takes. Returns True where it has ended."""
@@ -90,28 +116,6 @@ class Command:
         """After its end, as a shell gives it: 128 and the signal's number where one ended it."""
         code: int = self._process.returncode
         return 128 - code if code < 0 else code
-
-
-def _copy(source: int, target: int, listener: Listener) -> None:
-    """Copies output to where it belongs and hands its lines to the listener, until the pipe is closed."""
-    lines = OutputLines(LONGEST_LINE_BYTES)
-    while True:
-        try:
-            data = os.read(source, LONGEST_LINE_BYTES)
-        except OSError:
-            return
-        mono_ns = time.monotonic_ns()
-        left = memoryview(data)
-        while left:
-            try:
-                left = left[os.write(target, left) :]
-            except OSError:  # nobody reads it any more, as behind `| head`: the command must still be drained
-                break
-        for line, at_ns in lines.take(data, mono_ns):
-            if line:
-                listener(line, at_ns)
-        if not data:
-            return
 
 
 class SignalRelay:

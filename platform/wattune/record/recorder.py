@@ -4,11 +4,12 @@ import contextlib
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from wattune.errors import PlanError
 from wattune.masking import masked_arguments
@@ -126,7 +127,8 @@ def record(
             raise
         try:
             with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
-            _Session(folder, facts, sampler, relay, watcher, told).run(command, seconds, output)
+            with _Renewal(sampler) as renewal:
+                _Session(folder, facts, renewal, relay, watcher, told).run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
             if "window" in facts:
@@ -136,6 +138,39 @@ def record(
     return folder.path
 
 
+class _Renewal:
+    """A thread that renews the sampler's lease while entered.
+
+    It does nothing else. What the watcher shows goes to a terminal, which Ctrl-S stops for as long as somebody likes.
+    """
+
+    def __init__(self, sampler: SamplerProcess) -> None:
+        self.sampler = sampler
+        self._failure: Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lease")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raises what renewing raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(TICK_S):
+                self.sampler.renew()
+        except Exception as error:  # raised where the recording goes on
+            self._failure = error
+
+
 class _Session:
     """The time between a sampler's start and its end."""
 
@@ -143,13 +178,13 @@ class _Session:
         self,
         folder: RecordingFolder,
         facts: dict[str, Any],
-        sampler: SamplerProcess,
+        renewal: _Renewal,
         relay: SignalRelay,
         watcher: Watcher | None,
         told: CommandSteps | None,
     ) -> None:
         self._folder, self._facts, self._told = folder, facts, told
-        self._sampler, self._relay, self._watcher = sampler, relay, watcher
+        self._renewal, self._relay, self._watcher = renewal, relay, watcher
         self._unseen: Exception | None = None
 
     def run(self, command: Sequence[str], seconds: float | None, output: Output) -> None:
@@ -166,6 +201,7 @@ class _Session:
             exit_code = 0 if received is None else 128 + received
         else:
             end_ns, exit_code = started.end_mono_ns, started.exit_code
+            self._unseen = self._unseen or started.unheard
         self._facts |= {"window": {"start_mono_ns": start_ns, "end_mono_ns": end_ns}, "exit_code": exit_code}
         self._linger(TAIL_S, until_signal=False)
         if self._unseen is not None:
@@ -196,10 +232,10 @@ class _Session:
             if started is not None and deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 started.send(signal.SIGTERM)
                 deadline_ns = None
-            self._sampler.renew()
+            self._renewal.check()
             if self._watcher is not None:
                 try:
-                    self._watcher(self._sampler.folder, start_ns)
+                    self._watcher(self._renewal.sampler.folder, start_ns)
                 except Exception as error:  # raised at the end: a terminal that is gone must not cost the recording
                     self._watcher, self._unseen = None, error
 
@@ -217,7 +253,7 @@ class _Session:
         """Lets the sampler go on for a while."""
         deadline_s = time.monotonic() + duration_s
         while (left_s := deadline_s - time.monotonic()) > 0 and not (until_signal and self._relay.received):
-            self._sampler.renew()
+            self._renewal.check()
             time.sleep(min(left_s, TICK_S))
 
 

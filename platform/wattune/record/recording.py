@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from wattune.analysis.metrics.energy import powers, total_energy_j
 from wattune.analysis.signals.align import align, clock_anchors_ns
 from wattune.analysis.signals.readings import HOST, Device, Tables, as_source, codes, integers, with_values
-from wattune.analysis.summary import Summary, summarize
+from wattune.analysis.summary import Summary, is_simulated, summarize
 from wattune.record.sensors import simulate_from_host
 from wattune.record.steps import steps_of_open, told_memory, told_tokens, window_chosen
 from wattune.storage.files import with_calibrations
@@ -114,15 +114,17 @@ def load(path: Path) -> Measured:
     """
     folder = RecordingFolder(path)
     facts = folder.facts()
+    read_until_ns = None
     if facts.get("closed", True):
         folder.check()
         tables, spans, manifests = folder.telemetry(), folder.spans(), folder.manifests()
     else:
         tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
         manifests = {facts["node"]: with_calibrations(folder.storage, manifest)}
-        spans, found = steps_of_open(path, facts, manifest, _last_mono_ns(tables))
+        read_until_ns = read_until_mono_ns(tables)
+        spans, found = steps_of_open(path, facts, manifest, read_until_ns)
         facts |= found
-    window = command_window(facts, tables, manifests)
+    window = command_window(facts, tables, manifests, read_until_ns)
     return Measured(tables=tables, spans=spans, manifests=manifests, window=window, facts=facts)
 
 
@@ -160,21 +162,54 @@ def sampled(sampler_folder: Path, *, simulated_device: str | None) -> tuple[dict
 
 
 def command_window(
-    facts: Mapping[str, Any], tables: Tables, manifests: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Any],
+    tables: Tables,
+    manifests: Mapping[str, Mapping[str, Any]],
+    read_until_ns: int | None = None,
 ) -> tuple[int, int] | None:
-    """The command's window in common time; where its end was not seen, up to the last reading."""
+    """Returns the command's window in common time; where its end was not seen, up to the last reading.
+
+    Args:
+        facts: The recording's facts.
+        tables: Its telemetry by tier.
+        manifests: The manifest of each node's sampler.
+        read_until_ns: `read_until_mono_ns` of a recording that is open, which the window does not pass.
+    """
     known = facts.get("window")
     anchor_ns = clock_anchors_ns(tables, None, manifests).get(facts.get("node", ""))
     if known is None or anchor_ns is None:
         return None
-    end_ns = known.get("end_mono_ns") or _last_mono_ns(tables)
-    return int(known["start_mono_ns"]) + anchor_ns, int(end_ns) + anchor_ns
+    start_ns, end_ns = int(known["start_mono_ns"]), int(known.get("end_mono_ns") or _last_mono_ns(tables))
+    if read_until_ns is not None:
+        end_ns = min(end_ns, read_until_ns)
+        if end_ns <= start_ns:  # it has only begun
+            return None
+    return start_ns + anchor_ns, end_ns + anchor_ns
+
+
+def read_until_mono_ns(tables: Tables) -> int:
+    """Returns the time up to which all sensors of an open recording were read.
+
+    It is at most `LAG_S` before the last reading: a sensor that is silent for longer is lost. Simulated sensors are
+    computed from those that are read, and lag behind none.
+    """
+    read = {tier: table for tier, table in tables.items() if not is_simulated({tier: table}, {})}
+    lasts_ns = _lasts_mono_ns(read)
+    return max(min(lasts_ns, default=0), max(lasts_ns, default=0) - s_to_ns(LAG_S))
 
 
 def _last_mono_ns(tables: Tables) -> int:
-    sources = (as_source(table) for table in tables.values())
-    parts = (part for one in sources for device in one.devices for part in one.parts(device, ["mono_ns"]))
-    return max((pc.max(part["mono_ns"]).as_py() or 0 for part in parts), default=0)
+    return max(_lasts_mono_ns(tables), default=0)
+
+
+def _lasts_mono_ns(tables: Tables) -> list[int]:
+    """Returns the time of the last reading of every device in every tier that has any."""
+    found = []
+    for source in map(as_source, tables.values()):
+        for device in source.devices:
+            parts = [part["mono_ns"] for part in source.parts(device, ["mono_ns"]) if part.num_rows]
+            found += [max(pc.max(part).as_py() for part in parts)] if parts else []
+    return found
 
 
 def _length_s(window: Mapping[str, Any] | None) -> float | None:

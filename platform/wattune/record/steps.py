@@ -1,7 +1,11 @@
 """Steps of a recorded command: asked for before it starts, read when it has ended, kept as spans of its devices."""
 
+import contextlib
+import json
 import os
 import shutil
+import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +17,20 @@ from wattune.clock import ClockAnchor
 from wattune.record.command import Listener
 from wattune.record.window import Window, WindowChoice, choose, parse_window
 from wattune.schema import BOUNDS
+from wattune.steps.files import MOST_TOKENS
 from wattune.steps.launch import environment
+from wattune.steps.pattern import LONGEST_LINE, found_in
+from wattune.steps.process.writer import line_of
 from wattune.steps.reader import StepReader
-from wattune.steps.source import AUTO, KINDS, NONE, StepSource, parse_source
+from wattune.steps.source import AUTO, KINDS, NONE, PRESETS, StepSource, parse_source
 from wattune.steps.table import spans_of, tokens_per_step
 from wattune.telemetry.host import HOST
 
 FOLDER: Final = "steps"
 """Folder of the recording that the command's processes write their steps to; gone once they are spans."""
 
-MOST_TOKENS: Final = 1e15
-"""More tokens than any step has: a larger number is damage."""
+LINES: Final = "output.lines"
+"""File in `FOLDER` of the lines of output that tell steps, each with its arrival and a checksum as in step files."""
 
 MOST_PROBLEMS: Final = 20
 """Most problems that the manifest keeps."""
@@ -64,6 +71,9 @@ class CommandSteps:
         """
         self._folder, self._asked = recording / FOLDER, asked
         self._reader = StepReader(self._folder, asked.source)
+        self._kept: int | None = None
+        """Descriptor of the file of lines that tell steps; None before the first one."""
+        self._lock = threading.Lock()
         if self.wanted:
             self._folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -83,12 +93,36 @@ class CommandSteps:
     @property
     def listener(self) -> Listener | None:
         """Hears the command's output where a pattern is looked for. Otherwise the output is nobody's business."""
-        if self._asked.source.kind != "pattern":
-            return None
-        return lambda line, mono_ns: self._reader.feed(line, mono_ns, None)
+        return self._hear if self._asked.source.kind == "pattern" else None
+
+    def _hear(self, line: str, mono_ns: int) -> None:
+        with self._lock:  # both streams of the command have a thread
+            self._reader.feed(line, mono_ns, None)
+            if found_in(line, self._asked.source):
+                # A copy, should this process be killed. Without it the steps are here all the same.
+                with contextlib.suppress(OSError):
+                    self._keep(line, mono_ns)
+
+    def hear_again(self, lines: Sequence[tuple[int, str]]) -> None:
+        """Takes lines that were kept, with their arrival."""
+        for mono_ns, line in lines:
+            self._reader.feed(line, mono_ns, None)
+
+    def _keep(self, line: str, mono_ns: int) -> None:
+        if self._kept is None:
+            self._kept = os.open(self._folder / LINES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            source = self._asked.source
+            os.write(self._kept, line_of(json.dumps([source.pattern, source.unit, source.preset])))
+        os.write(self._kept, line_of(json.dumps([mono_ns, line[:LONGEST_LINE]])))
 
     def read(
-        self, *, node: str, devices: Mapping[str, Mapping[str, Any]], start_mono_ns: int, end_mono_ns: int
+        self,
+        *,
+        node: str,
+        devices: Mapping[str, Mapping[str, Any]],
+        start_mono_ns: int,
+        end_mono_ns: int,
+        ended: bool = True,
     ) -> tuple[pa.Table | None, Window, dict[str, Any]]:
         """Reads the steps, and finds the window among them.
 
@@ -96,12 +130,15 @@ class CommandSteps:
             node: The node, by the name its telemetry uses.
             devices: The manifest's facts of each of its devices.
             start_mono_ns: Start of the command.
-            end_mono_ns: Its end, or the last reading where that was not seen.
+            end_mono_ns: Its end, or the time up to which the sensors were read where that was not seen.
+            ended: False where its end was not seen: its steps may go on behind `end_mono_ns`, and do not count there.
 
         Returns:
             Spans of every device, None where the figures are of no steps; the window; what the manifest keeps.
         """
         steps = self._reader.poll() if self.wanted else {}
+        if not ended:
+            steps = {rank: [step for step in each if step.end_mono_ns <= end_mono_ns] for rank, each in steps.items()}
         window = choose(self._asked.window, steps, start_mono_ns, end_mono_ns)
         tokens = self._asked.tokens_per_step
         if tokens is None:
@@ -136,6 +173,8 @@ class CommandSteps:
 
     def discard(self) -> None:
         """Removes what the processes wrote."""
+        if self._kept is not None:
+            os.close(self._kept)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -187,7 +226,7 @@ def told_steps(
         told: The command's steps.
         facts: The recording's facts, whose `window` is the command's.
         manifest: The manifest of the node's sampler.
-        last_mono_ns: The last reading, where the command's end was not seen.
+        last_mono_ns: The time up to which the sensors were read, where the command's end was not seen.
     """
     ran = facts["window"]
     spans, window, found = told.read(
@@ -195,6 +234,7 @@ def told_steps(
         devices=manifest.get("devices", {}),
         start_mono_ns=int(ran["start_mono_ns"]),
         end_mono_ns=int(ran.get("end_mono_ns") or last_mono_ns or ran["start_mono_ns"]),
+        ended=bool(ran.get("end_mono_ns")),
     )
     chosen = {"start_mono_ns": window.start_mono_ns, "end_mono_ns": window.end_mono_ns}
     return spans, {"window": chosen, "window_why": window.why, "command_window": ran, "steps": found}
@@ -205,27 +245,45 @@ def steps_of_open(
 ) -> tuple[pa.Table | None, dict[str, Any]]:
     """Returns what `told_steps` does, of a recording that was killed or still records; nothing without steps.
 
-    Steps that a pattern would have found are lost with the recorder.
+    Of lines of output those count that the recorder heard.
 
     Args:
         recording: Folder of the recording.
         facts: Its facts.
         manifest: The manifest of the node's sampler.
-        last_mono_ns: The last reading.
+        last_mono_ns: The time up to which the sensors were read. Steps that end later do not count.
     """
     asked, ran = facts.get("steps_asked"), facts.get("window")
     if not isinstance(asked, dict) or not isinstance(ran, dict) or not (recording / FOLDER).is_dir():
         return None, {}
     source, tokens = asked.get("source"), asked.get("tokens_per_step")
+    pattern, lines = _kept_lines(recording / FOLDER / LINES)
     told = CommandSteps(
         recording,
         StepsAsked.of(
-            parse_source(source) if source in KINDS and source != "pattern" else NONE,
+            pattern or (parse_source(source) if source in KINDS and source != "pattern" else NONE),
             str(asked.get("window")),
             float(tokens) if isinstance(tokens, int | float) else None,
         ),
     )
+    told.hear_again(lines)
     return told_steps(told, facts, manifest, last_mono_ns)
+
+
+def _kept_lines(path: Path) -> tuple[StepSource | None, list[tuple[int, str]]]:
+    """Returns the pattern of a recording, None without one, and the lines with their arrival that it was found in."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None, []
+    bodies = [line.rpartition(b" ") for line in data.splitlines()]
+    # The last line may not be whole yet.
+    whole = [json.loads(body) for body, _, digest in bodies if digest == b"%08x" % zlib.crc32(body)]
+    if not whole:
+        return None, []
+    (pattern, unit, preset), *lines = whole
+    source = PRESETS.get(preset) or parse_source({"pattern": pattern, "unit": unit})
+    return source, [(int(at_ns), str(line)) for at_ns, line in lines]
 
 
 def told_tokens(facts: Mapping[str, Any]) -> float | None:

@@ -18,8 +18,8 @@ Kind = Literal["steady", "command", "time", "steps"]
 
 FORMS: Final = "steady, command, a time such as 10s:50s or 10s:, or steps such as steps:20:100"
 
-_TIME: Final = re.compile(r"(?:([0-9.]+)s)?:(?:([0-9.]+)s)?")
-_STEPS: Final = re.compile(r"steps:([0-9]*):([0-9]*)")
+_TIME: Final = re.compile(r"(?:([0-9.]{1,18})s)?:(?:([0-9.]{1,18})s)?")
+_STEPS: Final = re.compile(r"steps:([0-9]{0,15}):([0-9]{0,15})")
 
 LEAST_STEPS: Final = 2
 """Fewest steps that make a window: one step has no rate."""

@@ -3,11 +3,20 @@
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from wattune.steps.process.writer import FORMAT_VERSION
+
+MOST_TOKENS: Final = 10**15
+"""More tokens than any step has: a larger number is damage."""
+
+MOST_NS: Final = 2**62
+"""No clock and no step reaches it; tables hold times as 64-bit integers."""
+
+_LONGEST: Final = 200
+"""Characters of a damaged line that are quoted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class StepFile:
             return
         try:
             self._take_json(json.loads(body)) if body.startswith(b"{") else self._take_step(body)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             self._damaged(f"is not a step: {error}")
 
     def _take_json(self, facts: Mapping[str, Any]) -> None:
@@ -91,8 +100,11 @@ class StepFile:
             return
         index, start_ns, end_ns, tokens = body.split()
         step = Step(int(index), int(start_ns), int(end_ns), None if tokens == b"-" else int(tokens))
-        if step.duration_ns < 0 or (step.tokens is not None and step.tokens < 0):
-            raise ValueError(body.decode())
+        if step.duration_ns < 0 or step.end_mono_ns > MOST_NS or step.index > MOST_NS or (step.tokens or 0) < 0:
+            raise ValueError(body.decode()[:_LONGEST])
+        if step.tokens is not None and step.tokens > MOST_TOKENS:
+            step = replace(step, tokens=None)
+            self.problems.append(f"{self.path.name}, line {self._line}: has more tokens than a step can have")
         self.steps.append(step)
 
     def _damaged(self, problem: str) -> None:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from wattune.steps.files import Step
+from wattune.steps.files import MOST_NS, MOST_TOKENS, Step
 from wattune.steps.source import UNITS_NS, StepSource
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -17,6 +17,12 @@ LONGEST_LINE: Final = 4096
 MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
 
+
+LEAST_TOLD: Final = 10
+"""Fewest steps whose told times are held against the time that passed."""
+
+MOST_TOLD_FRAC: Final = 1.5
+"""Told time over passed time beyond which lines are not those of one process's steps: two of them tell twice of it."""
 
 _ENDS: Final = re.compile(rb"(?<=[\r\n])")
 
@@ -59,6 +65,11 @@ class OutputLines:
         ]
 
 
+def found_in(line: str, source: StepSource) -> re.Match[str] | None:
+    """Returns what a source's pattern finds in a line of output."""
+    return re.search(source.pattern, _ESCAPES.sub("", line[:LONGEST_LINE]))
+
+
 @dataclass(slots=True)
 class PatternSteps:
     """Steps of one stream of output.
@@ -72,6 +83,9 @@ class PatternSteps:
     steps: list[Step] = field(default_factory=list)
     num_lines: int = 0
     """Lines that matched."""
+    _told_ns: int = 0
+    """Time that lines told after the first arrival, and that arrival."""
+    _first_ns: int | None = None
     _last_ns: int | None = None
     _last_number: float | None = None
     _before_ns: int | None = None
@@ -83,7 +97,7 @@ class PatternSteps:
 
     def feed(self, line: str, mono_ns: int) -> None:
         """Takes a line of output with the time of its arrival."""
-        found = re.search(self.source.pattern, _ESCAPES.sub("", line[:LONGEST_LINE]))
+        found = found_in(line, self.source)
         if found is None:
             return
         named = found.groupdict()
@@ -92,6 +106,11 @@ class PatternSteps:
         number, time, tokens = (_number(named.get(name)) for name in ("step", "time", "tokens"))
         if ("step" in named and number is None) or ("time" in named and time is None):
             return
+        time_ns = None if time is None else time * UNITS_NS[self.source.unit]
+        if time_ns is not None and time_ns > MOST_NS:  # infinite where the float overflowed
+            return
+        if tokens is not None and tokens > MOST_TOKENS:
+            tokens = None
         self.num_lines += 1
         count = 1
         if number is not None and self._last_number is not None:
@@ -104,11 +123,19 @@ class PatternSteps:
             self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
         self._last_ns, self._last_number = mono_ns, number
         if count:
-            step_ns = None if time is None else round(time * UNITS_NS[self.source.unit])
+            step_ns = None if time_ns is None else round(time_ns)
+            self._first_ns = mono_ns if self._first_ns is None else self._first_ns
+            self._told_ns += count * step_ns if step_ns is not None and mono_ns > self._first_ns else 0
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
             self._together.append((count, step_ns, None if tokens is None else int(tokens)))
             self._lay_out(mono_ns)
+
+    @property
+    def told_frac(self) -> float:
+        """The time that its lines told over the time that passed meanwhile; 0 while there are few."""
+        passed_ns = (self._last_ns or 0) - (self._first_ns or 0)
+        return self._told_ns / passed_ns if passed_ns > 0 and len(self.steps) >= LEAST_TOLD else 0.0
 
     def _lay_out(self, mono_ns: int) -> None:
         """Puts the steps of all lines that came at one moment before it.

@@ -1,12 +1,13 @@
 """Steps of a running command: from the files of its processes and from its output."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from wattune.steps.files import Step as Step
 from wattune.steps.files import StepFile
-from wattune.steps.pattern import PatternSteps
+from wattune.steps.pattern import MOST_TOLD_FRAC, PatternSteps
 from wattune.steps.process.writer import EVENTS, SUFFIX
 from wattune.steps.source import AUTOMATIC_PRESETS, HOOKS, PRESETS, StepSource
 
@@ -16,6 +17,13 @@ _IN_WORDS: Final[Mapping[str, str]] = {
     "lightning": "lightning (callback of its Trainer)",
     "optimizer": "optimizer (hook after each step of torch's optimizers)",
 }
+
+
+_PREFIX: Final = re.compile(r"\s*\[(?:rank|default)(\d{1,9})\]:")
+"""Beginning of a line to which torchrun with --tee adds its rank."""
+
+_NO_PREFIX: Final = 10**9
+"""In place of a rank, above all of them."""
 
 
 class StepReader:
@@ -34,7 +42,8 @@ class StepReader:
         if source.kind == "auto":
             patterns = [PRESETS[name] for name in AUTOMATIC_PRESETS]
         self._patterns = patterns
-        self._streams: dict[tuple[int, str], PatternSteps] = {}
+        self._streams: dict[tuple[int, str, int], PatternSteps] = {}
+        """By rank, preset, and the rank that a launcher put before the line."""
         self._problems: list[str] = []
         self._told: Mapping[int, StepFile] = {}
         self.source = "none"
@@ -48,8 +57,9 @@ class StepReader:
             mono_ns: Its arrival on the monotonic clock.
             rank: The rank that wrote it, None where one stream holds the output of all.
         """
+        prefix = _PREFIX.match(line)
         for source in self._patterns:
-            key = (0 if rank is None else rank, source.preset)
+            key = (0 if rank is None else rank, source.preset, _NO_PREFIX if prefix is None else int(prefix[1]))
             if key not in self._streams:
                 self._streams[key] = PatternSteps(source)
             self._streams[key].feed(line.rstrip("\r"), mono_ns)
@@ -64,14 +74,15 @@ class StepReader:
                 self.source = _IN_WORDS[kind]
                 return {rank: tuple(file.steps) for rank, file in sorted(files.items())}
         for source in self._patterns:
-            found = {
-                rank: tuple(stream.steps)
-                for (rank, preset), stream in sorted(self._streams.items())
-                if preset == source.preset and stream.steps
-            }
+            # All ranks may print a step. Where a launcher says which, the lowest rank is taken, as it stands for all.
+            found: dict[int, PatternSteps] = {}
+            for (rank, preset, _), stream in sorted(self._streams.items(), key=lambda each: each[0]):
+                if preset == source.preset and stream.steps:
+                    found.setdefault(rank, stream)
             if found:
                 self.source = f"{source} (lines of its output, by their arrival)"
-                return found
+                self._problems = [_overtold(each) for each in found.values() if each.told_frac > MOST_TOLD_FRAC]
+                return {rank: tuple(each.steps) for rank, each in found.items()}
         self.source = "none"
         return {}
 
@@ -144,6 +155,13 @@ class StepReader:
 
     def _events(self, name: str) -> list[tuple[int, Mapping[str, Any]]]:
         return [(file.rank, one) for file in self._files.values() for one in file.events if one.get("event") == name]
+
+
+def _overtold(stream: PatternSteps) -> str:
+    return (
+        f"lines of output tell {stream.told_frac:.1f} times the time that passed, so steps are too many and too short: "
+        "let one rank print them, or add the group step to the pattern"
+    )
 
 
 def _together_ns(one: StepFile, other: StepFile) -> int:

@@ -67,7 +67,7 @@ def test_a_commands_answers_are_those_of_its_nodes():
 
 
 def test_warm_up_is_negative_and_steps_after_the_end_do_not_count():
-    spans = command_spans([outcome(0, (0, 1)), outcome(1, (2, 3), first=0, end=0)], PLACES)
+    spans = command_spans([outcome(0, (0, 1)), outcome(1, (2, 3), first=0, end=0)], PLACES, {})
     assert set(spans["rank"].to_pylist()) == {0, 1, 2, 3}
     for rank in range(4):
         numbers = [row["step"] for row in spans.to_pylist() if row["rank"] == rank]
@@ -75,7 +75,7 @@ def test_warm_up_is_negative_and_steps_after_the_end_do_not_count():
 
 
 def test_a_node_that_told_nothing_has_the_first_ranks_steps_on_its_own_clock():
-    spans = command_spans([outcome(0, (0,)), outcome(1, ())], PLACES)
+    spans = command_spans([outcome(0, (0,)), outcome(1, ())], PLACES, {})
     rows = {(row["rank"], row["step"]): row for row in spans.to_pylist()}
     assert {rank for rank, _ in rows} == {0, 1, 2, 3}
     mine, theirs = rows[0, 0], rows[3, 0]
@@ -84,9 +84,24 @@ def test_a_node_that_told_nothing_has_the_first_ranks_steps_on_its_own_clock():
     assert (theirs["node"], theirs["device"]) == ("n1", "cpu1")
 
 
+def test_copied_steps_are_at_the_same_moment_where_the_clocks_of_nodes_differ():
+    """Node 1's wall clock is 3 s ahead of the driver's, and the leading node's a second behind it."""
+    offsets_ns = {"n0": -1_000_000_000, "n1": 3_000_000_000}
+    spans = command_spans([outcome(0, (0,)), outcome(1, ())], PLACES, offsets_ns)
+    common_ns = {
+        row["rank"]: row["start_mono_ns"] + WALL_MINUS_MONO_NS[int(row["node"][1])] - offsets_ns[row["node"]]
+        for row in spans.to_pylist()
+        if row["step"] == 0
+    }
+    assert common_ns.keys() == {0, 1, 2, 3} and len(set(common_ns.values())) == 1
+    for row in spans.to_pylist():
+        assert row["start_wall_ns"] - row["start_mono_ns"] == WALL_MINUS_MONO_NS[int(row["node"][1])]
+        assert row["end_mono_ns"] - row["start_mono_ns"] == 10**7
+
+
 def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
     outcomes = [outcome(0, (), first=0, end=0), outcome(1, (), first=0, end=0)]
-    assert command_spans(outcomes, PLACES) is None
+    assert command_spans(outcomes, PLACES, {}) is None
     assert command_tags(outcomes, PLACES, has_steps=False) == {
         "window_node": "n0",
         "window_start_mono_ns": "1000000000",
@@ -95,7 +110,7 @@ def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
     run = run_spans(outcomes, PLACES)
     assert [row["rank"] for row in run.to_pylist()] == [0, 1, 2, 3]
     assert {row["end_mono_ns"] - row["start_mono_ns"] for row in run.to_pylist()} == {2 * 10**9}
-    assert command_spans([], PLACES) is None and run_spans([], PLACES) is None
+    assert command_spans([], PLACES, {}) is None and run_spans([], PLACES) is None
 
 
 def test_tokens_of_all_nodes_are_added_up():

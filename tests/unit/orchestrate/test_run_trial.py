@@ -16,6 +16,7 @@ from wattune.orchestrate import run_trial as run_trial_module
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
+from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plan.axes import Plan
 from wattune.storage.study import TrialFolder
@@ -150,6 +151,34 @@ def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: 
     expected = {"a": "b", "isolation": "warm", "lane": "n0", "lane_trial": "3", "group_lost": "it leaked"}
     expected |= {"group_start_s": "1.500", "group_restart_s": "2.000", "limit_looks": "1 of 1"}
     assert {name: result.tags.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("warm", "is_command"), [(True, False), (False, False), (True, True)])
+def test_only_warm_ranks_were_on_their_devices_before_the_sensors_were_read(
+    tmp_path: Path,
+    cluster: Cluster,
+    telemetry: TrialTelemetry,
+    monkeypatch: pytest.MonkeyPatch,
+    warm: bool,
+    is_command: bool,
+) -> None:
+    monkeypatch.setattr(run_trial_module, "is_command", lambda _spec: is_command)
+    ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died", warm=warm)))
+    assert telemetry.warm is (warm and not is_command)
+
+
+def test_steps_of_a_command_are_copied_by_the_clocks_that_its_nodes_were_found_to_have(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(run_trial_module, "is_command", lambda _spec: True)
+    monkeypatch.setattr(run_trial_module, "command_spans", lambda *given: seen.append(given[2]))
+    manifests = {"n0": {"clock_offset_ns": 5}, "n1": {}}
+    telemetry.recorded = [
+        NodeTelemetry(node=node, tables={}, manifest=manifest, losses=()) for node, manifest in manifests.items()
+    ]
+    ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died")))
+    assert seen == [{"n0": 5, "n1": 0}]
 
 
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])

@@ -1,13 +1,16 @@
 """A telemetry actor without Ray: processors of the sampler, strangers among processes, readings."""
 
+import itertools
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.cluster import Node
@@ -30,7 +33,7 @@ def manifest(at_start: list[dict[str, int]], at_end: list[dict[str, int]]) -> di
 
 def test_a_trials_own_workers_are_no_strangers() -> None:
     both = [{"pid": 10, "memory_used_bytes": 5}, {"pid": 99, "memory_used_bytes": 9}]
-    known = without_own_processes(manifest(both, both), {"gpu0": [10]})
+    known = without_own_processes(manifest(both, both), {"gpu0": [10]}, warm=True)
     assert known["node"] == "n0" and known["devices"]["gpu0"]["own_processes"] == [10]
     assert known["devices"]["gpu0"]["at_start"] == {"other_processes": [both[1]], "clock": 1}
     assert known["devices"]["gpu0"]["at_end"] == {"other_processes": [both[1]]}
@@ -39,9 +42,19 @@ def test_a_trials_own_workers_are_no_strangers() -> None:
 
 def test_where_ids_are_hidden_one_process_a_worker_is_its_own() -> None:
     hidden = [{"pid": 4711, "memory_used_bytes": 2}, {"pid": 4712, "memory_used_bytes": 8}]
-    known = without_own_processes(manifest(hidden, hidden[:1]), {"gpu0": [10]})
+    known = without_own_processes(manifest(hidden, hidden[:1]), {"gpu0": [10]}, warm=True)
     assert known["devices"]["gpu0"]["at_start"]["other_processes"] == hidden[:1]
     assert known["devices"]["gpu0"]["at_end"]["other_processes"] == []
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_processes_that_come_after_the_sampler_excuse_no_stranger(hidden: bool) -> None:
+    """A command's, and those of a lane's first workers. The stranger is the larger one."""
+    stranger = {"pid": 99, "memory_used_bytes": 9}
+    later = {"pid": 4711 if hidden else 10, "memory_used_bytes": 5}
+    known = without_own_processes(manifest([stranger], [stranger, later]), {"gpu0": [10, 11]}, warm=False)
+    assert known["devices"]["gpu0"]["at_start"]["other_processes"] == [stranger]
+    assert known["devices"]["gpu0"]["at_end"]["other_processes"] == [stranger]
 
 
 @pytest.fixture
@@ -70,6 +83,48 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
     assert actor.start("next").cpus == ()
     actor.stop("next")
+
+
+def test_checks_of_a_running_trial_cover_every_second_however_far_apart_they_are(
+    actor: TelemetryActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both devices are drained once a second; one look takes long, and one comes before anything new."""
+    wall_ns, late_ns, windows, now_s = 10**18, 10**9, [], [0.0]
+    rows = [
+        {"device": device, "sensor_ns": wall_ns + tick * 10**8, "mono_ns": (tick // 10 + 1) * 10**9 + shift * 10**7}
+        for tick in range(1000)
+        for shift, device in enumerate(("gpu0", "gpu1"))
+    ]
+
+    def read(_folder: Path, *, start_mono_ns: int) -> tuple[dict[str, pa.Table], list[str]]:
+        until_ns = round(now_s[0] * 1e9) - late_ns
+        return {"ring": pa.Table.from_pylist([one for one in rows if start_mono_ns <= one["mono_ns"] <= until_ns])}, []
+
+    def peak_w(tables: Any, _node: str, _manifest: Any, window: tuple[int, int]) -> float | None:
+        windows.append(window)
+        ring = tables["ring"].to_pylist()
+        first_ns = max(min(one["sensor_ns"] for one in ring if one["device"] == name) for name in ("gpu0", "gpu1"))
+        assert first_ns <= window[0], "all of the window was read"
+        return 500.0 if now_s[0] != 7.5 else None  # one look cannot tell it
+
+    monkeypatch.setattr(telemetry_actor, "read_tables", read)
+    monkeypatch.setattr(telemetry_actor, "node_power_peak_w", peak_w)
+    monkeypatch.setattr(SamplerProcess, "manifest", lambda _: {"devices": {}})
+    for now_s[0] in (3.0, 4.5, 6.1, 6.2, 7.5, 9.0, 31.0, 32.0):
+        clock = ClockAnchor(mono_ns=round(now_s[0] * 1e9), wall_ns=wall_ns + round(now_s[0] * 1e9))
+        monkeypatch.setattr(telemetry_actor.ClockAnchor, "now", lambda clock=clock: clock)
+        actor.node_power_w("trial")
+    assert windows[0][0] == wall_ns, "from the first reading on"
+    told = [window for at, window in enumerate(windows) if at != 4]
+    assert all(later[0] == max(min(sooner[1], later[1]) - 10**9, wall_ns) for sooner, later in itertools.pairwise(told))
+    actor.start("trial", 1)
+    actor.release()
+    now_s[0] = 80.0
+    monkeypatch.setattr(
+        telemetry_actor.ClockAnchor, "now", lambda: ClockAnchor(mono_ns=80 * 10**9, wall_ns=wall_ns + 80 * 10**9)
+    )
+    actor.node_power_w("trial")
+    assert windows[-1][0] == wall_ns + 73 * 10**9, "another attempt begins anew"
 
 
 def test_an_actor_of_a_stopped_study_leaves_neither_a_sampler_nor_files(actor: TelemetryActor, tmp_path: Path) -> None:

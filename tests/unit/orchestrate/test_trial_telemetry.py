@@ -12,7 +12,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.lanes.messages import Death
+from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import Fates, NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import sampling, sensor_backends
 from wattune.telemetry.registry import BACKENDS
@@ -26,11 +26,12 @@ class FakeActor:
     fails: dict[str, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     num_oom_kills: int = 0
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         answers = {
             "start": Sensed(device_names={}, cpus=()),
-            "stop": NodeTelemetry(node=self.node, tables={}, manifest={}, losses=()),
+            "stop": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
             "wall_ns": 10**18,
             "node_power_w": 500.0,
             "fates": Fates(words={7: "Fatal Python error: Aborted"}, num_oom_kills=self.num_oom_kills),
@@ -92,6 +93,20 @@ def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(sampled
         pass
     assert [part.node for part in telemetry.recorded] == ["n1"]
     assert telemetry.lost == ["telemetry of node n0: OSError: disk full"]
+
+
+@pytest.mark.parametrize(("warm", "strangers"), [(True, []), (False, [{"pid": 99}])])
+def test_a_stranger_is_named_where_the_trials_processes_came_later(
+    sampled: Any, warm: bool, strangers: list[dict[str, int]]
+) -> None:
+    """Warm workers whose container hides their ids are on their devices all the time, under other ids."""
+    always = {"other_processes": [{"pid": 99}]}
+    manifest = {"devices": {"gpu0": {"at_start": always, "at_end": always}}}
+    with sampled(FakeActor("n0", manifest=manifest), FakeActor("n1")) as telemetry:
+        place = Place(rank=0, node="n0", slot=0, device="gpu0", device_uuid=None, pid=7, other_pids=(8,))
+        telemetry.places, telemetry.warm = [place], warm
+    device = telemetry.recorded[0].manifest["devices"]["gpu0"]
+    assert [device[when]["other_processes"] for when in ("at_start", "at_end")] == [strangers, strangers]
 
 
 def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pytest.LogCaptureFixture) -> None:

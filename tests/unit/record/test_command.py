@@ -75,3 +75,18 @@ def test_each_line_of_a_progress_bar_is_heard_with_its_own_time(tmp_path: Path) 
     assert [text for text, _ in lines] == ["1/3 [00:01<", "2/3 [00:01<", "3/3 [00:01<", "end"]
     assert lines[2][1] - lines[0][1] > 0.1e9  # a busy machine reads one late, not all three
     assert (tmp_path / "out").read_bytes().endswith(b"\r3/3 [00:01<\nend\n")
+
+
+def test_a_listener_that_fails_holds_up_no_command(tmp_path: Path) -> None:
+    """Output that nobody reads any more would stop it once the pipe is full."""
+    heard: list[str] = []
+
+    def fails(line: str, _mono_ns: int) -> None:
+        heard.append(line)
+        raise OverflowError(line)
+
+    with (tmp_path / "out").open("wb") as out:
+        command = Command(["sh", "-c", "seq 100000"], stdout=out.fileno(), listener=fails)
+        assert command.ended_within(60) and command.exit_code == 0
+    assert (tmp_path / "out").read_text().splitlines()[-1] == "100000"
+    assert heard == ["1"] and isinstance(command.unheard, OverflowError)

@@ -16,6 +16,8 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.record import recorder
 from wattune.record.recorder import default_name, record
 from wattune.record.recording import Recording, load, look
+from wattune.record.steps import StepsAsked
+from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.files import write_calibration
 
@@ -94,6 +96,57 @@ def test_a_watcher_sees_what_was_written_and_its_failure_ends_neither_command_no
     facts = load(tmp_path / "recordings" / "a").facts
     assert facts["closed"] is True and facts["exit_code"] == 0
     assert facts["window"]["end_mono_ns"] - facts["window"]["start_mono_ns"] > 1.2e9
+
+
+def test_a_watcher_whose_terminal_is_stopped_costs_no_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S holds whoever writes to a terminal: the live view, and with it the thread that it runs in."""
+    renewed, held, seen = threading.Semaphore(0), tmp_path / "held", []
+
+    class Counted(recorder.SamplerProcess):
+        def renew(self) -> None:
+            super().renew()
+            renewed.release()
+
+    monkeypatch.setattr(recorder, "SamplerProcess", Counted)
+
+    def stopped(_folder: Path, _start_mono_ns: int) -> None:
+        if not seen:
+            while renewed.acquire(blocking=False):  # those before
+                pass
+            seen.append(all(renewed.acquire(timeout=60) for _ in range(3)))
+            held.touch()
+
+    script = 'for _ in $(seq 2000); do [ -e "$1" ] && break; sleep 0.1; done'
+    record(["sh", "-c", script, "sh", str(held)], storage=tmp_path, backends=["host"], watcher=stopped)
+    assert seen == [True]
+
+
+def test_a_lease_that_cannot_be_renewed_ends_the_recording_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cleared(recorder.SamplerProcess):
+        def renew(self) -> None:
+            if (self.folder / "manifest.json").exists():
+                raise TelemetryError("the folder was cleared")
+            super().renew()
+
+    monkeypatch.setattr(recorder, "SamplerProcess", Cleared)
+    with pytest.raises(TelemetryError, match="the folder was cleared"):
+        record(["sleep", "1"], storage=tmp_path, backends=["host"])
+
+
+def test_lines_that_cannot_be_read_end_neither_command_nor_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("wattune.steps.reader.StepReader.feed", fails)
+    asked = StepsAsked.of(parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"}))
+    with pytest.raises(ZeroDivisionError):
+        record(["sh", "-c", "echo took 5 ms; exit 3"], storage=tmp_path, backends=["host"], name="a", steps=asked)
+    facts = load(tmp_path / "recordings" / "a").facts
+    assert facts["closed"] is True and facts["exit_code"] == 3
 
 
 def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:

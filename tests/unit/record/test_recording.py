@@ -1,5 +1,6 @@
 """A recording read back: its window, its devices, and folders that hold none."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,10 +8,13 @@ import pytest
 
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
-from wattune.record.recording import Measured, command_window, device_metrics, load
+from wattune.record.recorder import record
+from wattune.record.recording import LAG_S, Measured, command_window, device_metrics, load, read_until_mono_ns, sampled
 from wattune.schema import table_schema
 from wattune.steps.files import Step
+from wattune.steps.process.writer import StepWriter
 from wattune.steps.table import spans_of
+from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import NS_PER_S
 
 
@@ -46,6 +50,45 @@ def test_a_window_is_the_command_s_and_without_its_end_goes_up_to_the_last_readi
     assert command_window(whole, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 3 * NS_PER_S)
     assert command_window({"node": "n0"}, tables, manifests) is None
     assert command_window({**facts, "node": "n1"}, tables, manifests) is None
+
+
+def test_the_window_of_an_open_recording_ends_where_the_first_sensor_s_readings_do() -> None:
+    early, late = host_rows(0, 10), host_rows(0, 10)
+    late = late.set_column(1, "device", pa.array(["other"] * 10, late.schema.field("device").type))
+    tables = {"host": pa.concat_tables([early.slice(0, 9), late])}
+    assert read_until_mono_ns(tables) == 8 * NS_PER_S
+    silent = {"host": pa.concat_tables([early.slice(0, 2), late])}
+    assert read_until_mono_ns(silent) == 9 * NS_PER_S - round(LAG_S * NS_PER_S), "a device that is lost costs no more"
+    facts = {"node": "n0", "window": {"start_mono_ns": 6 * NS_PER_S}}
+    found = [command_window(facts, tables, {"n0": {"node": "n0"}}, second * NS_PER_S) for second in (8, 6, 5)]
+    assert found == [(10**18 + 6 * NS_PER_S, 10**18 + 8 * NS_PER_S), None, None]
+    told = {**facts, "window": {"start_mono_ns": 6 * NS_PER_S, "end_mono_ns": 9 * NS_PER_S}}
+    assert command_window(told, tables, {"n0": {"node": "n0"}}, 8 * NS_PER_S) == found[0]
+
+
+def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_path: Path) -> None:
+    """The recorder is gone and its sampler with it, and the command trains on."""
+    begun = record(["true"], storage=tmp_path, backends=["host"], name="a")
+    facts = json.loads((begun / "manifest.json").read_text())
+    start_ns = facts["window"]["start_mono_ns"]
+    sampler = SamplerProcess.start(tmp_path / "open", node=facts["node"])
+    sampler.stop()
+    for path in [*(begun / "telemetry").glob("*/*")]:
+        path.unlink()
+    for path in (tmp_path / "open").iterdir():
+        path.rename(begun / "telemetry" / facts["node"] / path.name)
+    until_ns = read_until_mono_ns(sampled(begun / "telemetry" / facts["node"], simulated_device=None)[0])
+    kept = {name: facts[name] for name in ("kind", "node", "simulated_device", "command", "steps_asked")}
+    (begun / "manifest.json").write_text(json.dumps({**kept, "window": {"start_mono_ns": start_ns}, "closed": False}))
+    (begun / "steps").mkdir()
+    writer = StepWriter("spans", str(begun / "steps"))
+    length_ns = (until_ns - start_ns) // 10
+    for at in range(100):
+        writer.step(start_ns + at * length_ns, start_ns + (at + 1) * length_ns)
+    writer.flush()
+    measured = load(begun)
+    assert measured.spans is not None and measured.spans.num_rows == measured.facts["steps"]["num_steps"] == 10
+    assert measured.facts["window"]["end_mono_ns"] <= until_ns
 
 
 def test_means_of_the_host_are_those_of_the_window() -> None:

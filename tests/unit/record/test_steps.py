@@ -14,6 +14,8 @@ from wattune.record.recorder import record
 from wattune.record.recording import Recording, load
 from wattune.record.steps import (
     FOLDER,
+    LINES,
+    CommandSteps,
     StepsAsked,
     devices_of_ranks,
     steps_of_open,
@@ -124,6 +126,30 @@ def test_the_steps_of_a_recorder_that_was_killed_are_read_from_its_processes_fil
     assert found["steps"]["tokens_per_step"] == 5 and found["command_window"] == {"start_mono_ns": 0}
     assert steps_of_open(tmp_path / "other", facts, {}, 1) == (None, {})
     assert steps_of_open(tmp_path, {"window": {"start_mono_ns": 0}}, {}, 1) == (None, {})
+
+
+@pytest.mark.parametrize("source", ["pattern/ms:took ([0-9.]+) ms", "megatron"])
+def test_lines_that_a_killed_recorder_heard_are_steps(tmp_path: Path, source: str) -> None:
+    megatron = "\x1b[31m iteration {}/ 100 | x | elapsed time per iteration (ms): 100.0 | y"
+    line = megatron if source == "megatron" else "\x1b[31mstep {} \x1b[32mtook 100.0 ms, “done”"
+    told = CommandSteps(tmp_path, StepsAsked.of(parse_source_text(source)))
+    assert told.listener is not None
+    for at in range(1, 31):
+        told.listener(line.format(at), at * 10**8)
+        told.listener("loss 3.0", at * 10**8)
+    kept = tmp_path / FOLDER / LINES
+    assert len(kept.read_bytes().splitlines()) == 31, "its pattern, and the lines that it is found in"
+    with kept.open("ab") as out:
+        out.write(b'[3100000000, "' + line.encode()[:9])  # killed here
+    asked = {"source": "pattern 'as the manifest shows it'", "window": "steps:0:", "tokens_per_step": 7.0}
+    facts = {"node": "n", "window": {"start_mono_ns": 0}, "steps_asked": asked}
+    spans, found = steps_of_open(tmp_path, facts, {"devices": {"gpu0": {}}}, 2 * 10**9)
+    assert spans is not None and found["steps"]["num_steps"] == spans.num_rows == 20, "as far as the sensors were read"
+    assert found["window"] == {"start_mono_ns": 0, "end_mono_ns": 2 * 10**9} and "pattern" in found["steps"]["source"]
+    kept.write_bytes(b"[")
+    assert steps_of_open(tmp_path, facts, {"devices": {"gpu0": {}}}, 2 * 10**9)[0] is None
+    told.discard()
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_devices_that_no_rank_named_are_said(tmp_path: Path) -> None:

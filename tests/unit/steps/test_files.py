@@ -70,3 +70,20 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     file = StepFile(tmp_path / "gone.steps")
     file.read_on()
     assert not file.steps and "cannot be read" in file.problems[0]
+
+
+def test_tokens_that_no_step_has_are_left_out_and_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.steps", f"0 10 20 {'9' * 400}", "1 20 30 5")
+    assert file.steps == [Step(0, 10, 20, None), Step(1, 20, 30, 5)]
+    assert "line 2: has more tokens than a step can have" in file.problems[0]
+
+
+@pytest.mark.parametrize("body", [f"0 10 {'9' * 400} 1", f"{'9' * 30} 10 20 1", f"0 10 20 {'9' * 5000}"])
+def test_times_that_no_clock_has_are_no_step(tmp_path: Path, body: str) -> None:
+    file = written(tmp_path / "a.steps", body, "1 20 30 5")
+    assert file.steps == [Step(1, 20, 30, 5)] and "is not a step" in file.problems[0]
+
+
+def test_a_header_with_a_rank_that_is_no_number_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.steps", "0 10 20 1", header={**HEADER, "rank": float("inf")})
+    assert not file.steps and "is not a step" in file.problems[0]

@@ -6,6 +6,7 @@ import pytest
 
 from wattune.steps.pattern import OutputLines, PatternSteps
 from wattune.steps.source import PRESETS, StepSource, parse_source
+from wattune.steps.table import tokens_per_step
 
 S = 10**9
 
@@ -134,3 +135,28 @@ def test_lines_of_a_progress_bar_end_with_a_carriage_return_and_arrived_before_i
     assert lines.take(b"o\n", 11) == [("two", 11)]
     assert lines.take(b"end", 12) == [] and lines.take(b"", 13) == [("end", 12)] and lines.take(b"", 14) == []
     assert lines.take(b"x" * 101, 15) == [("x" * 101, 15)]
+
+
+HUGE = ("1e999", "1e305", "9" * 400, "1" + ",000" * 60, "nan")
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_a_time_that_no_step_takes_ends_nothing_and_its_line_is_none(huge: str) -> None:
+    source = parse_source({"pattern": r"took (?P<time>\S+) s"})
+    found = fed(source, [("took 1 s", 1.0), (f"took {huge} s", 2.0), ("took 1 s", 3.0)]).steps
+    assert [step.end_mono_ns for step in found] == [S, 3 * S]
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_tokens_that_no_step_has_are_unknown(huge: str) -> None:
+    source = parse_source({"pattern": r"took (?P<time>\S+) s of (?P<tokens>\S+)"})
+    found = fed(source, [("took 1 s of 64", 1.0), (f"took 1 s of {huge}", 2.0), ("took 1 s of 32", 3.0)]).steps
+    assert [step.tokens for step in found] == [64, None, 32]
+    assert tokens_per_step({0: found}) == pytest.approx(48.0)
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_a_number_that_no_step_has_ends_no_steps(huge: str) -> None:
+    source = parse_source({"pattern": r"step (?P<step>\S+)"})
+    found = fed(source, [("step 1", 1.0), (f"step {huge}", 2.0), ("step 2", 3.0), ("step 3", 4.0)]).steps
+    assert [step.end_mono_ns for step in found][-1] == 4 * S and len(found) <= 3

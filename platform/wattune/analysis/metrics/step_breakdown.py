@@ -123,10 +123,15 @@ def host_bound_frac(busy_s: float, own_s: float, step_time_s: float, division: D
     Args:
         busy_s: Mean time of a step in which a device runs anything.
         own_s: The same without collectives.
-        step_time_s: Mean step time.
-        division: From `divide`; None where spans could not divide the steps.
+        step_time_s: Median step time (`wattune.analysis.metrics.speed.speed_metrics`).
+        division: From `divide`; None where spans could not divide the steps. Its waits count as they are in the step of
+            that time, or in the two around it: in another one ranks may have waited for a checkpoint.
     """
-    waits_s = 0.0 if division is None else sum(float(part.mean()) for part in division.waits_s.values())
+    waits_s = 0.0
+    if division is not None:
+        step_s = sum(division.waits_s.values(), division.compute_s + division.other_s).max(axis=1)
+        middle = np.argsort(step_s, kind="stable")[(len(step_s) - 1) // 2 : len(step_s) // 2 + 1]
+        waits_s = sum(float(part[middle].mean()) for part in division.waits_s.values())
     return max(1.0 - max(busy_s, own_s + waits_s) / step_time_s, 0.0)
 
 

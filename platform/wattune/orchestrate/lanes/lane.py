@@ -124,6 +124,7 @@ class Lane:
                 group_start_s=start_s,
                 restart_s=restart_s,
                 number=trial.number,
+                warm=group.ready_s is not None and group.ready_s < begun_s,
             )
 
     async def settle(self) -> str:
@@ -153,8 +154,7 @@ class Lane:
 
     def spans(self, name: str) -> dict[int, pa.Table]:
         """The last seconds of a running trial's ranks, by rank."""
-        trial = self._running(name)
-        return dict(trial.spans) if trial is not None else {}
+        return dict(trial.spans) if (trial := self._running(name)) is not None else {}
 
     async def make_room(self) -> None:
         """Ends the workers once the running trial is done; the next trial here starts new ones."""

@@ -208,3 +208,5 @@ class Answer:
     """Seconds without workers because an earlier trial cost its group; None if it did not."""
     number: int = 0
     """Number of the trial in its group, from 1."""
+    warm: bool = False
+    """True where its workers waited for a trial before this one was asked for."""

@@ -4,7 +4,7 @@ Sources: https://prometheus.io/docs/practices/naming/, and the OpenMetrics speci
 quantity and never of a device: device, uuid and node are labels. What was not read is absent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -190,32 +190,40 @@ NODE_FAMILIES: Final = (
 
 
 class _Made:
-    """Families by name, in the order of their first sample."""
+    """Families by name, in the order of their first sample. Of samples with the same labels the first one counts."""
 
     def __init__(self) -> None:
         self.families: dict[str, Metric] = {}
+        self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
 
     def gauge(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
         if name not in self.families:
             self.families[name] = GaugeMetricFamily(name, text, labels=list(labels), unit=unit)
-        self.families[name].add_sample(name, dict(labels), value)
+        self._add(name, name, labels, value)
 
     def counter(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
         if name not in self.families:
             self.families[name] = CounterMetricFamily(name, text, labels=list(labels), unit=unit)
-        self.families[name].add_sample(f"{name}_total", dict(labels), value)
+        self._add(name, f"{name}_total", labels, value)
 
     def info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
         if name not in self.families:
             self.families[name] = InfoMetricFamily(name, text)
-        self.families[name].add_sample(f"{name}_info", dict(labels), 1.0)
+        self._add(name, f"{name}_info", labels, 1.0)
+
+    def _add(self, name: str, sample: str, labels: Mapping[str, str], value: float) -> None:
+        key = (sample, frozenset(labels.items()))
+        if key not in self._seen:
+            self._seen.add(key)
+            self.families[name].add_sample(sample, dict(labels), value)
 
 
-def families(snapshot: Snapshot | None, now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:
-    """Makes the metrics of a snapshot.
+def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:
+    """Makes the metrics of the recordings that are followed.
 
     Args:
-        snapshot: None before the recording has begun.
+        snapshots: One of each, the newest recording first: of what several have, such as the node's processors, its
+            readings are exposed. Empty before a recording has begun.
         now_mono_ns: This moment: a reading older than `STALE_S` is left out.
         num_failures: Looks at the sampler's files that failed.
 
@@ -225,8 +233,12 @@ def families(snapshot: Snapshot | None, now_mono_ns: int, *, num_failures: int =
     made = _Made()
     made.info("wattune_build", "The version that exposes these metrics.", {"version": __version__})
     made.counter("wattune_exporter_failed_looks", "", "Looks at the sampler's files that failed.", {}, num_failures)
-    if snapshot is None:
-        return list(made.families.values())
+    for snapshot in snapshots:
+        _of_recording(made, snapshot, now_mono_ns)
+    return list(made.families.values())
+
+
+def _of_recording(made: _Made, snapshot: Snapshot, now_mono_ns: int) -> None:
     _recording(made, snapshot)
     for name, view in snapshot.devices.items():
         labels = {"node": snapshot.node, "device": name, "uuid": str(view.facts.get("uuid", ""))}
@@ -247,7 +259,6 @@ def families(snapshot: Snapshot | None, now_mono_ns: int, *, num_failures: int =
         )
     _ages(made, host, now_mono_ns, {**node_labels, "device": HOST, "uuid": ""})
     _sampler(made, snapshot)
-    return list(made.families.values())
 
 
 def _fresh(latest: Mapping[str, Latest], now_mono_ns: int) -> dict[str, Latest]:

@@ -24,8 +24,9 @@ from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import s_to_ns
 
-LOOK_BACK_S: Final = 60.0
-"""Time before the last reading that recent peaks are of. A server that scrapes at least as often misses none."""
+LOOK_BACK_S: Final = 70.0
+"""Time before a look that recent peaks are of. A server that scrapes every 60 s misses none, also where it is late: the
+sensors lag by 2 s, and peaks are up to `ASSESS_EVERY_S` and a second old when they are scraped."""
 LEAST_PIECE_S: Final = 1.0
 """Shortest time whose lost clock is added up, and time before it that is assessed with it: whether a device was at its
 power cap takes 0.2 s of power before a reading."""

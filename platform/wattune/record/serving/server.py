@@ -1,6 +1,6 @@
-"""An HTTP server of a running recording's metrics, in the formats of OpenMetrics and Prometheus.
+"""An HTTP server of running recordings' metrics, in the formats of OpenMetrics and Prometheus.
 
-Three threads meet here. The recorder's says once where its sampler writes. One reads the sampler's files, when somebody
+Three threads meet here. A recorder's says where its sampler writes. One reads the sampler's files, when somebody
 asks and otherwise every `CATCH_UP_S`. One answers all clients, of which none can hold another up: a connection has
 `DEADLINE_S` altogether, and where too many are open the oldest is closed. Whatever fails here, the recording goes on.
 """
@@ -121,22 +121,33 @@ def encode(found: list[Metric], accept: str) -> tuple[bytes, str]:
 
 
 class _Looker:
-    """The thread that reads the sampler's files."""
+    """The thread that reads the files of the recordings' samplers."""
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot | None = None
-        """The last one; it is replaced and never changed."""
         self.num_failures = 0
-        self._follower: Follower | None = None
+        self._followers: dict[Path, Follower] = {}
+        """By the sampler's folder, in the order in which they came; replaced and never changed."""
+        self._seen: dict[Path, Snapshot] = {}
+        """The last look at each that was seen; likewise."""
+        self._over: set[Path] = set()
+        """Those that have ended and were forgotten: their recorders may still call."""
+        self._lock = threading.Lock()
         self._wanted, self._ended = threading.Event(), threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="metrics-files", daemon=True)
 
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The last look at each recording, the newest recording first."""
+        followers, seen = self._followers, self._seen
+        return [seen[folder] for folder in reversed(followers) if folder in seen]
+
     def follow(self, sampler_folder: Path, start_mono_ns: int) -> None:
-        """Names the recording, once."""
-        if self._follower is None:
-            self._follower = Follower(sampler_folder, start_mono_ns)
+        """Names a recording; once or again."""
+        if sampler_folder not in self._followers and sampler_folder not in self._over:
+            with self._lock:
+                self._followers = {**self._followers, sampler_folder: Follower(sampler_folder, start_mono_ns)}
             self._wanted.set()
 
     def start(self) -> None:
@@ -147,12 +158,10 @@ class _Looker:
         self._wanted.set()
         self._thread.join(CLOSING_S)
 
-    async def fresh(self) -> Snapshot | None:
-        """Returns a snapshot that is at most `FRESH_S` old, or after `ANSWER_S` the last one there is."""
-        last = self.snapshot
-        if self._follower is None or (
-            last is not None and ns_to_s(time.monotonic_ns() - last.taken_mono_ns) <= FRESH_S
-        ):
+    async def fresh(self) -> list[Snapshot]:
+        """Returns snapshots that are at most `FRESH_S` old, or after `ANSWER_S` the last ones there are."""
+        last, now_ns = self.snapshots, time.monotonic_ns()
+        if len(last) == len(self._followers) and all(ns_to_s(now_ns - one.taken_mono_ns) <= FRESH_S for one in last):
             return last
         self._loop = asyncio.get_running_loop()
         looked = self._loop.create_future()
@@ -163,24 +172,34 @@ class _Looker:
         except TimeoutError:
             with contextlib.suppress(ValueError):  # the look ended in the same moment, and nobody waits any more
                 self._waiting.remove(looked)
-        return self.snapshot
+        return self.snapshots
 
     def _run(self) -> None:
         rest_s = 0.0
         while not self._ended.wait(rest_s):
             self._wanted.wait(CATCH_UP_S)
             self._wanted.clear()
-            if self._follower is None or self._ended.is_set():
+            if not self._followers or self._ended.is_set():
                 continue
             begun_s = time.monotonic()
-            try:
-                self.snapshot = self._follower.look()
-            except Exception:  # counted and served as a metric: the recording is what matters
-                self.num_failures += 1
+            for folder, follower in self._followers.items():
+                try:
+                    self._seen = {**self._seen, folder: follower.look()}
+                except Exception:  # counted and served as a metric: the recording is what matters
+                    self.num_failures += 1
+            self._forget_ended()
             rest_s = IDLE_SHARE * (time.monotonic() - begun_s)
             if self._loop is not None:
                 with contextlib.suppress(RuntimeError):  # the server has ended
                     self._loop.call_soon_threadsafe(self._release)
+
+    def _forget_ended(self) -> None:
+        """Forgets recordings that have ended, except the newest, which says so as long as no other one begins."""
+        with self._lock:
+            *earlier, _ = self._followers
+            self._over |= {each for each in earlier if each in self._seen and not self._seen[each].sampler_alive}
+            self._followers = {each: one for each, one in self._followers.items() if each not in self._over}
+        self._seen = {each: one for each, one in self._seen.items() if each in self._followers}
 
     def _release(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -190,7 +209,10 @@ class _Looker:
 
 
 class MetricsServer:
-    """Serves a recording's metrics while entered. Call it as `wattune.record.recorder.Watcher`."""
+    """Serves the metrics of recordings while entered, one after another or at once.
+
+    Call it as `wattune.record.recorder.Watcher` of each.
+    """
 
     def __init__(self, address: str, *, remote: bool = False) -> None:
         """Opens the port; nothing is answered before it is entered.
@@ -215,7 +237,7 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._run, name="metrics-http", daemon=True)
 
     def __call__(self, sampler_folder: Path, start_mono_ns: int) -> None:
-        """Follows the recording whose sampler writes there; does nothing else."""
+        """Follows the recording whose sampler writes there, beside those that it follows already; does nothing else."""
         self._looker.follow(sampler_folder, start_mono_ns)
 
     def __enter__(self) -> Self:

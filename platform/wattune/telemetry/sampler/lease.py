@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from wattune.errors import TelemetryError
-from wattune.private_folder import NotPrivateError, own_folder, start_ticks
+from wattune.private_folder import NotPrivateError, is_stopped, own_folder, start_ticks
 from wattune.units import s_to_ns
 
 LEASE_S: Final = 10.0
@@ -27,6 +27,8 @@ LONGEST_LOOK_S: Final = 2.0
 owner may have been stopped with it. Samplers look every 0.8 s."""
 
 _POLL_S: Final = 0.1
+_OWNER_LENGTH: Final = 48
+"""Bytes of a lease: two numbers and blanks, so that the name of another owner leaves nothing of this one."""
 
 
 class Lease:
@@ -49,18 +51,43 @@ class Lease:
 
         The age is the time since a change was seen, never wall clock minus file time: stepping the wall clock must not
         end a recording. A node that stood still, a paused container or a suspended job must not end one either: when it
-        goes on, its owner has most of the lease to renew it, see `LONGEST_LOOK_S`.
+        goes on, its owner has most of the lease to renew it, see `LONGEST_LOOK_S`. Nor does the lease age while its
+        owner alone is stopped, as by Ctrl-Z in its terminal: it is there and goes on.
         """
         try:
             mtime_ns = self._path.stat().st_mtime_ns
         except FileNotFoundError:
             return True
         now_ns = self._clock_ns()
-        self._age_ns += min(now_ns - self._looked_ns, s_to_ns(LONGEST_LOOK_S))
+        if not self._owner_is_stopped():
+            self._age_ns += min(now_ns - self._looked_ns, s_to_ns(LONGEST_LOOK_S))
         self._looked_ns = now_ns
         if mtime_ns != self._mtime_ns:
             self._mtime_ns, self._age_ns = mtime_ns, 0
         return self._age_ns >= self._lease_ns
+
+    def _owner_is_stopped(self) -> bool:
+        try:
+            words = self._path.read_text(errors="replace").split()
+        except OSError:
+            return False
+        return len(words) == 2 and all(map(str.isdecimal, words)) and is_stopped(int(words[0]), int(words[1]))
+
+
+def renew(path: Path) -> None:
+    """Renews a lease, and names this process as its owner.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    owner = f"{os.getpid()} {start_ticks(os.getpid()) or ''}".ljust(_OWNER_LENGTH).encode()
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.pread(fd, _OWNER_LENGTH, 0) != owner:  # once: a disk that is full by now ends no recording here
+            os.pwrite(fd, owner, 0)
+        os.utime(fd)
+    finally:
+        os.close(fd)
 
 
 class FileLock:

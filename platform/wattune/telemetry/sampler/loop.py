@@ -37,12 +37,17 @@ class _TierReader:
     def __init__(self, tier: str, backend: Backend, devices: Sequence[str], rate_hz: float, start_ns: int) -> None:
         self.tier, self.backend, self.devices = tier, backend, list(devices)
         self._spread = tier in SPREAD_TIERS
+        self._turn = 0
         self.schedule = Schedule(rate_hz * (len(devices) if self._spread else 1), start_ns)
         self.record = TierRecord(rate_hz, self.schedule)
 
-    def due(self, tick: Tick) -> Sequence[str]:
-        """The devices of a tick. Each tick begins with another one, so that no device is always read late."""
-        first = tick.index % len(self.devices)
+    def due(self) -> Sequence[str]:
+        """The devices of a tick. Each tick begins with another one, so that no device is always read late.
+
+        Ticks that were missed take no turn: a regular miss would take that of the same devices again and again.
+        """
+        first = self._turn
+        self._turn = (first + 1) % len(self.devices)
         return self.devices[first : first + 1] if self._spread else self.devices[first:] + self.devices[:first]
 
 
@@ -121,6 +126,7 @@ class Sampler:
         self._expired, self._wait = expired, wait
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._ended: str | None = None
+        self._num_batches = 0
         self._inventory = _Inventory.of(backends)
         self._add_facts("at_start")
         self._simulated = any(backend.simulated for backend in backends.values())
@@ -172,7 +178,7 @@ class Sampler:
 
     def _read(self, reader: _TierReader, tick: Tick) -> None:
         reader.record.add_tick(tick.lateness_ns)
-        for device in reader.due(tick):
+        for device in reader.due():
             self._read_device(reader, device)
 
     def _read_last(self) -> None:
@@ -197,10 +203,11 @@ class Sampler:
             reader.record.add_errors(row)
             self._rows[reader.tier].append({**keys, **row})
 
-    def _hand_over(self, tick: Tick) -> None:
+    def _hand_over(self, _tick: Tick) -> None:
         self._clock_watch.look()
         rows, self._rows = self._rows, {tier: [] for tier in self._rows}
-        self._store.put(rows, self._manifest() if tick.index % MANIFEST_EVERY == 0 else None)
+        self._store.put(rows, self._manifest() if self._num_batches % MANIFEST_EVERY == 0 else None)
+        self._num_batches += 1
         if self._expired():
             self._ended = "lease expired"
 

@@ -2,7 +2,7 @@
 
 A sampler is `python -m wattune.telemetry.sampler.process` in a session of its own. It imports neither ray nor torch, is
 nobody's child, and lives by a lease: without renewal for 10 s it closes its files and ends. Owner and sampler share
-only its folder: `lease` (touched by the owner), `sampler.lock` (held by the sampler), `sampler.log`, and the
+only its folder: `lease` (written by the owner), `sampler.lock` (held by the sampler), `sampler.log`, and the
 recording of `wattune.telemetry.files.segments`.
 """
 
@@ -24,7 +24,7 @@ from wattune.schema import TELEMETRY
 from wattune.telemetry.backend import Backend
 from wattune.telemetry.files.segments import MANIFEST, read_manifest
 from wattune.telemetry.registry import BACKENDS, SHARED_BACKENDS, load_backend, split_backend
-from wattune.telemetry.sampler.lease import LEASE_S, DeviceLocks, FileLock, Lease, lock_holder
+from wattune.telemetry.sampler.lease import LEASE_S, DeviceLocks, FileLock, Lease, lock_holder, renew
 from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ, Sampler
 
 _LEASE: Final = "lease"
@@ -114,7 +114,7 @@ class SamplerProcess:
             TelemetryError: There is no lease: no sampler was started here, or the folder was cleared.
         """
         try:
-            os.utime(self.folder / _LEASE)
+            renew(self.folder / _LEASE)
         except FileNotFoundError:
             raise TelemetryError(f"{self.folder} has no sampler's lease; start a sampler there first") from None
 
@@ -154,6 +154,7 @@ class SamplerProcess:
             raise TelemetryError(f"a sampler starts or runs in {self.folder}; attach to it")
         try:
             (self.folder / _LEASE).touch()
+            self.renew()
             with open(self.folder / _LOG, "wb") as log:
                 shell = subprocess.run(
                     ["/bin/sh", "-c", _DETACH, "sh", *command],

@@ -33,12 +33,12 @@ _NO_FLAG: Final = tuple(
     )
 )
 
-_RANK: Final = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:\s?(?P<said>.*)")
+_RANK: Final = re.compile(r"^\s*\[(?:rank|default)(\d{1,9})\]:\s?(?P<said>.*)")
 """Beginning of a line that torch's exception hook, or torchrun with --tee, marks with its rank."""
 
 _ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
-_ROOT_RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d+)\s")
-_ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\s")
+_ROOT_RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d{1,9})\s")
+_ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d{1,9})\s")
 _RAISED: Final = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*")
 """The last line of a traceback."""
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from wattune.steps.table import tokens_per_step
 from wattune.trial import Measure, TrialStatus
 from wattune.units import ns_to_s
 from wattune.workers.command.failure import Told, failure, killed_from_outside
-from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
+from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring, warmup
 from wattune.workers.command.output import Output
 from wattune.workers.command.process import GRACE_S, CommandProcess
 from wattune.workers.last_words import num_oom_kills
@@ -200,9 +200,13 @@ class _Run:
             end_ns = self._process.end_mono_ns or time.monotonic_ns()
         finally:
             left = self._process.close()
-        if end is None:
+        if not self._look.finished:  # else all that counts was read when it was
             self._read()
+        if end is None:
             end = self._ended()
+        if not self._launch.leads:  # it measures nothing, and its steps have to be steady nevertheless
+            times_s = [ns_to_s(step.duration_ns) for step in self._leading()]
+            self._look = replace(self._look, steady=warmup(times_s, self._launch.measure.warmup_steps)[1])
         return self._outcome(end, end_ns, left)
 
     def _take(self, line: str, mono_ns: int) -> None:
@@ -245,8 +249,14 @@ class _Run:
         return None
 
     def _leading(self) -> Sequence[Step]:
-        """Returns the steps of the lowest rank that tells any: it stands for all when the trial is paced."""
-        return next((each for _, each in sorted(self._steps.items()) if each), ())
+        """Returns the steps of the lowest rank that tells any, as far as all ranks that do have told theirs.
+
+        It stands for all when the trial is paced. Only steps of all ranks count in the end, so a rank that tells its
+        steps later decides when there are enough.
+        """
+        told = [each for _, each in sorted(self._steps.items()) if each]
+        last = min((each[-1].index for each in told), default=-1)
+        return [step for step in told[0] if step.index <= last] if told else ()
 
     def _ordered(self, order: Order) -> tuple[TrialStatus, str]:
         if order.kind == "finish":

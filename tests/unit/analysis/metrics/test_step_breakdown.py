@@ -253,3 +253,24 @@ def test_a_wait_that_a_collectives_kernel_does_counts_once() -> None:
     assert host_bound_frac(0.7, 0.4, 1.0, division) == pytest.approx(0.3)
     beside = Division(compute_s=np.ones((3, 2)), waits_s={"wait": np.zeros((3, 2))}, other_s=np.zeros((3, 2)))
     assert host_bound_frac(0.7, 0.4, 1.0, beside) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_a_step_that_waits_for_long_hides_no_wait_for_the_host(count: int) -> None:
+    """Of steps of 1 s that wait for 0.1 s one writes a checkpoint, and all ranks wait 20 s for it."""
+    wait_s = np.full((count, 2), 0.1)
+    wait_s[3] = 20.0
+    division = Division(
+        compute_s=np.full((count, 2), 0.9), waits_s={"exposed_comm": wait_s}, other_s=np.zeros((count, 2))
+    )
+    assert host_bound_frac(0.4, 0.4, 1.0, division) == pytest.approx(0.5)
+
+
+def test_the_waits_are_those_of_the_step_whose_time_is_the_median() -> None:
+    """Two short steps wait for nothing, and rank 0 waits in the others."""
+    wait_s = np.array([[0.2, 0.0], [0.0, 0.0], [0.4, 0.0], [0.0, 0.0], [0.4, 0.0]])
+    compute_s = np.array([[0.8, 1.0], [0.5, 0.5], [0.8, 1.2], [0.5, 0.5], [0.8, 1.2]])
+    division = Division(compute_s=compute_s, waits_s={"straggler": wait_s}, other_s=np.zeros_like(wait_s))
+    assert host_bound_frac(0.5, 0.5, 1.0, division) == pytest.approx(0.4)
+    even = Division(compute_s=compute_s[:4], waits_s={"straggler": wait_s[:4]}, other_s=np.zeros((4, 2)))
+    assert host_bound_frac(0.5, 0.5, 0.75, even) == pytest.approx(1 - 0.55 / 0.75), "the mean of the two in the middle"

@@ -161,6 +161,7 @@ def test_one_group_runs_trial_after_trial() -> None:
             answer = await workers.lane.run(assignment(f"a-{number}"))
             assert statuses(answer) == ["completed", "completed"] and answer.number == number and not answer.failure
             assert [place.rank for place in answer.places] == [0, 1]
+            assert answer.warm is (number > 1), "the first one's workers came after it"
             assert await workers.lane.settle() == ""
 
     workers = run(scenario)
@@ -174,7 +175,7 @@ def test_another_engine_and_a_fresh_trial_get_their_own_workers() -> None:
         answer = await workers.lane.run(assignment("c", engine="deepspeed", fresh=True))
         assert answer.number == 1
         again = await workers.lane.run(assignment("d", engine="deepspeed", fresh=True))
-        assert again.number == 1
+        assert again.number == 1 and not again.warm
 
     workers = run(scenario)
     assert [key.engine for key, _ in workers.launches] == ["torch", "deepspeed", "deepspeed", "deepspeed"]

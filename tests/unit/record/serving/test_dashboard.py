@@ -28,7 +28,7 @@ def targets() -> Iterator[tuple[str, str, str]]:
 def exposed() -> dict[str, set[str]]:
     """Returns the labels of every sample's name."""
     found: dict[str, set[str]] = {}
-    for family in families(snapshot(), NOW_NS):
+    for family in families([snapshot()], NOW_NS):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

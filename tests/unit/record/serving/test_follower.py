@@ -10,10 +10,11 @@ import pytest
 from living_sampler import NODE, LivingSampler
 
 from wattune.analysis.metrics.throttle import Throttle
-from wattune.record.recording import device_metrics
+from wattune.record.recording import LAG_S, Measured, device_metrics
 from wattune.record.serving import follower
 from wattune.record.serving.follower import ClockLost, Follower, Peaks, Snapshot
 from wattune.storage.files import write_calibration
+from wattune.telemetry.sampler.loop import HAND_OVER_S
 from wattune.telemetry.sampler.process import SamplerProcess
 
 START_S = 20.0
@@ -93,6 +94,30 @@ def test_after_a_pause_only_what_was_read_counts_as_assessed(
     later = look_at(38.0).devices["gpu0"].clock_lost.assessed_s
     # Of the fifteen seconds the last eight were looked at, less the ring's lag.
     assert later - first == pytest.approx(8.0 - 1.1, abs=0.15)
+
+
+def test_a_scrape_a_minute_misses_no_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrapers are late, sensors lag, batches take a while, and peaks are new only every five seconds."""
+    now_ns, looked, covered = [0], [(0, 0)], [(0, 0)]
+    late_ns = round((LAG_S + HAND_OVER_S) * 1e9)
+
+    def looking(_folder: Path, since_ns: int) -> Measured:
+        looked.append((since_ns, now_ns[0] - late_ns))
+        return Measured(tables={}, manifests={"n0": {"node": "n0"}}, window=looked[-1])
+
+    monkeypatch.setattr(follower, "look", looking)
+    monkeypatch.setattr(Peaks, "observe", lambda *_: covered.append(looked[-1]))
+    monkeypatch.setattr(SamplerProcess, "alive", lambda _: True)
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns[0], thread_time=time.thread_time)
+    monkeypatch.setattr(follower, "time", clock)
+    followed = Follower(tmp_path / "recordings" / "a" / "telemetry" / "n0", 0)
+    scraped = []
+    for at_s, scrapes in ((20, 0), (35.5, 0), (55.5, 0), (60, 1), (75.5, 0), (95.5, 0), (115.5, 0), (121.5, 1)):
+        now_ns[0] = round(at_s * 1e9)
+        followed.look()
+        scraped += [covered[-1]] if scrapes else []
+    (_, first_end_ns), (second_start_ns, _) = scraped
+    assert first_end_ns < 60 * 10**9 and second_start_ns <= first_end_ns
 
 
 def test_a_window_that_a_calibration_excludes_has_no_peak(tmp_path: Path, look_at: Callable[[float], Snapshot]) -> None:

@@ -235,3 +235,43 @@ def test_two_scrapes_within_a_second_are_one_look(tmp_path: Path, monkeypatch: p
         bodies = [get(server)[2] for _ in range(5)]
     assert all('recording="live"' in body for body in bodies)
     assert 1 <= len(looks) <= 2
+
+
+def test_one_server_follows_several_recordings_until_each_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, and two at once; a recorder says where it writes again and again."""
+    ended: set[Path] = set()
+    monkeypatch.setattr(SamplerProcess, "alive", lambda self: self.folder not in ended)
+    monkeypatch.setattr(serving, "FRESH_S", 0.0)
+    monkeypatch.setattr(serving, "IDLE_SHARE", 0)
+    recordings = {}
+    for name in ("first", "second", "third"):
+        living = LivingSampler(tmp_path / name)
+        living.write_until(25.0)
+        recordings[name] = tmp_path / name / "recordings" / name / "telemetry" / living.folder.name
+        living.folder.parents[1].rename(tmp_path / name / "recordings" / name)
+
+    def shown(server: MetricsServer) -> set[str]:
+        for name in begun:
+            server(recordings[name], living.at_ns(20.0))
+        found = {one.name: one for one in text_string_to_metric_families(get(server)[2])}
+        info = found.get("wattune_recording")
+        return set() if info is None else {sample.labels["recording"] for sample in info.samples}
+
+    def comes(server: MetricsServer, *names: str) -> bool:
+        """A look that had begun before may be answered first."""
+        return any(shown(server) == set(names) for _ in range(100))
+
+    with MetricsServer(LOOPBACK) as server:
+        begun = ["first"]
+        assert comes(server, "first")
+        begun = ["first", "second"]
+        assert comes(server, "first", "second") and shown(server) == {"first", "second"}
+        ended.add(recordings["first"])
+        assert comes(server, "second")
+        ended.add(recordings["second"])
+        shown(server)
+        assert shown(server) == {"second"}, "the last one is shown as ended"
+        begun = ["second", "third"]
+        assert comes(server, "third") and shown(server) == {"third"}

@@ -1,6 +1,7 @@
 """Leases and locks on real files, with clocks that tests move."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from wattune.errors import TelemetryError
-from wattune.telemetry.sampler.lease import DeviceLocks, FileLock, Lease, lock_holder, runtime_folder
+from wattune.private_folder import start_ticks
+from wattune.telemetry.sampler.lease import DeviceLocks, FileLock, Lease, lock_holder, renew, runtime_folder
 
 
 class Clock:
@@ -54,6 +56,51 @@ def test_a_node_that_stood_still_does_not_end_what_its_owner_renews_when_it_goes
     while not lease.expired():
         clock.s += 0.8
     assert clock.s - went_on_s == pytest.approx(8.0, abs=0.8), "an owner that does not come back is gone all the same"
+
+
+def test_an_owner_that_is_stopped_keeps_its_lease_and_goes_on_with_it(tmp_path: Path) -> None:
+    """Ctrl-Z stops a recorder and its command, and no sampler: that is in a session of its own."""
+    path, clock = tmp_path / "lease", Clock()
+    path.touch()
+    code = (
+        "import os, signal, sys; from pathlib import Path; from wattune.telemetry.sampler.lease import renew\n"
+        "renew(Path(sys.argv[1]))\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "renew(Path(sys.argv[1])); print('again', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
+        lease = Lease(path, 10, clock)
+
+        def expires_within(duration_s: float) -> bool:
+            until_s = clock.s + duration_s
+            while clock.s < until_s and not (over := lease.expired()):
+                clock.s += 0.8
+            return over
+
+        assert not expires_within(100.0)
+        owner.send_signal(signal.SIGCONT)
+        assert owner.stdout is not None and owner.stdout.readline() == "again\n"
+        assert not expires_within(9.0) and expires_within(2.0), "and renews it itself from then on"
+        lease = Lease(path, 10, clock)
+        owner.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
+        assert not expires_within(100.0)
+        owner.kill()
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+        assert expires_within(11.0), "an owner that ended comes back no more"
+
+
+def test_a_lease_names_who_renewed_it_last(tmp_path: Path) -> None:
+    path = tmp_path / "lease"
+    with pytest.raises(FileNotFoundError):
+        renew(path)
+    path.write_text("9" * 48)
+    os.utime(path, (1, 1))
+    renew(path)
+    assert path.read_text().split() == [str(os.getpid()), str(start_ticks(os.getpid()))]
+    assert path.stat().st_mtime > 1
 
 
 def test_a_deleted_lease_has_expired(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
-from wattune.telemetry.files.segments import read_manifest, read_tables
-from wattune.telemetry.sampler.loop import Sampler
+from wattune.telemetry.files.segments import Store, read_manifest, read_tables
+from wattune.telemetry.sampler.loop import MANIFEST_EVERY, SPREAD_TIERS, Sampler
 
 WALL_NS = 10**18
 
@@ -105,6 +105,37 @@ def test_each_tick_begins_with_another_device_and_slow_reads_are_spread(tmp_path
     assert [device for _, device in slow[:4]] == ["gpu0", "gpu1", "gpu2", "gpu0"]
     assert [now_ns for now_ns, _ in slow[:4]] == pytest.approx([0, 1e9 / 3, 2e9 / 3, 1e9], abs=1e3)
     assert [device for _, device in last] == ["gpu0", "gpu1", "gpu2"] and all(now_ns > 1e9 for now_ns, _ in last)
+
+
+@pytest.mark.parametrize("tier", ["ring", "slow", "counter"])
+def test_reads_that_are_too_slow_for_their_rate_come_to_every_device_in_turn(tmp_path: Path, tier: str) -> None:
+    """Each read takes a tick and a half: every other tick is missed, always of the same two devices."""
+    world = World(end_s=60)
+    names = ["gpu0", "gpu1", "gpu2", "gpu3"]
+    took_ns = {"ring": 375_000_000, "slow": 375_000_000, "counter": 75_000_000}[tier]
+    backend = ScriptedBackend(world, names, {tier: took_ns})
+    sampler(tmp_path, world, {"nvml": backend}).run()
+    each = 1 if tier in SPREAD_TIERS else len(names)
+    first = [device for _, device, _ in backend.calls[::each]]
+    assert read_manifest(tmp_path)["tiers"][tier]["missed_ticks"] > 20
+    assert first[:12] == names * 3, "the device that a tick begins with"
+
+
+def test_a_manifest_is_written_where_batches_come_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read delays every second batch until the next one is due, so that all numbers of deadlines are odd."""
+    put, given = Store.put, []
+
+    def noted(self: Store, rows: Any, manifest: Any = None) -> None:
+        given.append(manifest is not None)
+        put(self, rows, manifest)
+
+    monkeypatch.setattr(Store, "put", noted)
+    world = World(end_s=60)
+    sampler(
+        tmp_path, world, {"nvml": ScriptedBackend(world, ["gpu0"], {"slow": 900_000_000})}, rates_hz={"slow": 0.625}
+    ).run()
+    assert given[0], "at the start"
+    assert [at for at, manifest in enumerate(given[1:-1]) if manifest] == list(range(0, len(given) - 2, MANIFEST_EVERY))
 
 
 @pytest.mark.parametrize("how", ["stopped", "lease expired"])

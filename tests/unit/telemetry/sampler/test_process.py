@@ -54,6 +54,7 @@ def test_a_recording_from_start_to_stop(start: Callable[..., SamplerProcess]) ->
     maps = Path(f"/proc/{pid_of(sampler)}/maps").read_text()
     assert "libarrow" in maps and "libtorch" not in maps and "_raylet" not in maps
     assert os.getsid(pid_of(sampler)) != os.getsid(0)
+    assert (sampler.folder / "lease").read_text().split()[0] == str(os.getpid()), "it knows its owner"
     with pytest.raises(TelemetryError, match="holds a recording already"):
         start()
     again = SamplerProcess.attach(sampler.folder)

@@ -31,6 +31,13 @@ Root Cause (first observed failure):
 """.splitlines()
 
 
+def test_a_rank_of_thousands_of_digits_is_none():
+    lines = [line.replace("rank      : 1 ", f"rank      : {'1' * 5000} ") for line in TORCHRUN]
+    lines = [line.replace("exitcode  : 1 ", f"exitcode  : {'1' * 5000} ") for line in lines]
+    for said in (lines, [f"[rank{'1' * 5000}]: ValueError: x", *lines]):
+        assert failure(1, said, Told())[0] is TrialStatus.CRASHED
+
+
 def test_torchrun_names_the_rank_that_failed_first():
     status, reason = failure(1, TORCHRUN, Told())
     assert (status, reason) == (TrialStatus.CRASHED, "exit code 1: rank 1: ValueError: of rank 1")

@@ -21,13 +21,23 @@ LOOP = "from wattune import spans\nimport time\nfor n in range({}):\n with spans
 @pytest.fixture
 def run(tmp_path: Path):
     def run(
-        code, *, leads=True, steps="auto", order=None, order_after_s=0.0, program=None, measure=MEASURE, **callbacks
+        code,
+        *,
+        leads=True,
+        steps="auto",
+        order=None,
+        order_after_s=0.0,
+        when=None,
+        program=None,
+        measure=MEASURE,
+        **callbacks,
     ):
         begun_s = time.monotonic()
 
         def orders(timeout_s):
             time.sleep(min(timeout_s, 0.05))
-            return order if time.monotonic() - begun_s >= order_after_s else None
+            due = time.monotonic() - begun_s >= order_after_s if when is None else when()
+            return order if due else None
 
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         launch = Launch(
@@ -70,6 +80,49 @@ def test_a_program_that_ends_with_enough_steps_is_fine_and_with_few_is_not(run):
     few = run(LOOP.format(3) + "print('bye')")
     assert few.status is TrialStatus.CRASHED and few.reason.startswith("ended after 3 steps, needs 14 or more")
     assert few.output.endswith("bye\n")
+
+
+def test_it_is_measured_until_all_of_its_ranks_have_told_enough(run):
+    """Ranks of a pipeline end their steps apart, and each writes them when it likes."""
+    rank = "import sys\n" + LOOP.format(10**9).replace("0.01", "0.05 if sys.argv[1] == '1' else 0.01")
+    both = (
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, '-c', {rank!r}]\n"
+        "ranks = [subprocess.Popen([*command, r], env={**os.environ, 'RANK': r}) for r in '01']\n"
+        "for one in ranks: one.wait()"
+    )
+    found = run(both)
+    assert found.status is TrialStatus.COMPLETED and found.look.num_measured >= 10 and found.steps.keys() == {0, 1}
+    for told in found.steps.values():
+        assert {step.index for step in told} >= set(range(found.look.end_index))
+
+
+@pytest.mark.parametrize(("growth", "steady"), [("0", True), ("0.05 * n", False)])
+def test_a_node_that_does_not_lead_says_whether_its_own_steps_were_steady(run, tmp_path: Path, growth, steady):
+    """Its steps are told and not slept, so that a busy machine does not change them."""
+    ready = tmp_path / "ready"
+    code = (
+        "import os, pathlib, time\nfrom wattune.steps.process.writer import StepWriter\n"
+        "writer, at = StepWriter('spans'), 10**12\n"
+        f"for n in range(40):\n end = at + round((0.1 + {growth}) * 1e9); writer.step(at, end); at = end\n"
+        f"writer.flush(); pathlib.Path({str(ready)!r}).touch()\ntime.sleep(100)"
+    )
+    found = run(code, leads=False, order=Order("finish", ""), when=ready.exists)
+    assert found.look.steady is steady and len(found.steps[0]) == 40
+    assert (found.look.first_index, found.look.end_index, found.look.stopped_early) == (0, 0, "")
+
+
+def test_what_a_command_told_until_nothing_of_it_is_left_is_read(run, tmp_path: Path):
+    """Its node is told that another one has measured enough, and its last steps are written only then."""
+    ready = tmp_path / "ready"
+    code = (
+        "import pathlib, signal, sys, time\nfrom wattune import spans\n"
+        "def end(*_):\n for n in range(5):\n  with spans.step(): time.sleep(0.01)\n sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\nwith spans.step(): pass\n"
+        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(100)"
+    )
+    found = run(code, leads=False, order=Order("finish", ""), when=ready.exists)
+    assert [len(each) for each in found.steps.values()] == [6]
 
 
 def test_steps_in_the_output_are_found_by_a_pattern(run):
