@@ -76,6 +76,19 @@ def test_destroy_global_memory_buffer() -> None:
     assert asked <= set(parameters(state.initialize_model_parallel))
 
 
+@pytest.mark.private_api("megatron.core.models.common.embeddings.rotary_pos_embedding.RotaryEmbedding.forward")
+def test_rotations_are_kept_where_they_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    embedding = get("megatron.core.models.common.embeddings.rotary_pos_embedding.RotaryEmbedding")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    made = embedding(kv_channels=16, rotary_percent=1.0, use_cpu_initialization=True)
+    made.cp_group = None
+    assert made(8).shape == (8, 1, 1, 16) and embedding.forward.cache_info().currsize > 0  # it and the model's tensor
+    embedding.forward.cache_clear()
+    assert embedding.forward.cache_info().currsize == 0
+
+
 @pytest.mark.private_api("megatron.core.distributed.DistributedDataParallel.bucket_groups")
 def test_bucket_groups() -> None:
     text = source("megatron.core.distributed.DistributedDataParallel")

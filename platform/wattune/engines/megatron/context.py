@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
@@ -58,6 +59,7 @@ class Session:
         tensor_parallel.get_cuda_rng_tracker().reset()
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
         _forget_auxiliary_losses()
+        RotaryEmbedding.forward.cache_clear()  # rotations of the last models, with the models' frequencies
         for group in [group for group in _live_groups() if group not in self._groups]:
             dist.destroy_process_group(group)
 
