@@ -29,7 +29,7 @@ ROOMS = {
     "cost/step_time": "facts links matmul pipeline predict replica traffic work",
     "engines": "libraries registry",
     "engines/deepspeed": "config context engine grad_norm model pipeline",
-    "engines/megatron": "config context engine layers lora routing timers weights",
+    "engines/megatron": "config context cudnn engine layers lora routing timers weights",
     "engines/model": "compiler decoder experts hyperparameters lora offload routing tokens weights",
     "engines/torch": "blocking_comm engine float8 mesh optimizer parallel pipeline",
     "fitting": "device estimate_and_result interval least_squares links memory power step_time store temperature",

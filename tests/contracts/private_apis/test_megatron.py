@@ -134,3 +134,11 @@ def test_initialize_ub() -> None:
     base = load("transformer_engine.pytorch.module.base")
     assert {"shape", "tp_size", "use_fp8", "bootstrap_backend"} <= set(parameters(base.initialize_ub))
     assert parameters(base.destroy_ub) == []
+
+
+@pytest.mark.private_api("transformer_engine CUDNN_HOME")
+def test_cudnn_home_is_looked_at_first() -> None:
+    from wattune.engines.megatron.cudnn import HOMES
+
+    text = source("transformer_engine.common")
+    assert 'os.environ.get(f"{lib_name.upper()}_HOME")' in text and HOMES == ("CUDNN_HOME", "CUDNN_PATH")
