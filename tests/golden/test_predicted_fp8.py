@@ -13,6 +13,7 @@ from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 TABLES = ("dense_llama_1b_h200.parquet", "dense_llama_1b_h200_ladder.parquet")
+GPT = "dense_gpt_1b_h200.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,26 @@ def test_intervals_of_fp8_hold_19_of_20_runs(rows, columns) -> None:
     measured = np.array([row["step_time_s"] for row in rows])
     inside = (column.low <= measured) & (measured <= column.high)
     assert narrow.sum() >= 18 and inside[narrow].mean() >= 0.94
+
+
+@pytest.mark.parametrize("table", [TABLES[0], GPT])
+def test_intervals_hold_the_steps_of_a_study_that_waits_for_its_host(table: str) -> None:
+    """The factor `SLOW_HOST` was set on these runs, so this is no blind test of it."""
+    rows = [row for row in pq.read_table(DATA / table).to_pylist() if row["status"] == "completed"]
+    column = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    step, measured_s = column["step_time_s"], np.array([row["step_time_s"] for row in rows])
+    inside = (step.low <= measured_s) & (measured_s <= step.high)
+    waits = np.array([row["host_bound_frac"] > 0.2 for row in rows])
+    assert waits.sum() >= 4 and inside.mean() >= 0.9 and inside[waits].mean() >= 0.75
+    half_frac = (step.high - step.low) / 2 / step.value
+    busy = np.array([row["host_bound_frac"] < 0.06 and row["dtype"] == "bf16" for row in rows])
+    assert busy.any() and half_frac[busy] == pytest.approx(0.2)  # a host that does not bound widens nothing
+
+
+def test_peaks_of_memory_of_a_gpt_that_nothing_was_fitted_to() -> None:
+    rows = [row for row in pq.read_table(DATA / GPT).to_pylist() if row["status"] == "completed"]
+    columns = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    assert len(rows) == 10 and ratio(rows, columns, "memory_peak_bytes") == pytest.approx(1, abs=0.031)
 
 
 def test_predicted_steps_are_in_the_measured_order(rows, columns) -> None:
