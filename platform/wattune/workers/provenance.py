@@ -60,7 +60,11 @@ def _versions(on_gpu: bool) -> dict[str, str]:
         found |= {name: text for name, text in (("hip", hip), ("cuda", None if hip else cuda)) if text}
         with suppress(AttributeError, RuntimeError):  # a torch that was built without it
             found["rccl" if hip else "nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        if cudnn := torch.backends.cudnn.version():  # type: ignore[no-untyped-call]
+        try:
+            cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # another one is loaded beside torch's; what was measured is told with that
+            cudnn = str(error).partition(". ")[0]
+        if cudnn:
             found["miopen" if hip else "cudnn"] = str(cudnn)
         if driver := driver_version():
             found["driver"] = driver

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wattune.workers.provenance import agreed, driver_version, provenance
+from wattune.workers.provenance import _versions, agreed, driver_version, provenance
 
 
 def test_a_rank_says_its_own_versions_settings_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +18,20 @@ def test_a_rank_says_its_own_versions_settings_and_kernels(monkeypatch: pytest.M
     assert not any("SECRET" in name for name in found)
     assert found["kernels.matmul_precision"] == torch.get_float32_matmul_precision()
     assert not {"version.cuda", "version.nccl", "version.driver"} & found.keys(), "a processor uses none of them"
+
+
+def test_a_cudnn_that_torch_refuses_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = (
+        "cuDNN version incompatibility: PyTorch was compiled against (9, 19, 0) but found (9, 14, 0). PyTorch has one."
+    )
+
+    def version() -> int:
+        raise RuntimeError(refused)
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    _versions.cache_clear()
+    assert provenance("cuda:0")["version.cudnn"] == refused.partition(". ")[0]
+    _versions.cache_clear()
 
 
 def test_values_of_ranks_are_one_where_they_agree() -> None:
