@@ -1,6 +1,6 @@
 """Views of what a bound costs and of what to measure next. Nothing here computes a figure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint
 from wattune.ranking.suggestions import Suggestion, Suggestions
 from wattune.terminal.tables import SIMULATED_NOTE, make_table, print_table, shown
+from wattune.trial import TrialSpec
 from wattune.units import format_quantity
 
 READING_FRONTIER: Final = (
@@ -26,13 +27,14 @@ READING_PREDICTED: Final = (
 def print_frontier(console: Console, found: Frontier) -> None:
     """Prints two tables by value of the bound: what was measured, and what is only predicted."""
     metric, bounded = found.objective.metric, found.varied.metric
-    names = {one.spec.model.name for point in found.points for one in _rows(point)}
+    measured = [one.spec for point in found.points for one in _rows(point)]
+    name = names_apart([*measured, *(one.predicted.spec for one in found.points if one.predicted is not None)])
     columns = ["bound", "plan", metric, bounded, "P(holds)", "P(best)", "gain"]
     numbers = [metric, bounded, "P(holds)", "P(best)", "gain"]
     table = make_table(f"measured: {found.objective} where {_bound_name(found)}", *columns, right=numbers)
     for point in found.points:
         for row in _rows(point) or (None,):
-            table.add_row(*_measured_cells(point, row, metric, bounded, several=len(names) > 1))
+            table.add_row(*_measured_cells(point, row, metric, bounded, name))
     print_table(console, table, lead=("bound", "plan"))
     console.print(READING_FRONTIER, highlight=False, style="dim")
     if found.others:
@@ -41,10 +43,22 @@ def print_frontier(console: Console, found: Frontier) -> None:
     if found.simulated:
         console.print(SIMULATED_NOTE, style="yellow")
     console.print()
-    _print_predicted(console, found, metric)
+    _print_predicted(console, found, metric, name)
 
 
-def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
+def names_apart(specs: Iterable[TrialSpec]) -> Callable[[TrialSpec, str], str]:
+    """Returns what puts model, cluster and engine before a plan's name, as far as the listed trials differ in them."""
+    listed = [(spec.model.name, spec.cluster.label, spec.engine) for spec in specs]
+    differ = [len(set(values)) > 1 for values in zip(*listed, strict=True)]
+
+    def name(spec: TrialSpec, label: str) -> str:
+        own = (spec.model.name, spec.cluster.label, spec.engine)
+        return " ".join([*(value for value, shows in zip(own, differ, strict=True) if shows), label])
+
+    return name
+
+
+def _print_predicted(console: Console, found: Frontier, metric: str, name: Callable[[TrialSpec, str], str]) -> None:
     if not found.num_unmeasured:
         console.print("every plan of the space was tried: nothing is left to predict", highlight=False)
         return
@@ -55,7 +69,6 @@ def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
     columns = ["bound", "trial", "plan", f"predicted {metric}", "P(holds)", "P(feasible)", "P(better)"]
     title = f"predicted: best of {found.num_unmeasured} plans that were not measured"
     table = make_table(title, *columns, right=columns[3:])
-    several = len({point.predicted.spec.model for point in found.points if point.predicted is not None}) > 1
     for point in found.points:
         one = point.predicted
         if one is None:
@@ -64,7 +77,7 @@ def _print_predicted(console: Console, found: Frontier, metric: str) -> None:
         table.add_row(
             _value(point),
             one.spec.trial_id,
-            f"{one.spec.model.name} {one.label}" if several else one.label,
+            name(one.spec, one.label),
             f"{shown(metric, one.value)} ({shown(metric, one.low)} to {shown(metric, one.high)})",
             _probability(one.holds_probability),
             _probability(one.feasible_probability),
@@ -79,12 +92,12 @@ def _rows(point: FrontierPoint) -> tuple[RankedTrial, ...]:
 
 
 def _measured_cells(
-    point: FrontierPoint, row: RankedTrial | None, metric: str, bounded: str, *, several: bool
+    point: FrontierPoint, row: RankedTrial | None, metric: str, bounded: str, named: Callable[[TrialSpec, str], str]
 ) -> Sequence[str | Text]:
     if row is None:
         return (_value(point), Text("none holds every bound", style="yellow"), "-", "-", "-", "-", "-")
     margin, is_best = point.margin(row), row is point.best
-    name = f"{row.spec.model.name} {row.label}" if several else row.label
+    name = named(row.spec, row.label)
     gain = "" if not is_best or point.gain_frac is None else f"{100 * point.gain_frac:+.1f} %"
     return (
         _value(point) if is_best or point.best is None else "",
@@ -132,9 +145,9 @@ def _print_suggestions(console: Console, found: Suggestions) -> None:
     metric = found.objective.metric
     columns = ["measure", "trial", "plan", f"predicted {metric}", "P(feasible)", "gain", "takes", "may change"]
     table = make_table(f"next {_time(found.expected_s)} of {_time(found.budget_s)}", *columns, right=columns[3:7])
-    several = len({one.spec.model for one in found.listed}) > 1
+    name = names_apart(one.spec for one in found.listed)
     for one in found.listed:
-        table.add_row(*_cells(one, metric, several=several))
+        table.add_row(*_cells(one, metric, name))
     print_table(console, table, lead=("measure", "trial", "plan"), prose=("may change",))
     console.print(
         "gain is the expected improvement of the best feasible plan: improvement times P(feasible); of repeats, "
@@ -150,12 +163,12 @@ def _print_suggestions(console: Console, found: Suggestions) -> None:
         )
 
 
-def _cells(one: Suggestion, metric: str, *, several: bool) -> Sequence[str]:
+def _cells(one: Suggestion, metric: str, name: Callable[[TrialSpec, str], str]) -> Sequence[str]:
     predicted = one.predicted
     return (
         one.kind,
         one.spec.trial_id,
-        f"{one.spec.model.name} {one.label}" if several else one.label,
+        name(one.spec, one.label),
         "-"
         if predicted is None
         else f"{shown(metric, predicted.value)} ({shown(metric, predicted.low)} to {shown(metric, predicted.high)})",

@@ -8,7 +8,7 @@ from decided_study import POWER, write_study
 from rich.console import Console
 
 from wattune import api
-from wattune.terminal.decisions import print_frontier, print_suggestions
+from wattune.terminal.decisions import names_apart, print_frontier, print_suggestions
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +43,17 @@ def test_warnings_are_printed(study) -> None:
 def test_a_reason_for_nothing_stands_alone(study) -> None:
     (line,) = printed(print_suggestions, api.suggest(study, budget="1s"), 160)
     assert line == "nothing fits in 1 s: the shortest trial takes about 20 s"
+
+
+def test_plans_of_several_engines_are_told_apart(study) -> None:
+    """Megatron's and torch's `mbs4 fp8` had one name in both tables."""
+    found = api.suggest(study, budget="1m")
+    listed = [replace(one, spec=replace(one.spec, engine="deepspeed")) for one in found.listed[:1]]
+    assert listed and found.listed[0].spec.engine == "torch"
+    both = replace(found, listed=(*listed, *found.listed))
+    lines = printed(print_suggestions, both, 200)
+    assert any("deepspeed" in line for line in lines) and any(" torch " in line for line in lines)
+    assert not any(" torch " in line.partition("may change")[0] for line in printed(print_suggestions, found, 200))
+    one = found.listed[0].spec
+    assert names_apart([one, replace(one, engine="megatron")])(one, "mbs4") == "torch mbs4"
+    assert names_apart([one])(one, "mbs4") == "mbs4"
