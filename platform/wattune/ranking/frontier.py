@@ -79,8 +79,8 @@ class FrontierPoint:
     best: RankedTrial | None
     """The best measured trial that holds every bound; None where none surely does."""
     undecided: RankedTrial | None
-    """The best measured trial whose bounds the runs do not decide, if it measured better than `best` and does the same
-    work."""
+    """A measured trial whose bounds the runs do not decide, if it measured better than `best` and does the same work:
+    the best of those that are at least `LIKELY` to hold all of them, else the likeliest."""
     gain_frac: float | None
     """By how much `best` measured better than the best at the value before, the next tighter one; None without one,
     where that one measured 0, and where the two do different work."""
@@ -203,15 +203,15 @@ def frontier(
         ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
-        ahead, best = next(iter(ranking.undecided), None), ranking.best
+        ahead, best = ranking.undecided, ranking.best
         if best is not None:
             alike = (row for row in ranking.undecided if compares(row.spec, best.spec, objective.metric))
-            ahead = next((row for row in alike if _better(row, best, objective)), None)
+            ahead = tuple(row for row in alike if _better(row, best, objective))
         points.append(
             FrontierPoint(
                 bound=bound,
                 best=ranking.best,
-                undecided=ahead,
+                undecided=_likely(ahead),
                 gain_frac=gain,
                 told_apart=apart,
                 predicted=None
@@ -231,6 +231,14 @@ def frontier(
         simulated=any(is_simulated(result) for result in done),
         warnings=tuple(warnings),
     )
+
+
+def _likely(rows: tuple[RankedTrial, ...]) -> RankedTrial | None:
+    """Returns the first trial that likely holds every bound, else the likeliest, else none."""
+    known = ([one.holds_probability for one in row.margins if one.holds_probability is not None] for row in rows)
+    likely = [min(each, default=1.0) for each in known]
+    first = next((row for row, one in zip(rows, likely, strict=True) if one >= LIKELY), None)
+    return first or (rows[likely.index(max(likely))] if rows else None)
 
 
 def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> tuple[RankedTrial, ...]:

@@ -147,6 +147,18 @@ def test_a_bound_that_the_runs_do_not_decide_is_no_best_plan_and_has_its_probabi
     assert shown["undecided"]["verdict"] == "undecided" and shown["best"]["verdict"] == "feasible"
 
 
+def test_of_undecided_plans_the_best_likely_one_is_shown_and_else_the_likeliest() -> None:
+    """Of plans that measured 2,225 and 2,190 W, the faster one holds 2,200 W with a probability below one half."""
+    varied = parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
+    unlikely, likely, slow = speed(1, 1000.0, 2225.0), speed(2, 900.0, 2190.0), speed(3, 800.0, 2189.0)
+    (point,) = frontier([unlikely, likely, slow], FASTEST, [], varied).points
+    assert point.best is None and point.undecided is not None and point.undecided.spec == likely[0]
+    (point,) = frontier([speed(4, 1100.0, 2230.0), unlikely], FASTEST, [], varied).points
+    assert point.best is None and point.undecided is not None and point.undecided.spec == unlikely[0]
+    margin = point.margin(point.undecided)
+    assert margin is not None and 0.05 < margin.holds_probability < 0.5
+
+
 def test_an_undecided_plan_of_other_work_is_not_ahead_of_the_best() -> None:
     best, short = speed(2, 900.0, 1000.0), of_work([speed(1, 1000.0, 2190.0)], seq_len=512)
     same = speed(3, 950.0, 2190.0)
