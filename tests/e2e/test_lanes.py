@@ -253,7 +253,7 @@ with connect() as cluster, Lanes() as lanes:
 
 @pytest.mark.slow
 def test_a_keeper_killed_while_workers_start_takes_no_place_with_it(script) -> None:
-    """Ray keeps the placement group of a controller that is killed before Train's own cleaner knows of it."""
+    """Ray keeps the placement group of a controller that is killed."""
     found = script(
         KILLS
         + """

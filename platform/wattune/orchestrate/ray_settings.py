@@ -14,7 +14,6 @@ from typing import Any, Final
 import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-from ray.tune.execution import class_cache
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
@@ -67,6 +66,9 @@ def withhold_secrets() -> None:
     Tune gives every trial the driver's AWS keys as a runtime environment, which Ray's agents write down in files that
     everybody may read. No trial needs them: results are sent by the driver.
     """
+    # Loaded here: actors import this module too, and most of them would load Tune, pandas and Ray Data for nothing.
+    from ray.tune.execution import class_cache
+
     class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
         [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
     )

@@ -102,6 +102,9 @@ def test_create_default_callbacks() -> None:
     trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
     assert "callbacks=self._create_default_callbacks()" in source(f"{trainer}.fit")
     assert "DatasetsCallback(" in source(f"{trainer}._create_default_callbacks")
+    assert "PlacementGroupCleanerCallback(" in source(f"{trainer}._create_default_callbacks")
+    cleans = "ray.train.v2._internal.callbacks.placement_group_callback.PlacementGroupCleanerCallback"
+    assert "(PlacementGroupCleaner)" in source(f"{cleans}.after_controller_start")
     shares = "ray.train.v2._internal.callbacks.datasets"
     assert "ray.remote(DatasetManager)" in source(f"{shares}.RayDatasetShardProvider")
     # Nothing but a dataset's reader asks the workers for what it would have given them.

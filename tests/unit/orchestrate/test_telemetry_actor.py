@@ -1,6 +1,7 @@
 """A telemetry actor without Ray: processors of the sampler, strangers among processes, readings."""
 
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -185,3 +186,11 @@ def test_the_name_of_an_actor_is_one_folder_whatever_a_backend_is_given(monkeypa
     assert telemetry_actor.actor_name(node, ["host", "nvml"], "01") == "telemetry-host-nvml-01-n"
     monkeypatch.setattr(telemetry_actor, "temporary_folder", lambda *parts: tmp_path.joinpath(*parts))
     assert telemetry_actor.spool_folder(named).parent == tmp_path / "spool"
+
+
+def test_a_telemetry_actors_process_loads_no_tune() -> None:
+    """Nor what comes with it, pandas and Ray Data: each node of a study would start half a second later."""
+    code = "import sys, wattune.orchestrate.telemetry_actor\n"
+    code += "print([name for name in ('ray.tune', 'ray.data', 'pandas', 'torch') if name in sys.modules])"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert seen.stdout.strip() == "[]"

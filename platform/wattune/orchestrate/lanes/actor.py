@@ -55,8 +55,10 @@ LOST_S: Final = 30.0
 RELEASE_S: Final = 10.0
 """Longest the end of a study waits for a node's sampler, which its lease ends later anyway."""
 
-_SHARES_DATASETS: Final = "DatasetsCallback"
-"""Name of Train's callback that starts a process for datasets. Under another name the process would be there again."""
+_START_A_PROCESS: Final = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+"""Names of Train's callbacks that start a process beside a group of workers: for datasets, which a trial has none of,
+and to remove the group's place when its controller has died, which `remove_orphans` does before the next start. Under
+another name the process would be there again."""
 
 _NVIDIA_ENVIRONMENT: Final = {
     # wattune aborts communicators itself, when the lane orders it, and torch asks for 0 then (`_abort_process_group`).
@@ -237,7 +239,7 @@ class _Losses(UserCallback):  # type: ignore[misc]
         if not wanted:
             # The process that held this lane is gone, and Ray is about to end this one. Until then Train would start
             # other workers, in a placement group that comes too late for `remove_orphans`. Nobody would remove it, and
-            # the next trial would wait for its devices (seen with Ray 2.60: `PlacementGroupCleaner` has gone by then).
+            # the next trial would wait for its devices.
             os._exit(1)
 
 
@@ -289,13 +291,13 @@ class _Launcher:
 
 
 class _Trainer(DataParallelTrainer):  # type: ignore[misc]
-    """A run without the process that Train starts beside every group of workers to share out datasets.
+    """A run without the processes that Train starts beside every group of workers.
 
-    A trial has none, and the process loads pandas and Ray Data before the workers may begin.
+    No trial needs them, and each loads pandas and Ray Data before the workers may begin.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [each for each in super()._create_default_callbacks() if type(each).__name__ != _SHARES_DATASETS]
+        return [each for each in super()._create_default_callbacks() if type(each).__name__ not in _START_A_PROCESS]
 
 
 def _of_commands() -> Callable[..., DataParallelTrainer]:

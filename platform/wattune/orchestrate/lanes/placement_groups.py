@@ -1,9 +1,9 @@
-"""Removes placement groups of Ray Train runs whose controller died while it started workers; nobody else does.
+"""Removes placement groups of Ray Train runs whose controller died; nobody else does.
 
-Ray keeps an actor's placement group until the actor *and* its job are over. Train has an actor that removes the group
-of a dead controller, but tells it of the group only once all workers are up. Before that, a controller may be killed,
-or end with the process that holds the lanes, which owns it. Trials that want these devices would then wait for them as
-long as the study runs (seen with Ray 2.60).
+Ray keeps an actor's placement group until the actor *and* its job are over. A controller may be killed, or end with the
+process that holds the lanes, which owns it. Trials that want these devices would then wait for them as long as the
+study runs (seen with Ray 2.60). Train has an actor that removes the group of a dead controller, but tells it of the
+group only once all workers are up. Runs here do without it: it is one more process beside each group of workers.
 """
 
 import ray

@@ -241,10 +241,11 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
 
 
 @pytest.mark.parametrize("trainer", [actor._of_commands, actor._of_ranks])
-def test_no_process_for_datasets_is_started_beside_workers(trainer: Any) -> None:
+def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: Any) -> None:
     """Everything else that Train does about a group of workers stays."""
     run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
     kept = [type(each).__name__ for each in run._create_default_callbacks()]
     rays = [type(each).__name__ for each in DataParallelTrainer._create_default_callbacks(run)]
-    assert set(rays) - set(kept) == {"DatasetsCallback"} and len(kept) == len(rays) - 1
+    assert set(rays) - set(kept) == {"DatasetsCallback", "PlacementGroupCleanerCallback"}
+    assert len(kept) == len(rays) - 2
     assert isinstance(run, TorchTrainer) == (trainer is actor._of_ranks)
