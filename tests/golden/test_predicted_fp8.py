@@ -13,7 +13,7 @@ from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 TABLES = ("dense_llama_1b_h200.parquet", "dense_llama_1b_h200_ladder.parquet")
-GPT = "dense_gpt_1b_h200.parquet"
+GPT = "dense_gpt_1b_h200_before.parquet"
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def standing(parts: Sequence[tuple[Scatter, Ints, Floats]], *, maximize: bool) -
         own=np.concatenate(owns),
         freedom=np.concatenate(freedoms),
         common=np.concatenate(commons),
-        shared_freedom=min(found.pooled_degrees for found, _, _ in parts),
+        shared_freedom=min(found.steady.degrees_of_freedom for found, _, _ in parts),
     )
 
 

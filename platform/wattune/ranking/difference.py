@@ -214,7 +214,7 @@ class _Error:
             counts = 1 / len(runs_a) + 1 / len(runs_b) - 2 * overlap / (len(runs_a) * len(runs_b))
             own = parts[0].variance * counts
         elif same_study and logarithmic and (pairs := _pairs(runs_a, runs_b)):
-            own, degrees = _of_pairs(metric, pairs, parts[0].fitted)
+            own, degrees = _of_pairs(metric, pairs, sum(part.pooled_variance for part in parts))
         effects = [size * part.shared for size, part in zip(sizes, parts, strict=True)]
         if same_study:
             common = _spread(effects[0] - effects[1], parts[0].fitted)
@@ -235,6 +235,8 @@ class _Part:
     degrees_of_freedom: float
     repeats_variance: float | None
     """Variance of one run by the study's repeats without the prior; None if they show none."""
+    pooled_variance: float
+    """Variance of one run as of all such trials."""
     shared: Floats
 
     @classmethod
@@ -247,8 +249,9 @@ class _Part:
         alone = None
         if found.typical is not None:
             prior = PRIOR.degrees_of_freedom
-            free = found.pooled_degrees - prior
-            squares = found.pooled_variance * found.pooled_degrees - prior * (PRIOR.spread * found.typical) ** 2
+            pool, pooled = found.pool(number), float(found.pooled_variance[number])
+            free = pool.degrees_of_freedom - prior
+            squares = pooled * pool.degrees_of_freedom - prior * pooled / pool.ratio
             alone = squares / free if free >= 0.5 and squares > 1e-12 * found.typical**2 else None
             if alone is not None and METRICS[metric].unit != DEGREES:
                 variance, degrees = max(variance, alone), max(free, 1.0)
@@ -260,6 +263,7 @@ class _Part:
             variance_of_mean=of_mean,
             degrees_of_freedom=degrees,
             repeats_variance=alone,
+            pooled_variance=float(found.pooled_variance[number]),
             shared=found.shared[number],
         )
 
@@ -287,16 +291,18 @@ def _pairs(runs_a: Sequence[TrialResult], runs_b: Sequence[TrialResult]) -> list
     return pairs
 
 
-def _of_pairs(metric: str, pairs: Sequence[tuple[TrialResult, TrialResult]], fitted: Fitted) -> tuple[float, float]:
+def _of_pairs(
+    metric: str, pairs: Sequence[tuple[TrialResult, TrialResult]], pooled_variance: float
+) -> tuple[float, float]:
     """Computes the variance of the mean difference of pairs, and its degrees of freedom.
 
-    It is moderated by twice the pooled variance of one run. That has the machine's slow changes in it, so it counts
-    `PAIRS_PRIOR` degrees of freedom only.
+    It is moderated by the pooled variances of one run of each trial together. Those have the machine's slow changes in
+    them, so they count `PAIRS_PRIOR` degrees of freedom only.
     """
     apart = np.array([math.log(b.metrics[metric] / a.metrics[metric]) for a, b in pairs])
     degrees = PAIRS_PRIOR + len(apart) - 1
     squares = float(((apart - apart.mean()) ** 2).sum())
-    return (PAIRS_PRIOR * 2.0 * fitted.scatter.pooled_variance + squares) / degrees / len(apart), degrees
+    return (PAIRS_PRIOR * pooled_variance + squares) / degrees / len(apart), degrees
 
 
 def _signed(text: str, value: float) -> str:

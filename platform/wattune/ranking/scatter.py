@@ -12,6 +12,8 @@ are shared in two steps:
 - The pooled variance starts from a prior, a scaled inverse chi-square (`Prior`), and all repeated trials add to it
   (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6). A trial's within-run error is a floor of its own
   variance.
+- Runs that something widens (`Runs.wider`: devices that wait for their host) are pooled by themselves, from a wider
+  prior. They say nothing of runs that nothing widens, nor these of them.
 - A trial's own variance is the pooled one moderated by the trial's own residuals (Smyth 2004, "Linear models and
   empirical Bayes methods for assessing differential expression in microarray experiments", section 3). The weight of
   the pooled variance, in degrees of freedom, is estimated from how differently trials scatter (section 6.2).
@@ -90,11 +92,27 @@ class Runs:
     within: Floats
     """Standard error of each run's own mean as a fraction of it (in the metric's unit on its own scale); 0 where it
     is unknown."""
+    wider: Floats | None = None
+    """Standard deviation that each run is expected to have beyond the prior's, on the model's scale, alike in all runs
+    of a trial; 0 or None where nothing widens it."""
     typical: float | None = None
     """Size that a prior's fractions are of, in the metric's unit, for a metric on its own scale. None means the
     logarithmic scale, where every fraction is of the value itself."""
     resolution: float = 0.0
     """Step of a sensor that rounds, in the metric's unit: a whole-degree reading has 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """How the runs of alike trials scatter, by the prior and all their repeats."""
+
+    ratio: float
+    """Variance of one run over the one that was expected before the study."""
+    degrees_of_freedom: float
+    alike_degrees: float
+    """Degrees of freedom that the pooled variance is worth for one trial; see `_alike`."""
+    num_repeats: int
+    """Runs beyond each trial's first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +134,13 @@ class Scatter:
     """[effects, effects]: covariance of node set and drift effects."""
     weight: Floats
     """Sum of precision over each trial's runs."""
-    pooled_variance: float
-    pooled_degrees: float
-    alike_degrees: float
-    """Degrees of freedom that the pooled variance is worth for one trial; see `_alike`."""
-    num_repeats: int
-    """Runs beyond each trial's first."""
+    steady: Pool
+    """Of trials that nothing widens."""
+    widened: Pool
+    """Of trials that something widens."""
+    is_widened: npt.NDArray[np.bool_]
+    pooled_variance: Floats
+    """Variance of one run of each trial by its pool alone."""
     drift: float
     """b: change from the first to the last run."""
     drift_error: float
@@ -135,10 +154,12 @@ class Scatter:
     typical: float | None
     """See `Runs.typical`."""
 
-    @property
-    def spread_frac(self) -> float:
-        """Pooled standard deviation of one run, as a fraction of the value or of `typical`."""
-        return math.sqrt(self.pooled_variance) / (self.typical or 1.0)
+    spread_frac: float
+    """Pooled standard deviation of one run that nothing widens, as a fraction of the value or of `typical`."""
+
+    def pool(self, number: int) -> Pool:
+        """Returns the pool of a trial."""
+        return self.widened if self.is_widened[number] else self.steady
 
     def standard_error(self) -> Floats:
         """Returns the standard error of each `mean`."""
@@ -169,10 +190,12 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     base = int(np.bincount(runs.node_set, minlength=num_sets).argmax())
     design, precision = _shared_effects(runs, base, num_sets, scale)
     floor = runs.within**2 + runs.resolution**2 / 12.0  # a rounded reading has the variance of its step
-    start = (prior.spread * scale) ** 2
-    pooled, pooled_degrees = start, prior.degrees_of_freedom
-    variance, degrees = np.full(num_trials, start), np.full(num_trials, prior.degrees_of_freedom)
-    shared_degrees = prior.degrees_of_freedom
+    wider = np.zeros(num_trials)
+    if runs.wider is not None:
+        np.maximum.at(wider, runs.trial, runs.wider)
+    is_widened = wider > 0
+    start = (prior.spread * scale) ** 2 + wider**2
+    variance = start.copy()
     effects, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1],) * 2)
     for _ in range(_ROUNDS):
         weights = 1.0 / np.maximum(variance[runs.trial], floor)
@@ -184,10 +207,11 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         own = np.maximum(counts - 1, 0).astype(np.float64)
         lost = used * own / own.sum() if own.sum() else own  # degrees of freedom that the shared effects took
         free = np.maximum(own - lost, 0.0)
-        pooled_degrees = prior.degrees_of_freedom + float(free.sum())
-        pooled = (prior.degrees_of_freedom * start + float(squares.sum())) / pooled_degrees
-        alike = _alike(squares, free, pooled)
-        shared_degrees = min(alike, pooled_degrees)  # the pooled variance is not better known than from its own data
+        steady, widened = (_pool(squares / start, free, counts, these, prior) for these in (~is_widened, is_widened))
+        pooled = start * np.where(is_widened, widened.ratio, steady.ratio)
+        # The pooled variance is not better known than from its own data.
+        known = [min(pool.alike_degrees, pool.degrees_of_freedom) for pool in (steady, widened)]
+        shared_degrees = np.where(is_widened, known[1], known[0])
         variance = (shared_degrees * pooled + squares) / (shared_degrees + free)
         degrees = shared_degrees + free
     weights = 1.0 / np.maximum(variance[runs.trial], floor)
@@ -208,10 +232,11 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         shared=shared,
         shared_covariance=covariance,
         weight=total,
+        steady=steady,
+        widened=widened,
+        is_widened=is_widened,
         pooled_variance=pooled,
-        pooled_degrees=pooled_degrees,
-        alike_degrees=alike,
-        num_repeats=int((counts - 1).sum()),
+        spread_frac=prior.spread * math.sqrt(steady.ratio),
         drift=float(effects[0]),
         drift_error=math.sqrt(covariance[0, 0]),
         time_variance=float(design[:, 0].var()),
@@ -253,6 +278,18 @@ def _shared_posterior(
     information = centred.T @ (weights[:, None] * centred)
     covariance: Floats = np.linalg.inv(information + np.diag(precision)).astype(np.float64)
     return covariance @ (centred.T @ (weights * inside(y))), covariance, float(np.trace(covariance @ information))
+
+
+def _pool(squares: Floats, free: Floats, counts: Ints, these: npt.NDArray[np.bool_], prior: Prior) -> Pool:
+    """Pools some trials' squared residuals, each over the variance that was expected of its trial."""
+    degrees = prior.degrees_of_freedom + float(free[these].sum())
+    ratio = (prior.degrees_of_freedom + float(squares[these].sum())) / degrees
+    return Pool(
+        ratio=ratio,
+        degrees_of_freedom=degrees,
+        alike_degrees=_alike(squares[these], free[these], ratio),
+        num_repeats=int((counts[these] - 1).sum()),
+    )
 
 
 def _alike(squares: Floats, free: Floats, pooled: float) -> float:

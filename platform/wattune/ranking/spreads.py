@@ -41,10 +41,10 @@ _LOGARITHMIC: Final = ("speed", "energy", "power", "memory")
 """Groups of metrics that scatter in proportion to their value. Others can be 0, and scatter on their own scale."""
 
 HOST_SPREAD: Final = {"speed": 0.15, "power": 0.10, "energy": 0.05}
-"""Standard deviation of one run, by group of metrics, where devices wait for their host: root mean square over six
-plans with two to four runs each on one H200 that wait for 16 to 62 % of a step (0.15, 0.10 and 0.04;
+"""Standard deviation of one run, by group of metrics, that is expected where devices wait for their host: root mean
+square over six plans with two to four runs each on one H200 that wait for 16 to 62 % of a step (0.15, 0.10 and 0.04;
 `benchmarks/data/dense_llama_1b_h200.parquet` and its ladder). Their host was a virtual machine. A steadier one scatters
-less, and a trial's own repeats show it: with n runs this counts by one n-th."""
+less, and the study's repeats of such trials show it."""
 
 _ALL_HOST_FRAC: Final = 0.25
 """Share of a step from which on the host's pace is that of the step; from `HOST_BOUND_FRAC` on it is so in part."""
@@ -82,18 +82,30 @@ class Fitted:
     """Runs of the study if the metric was 0 in each of them, else 0."""
     num_host_bound: int
     """Trials that wait for their host so long that it widens what is known of the metric."""
+    group: str
+    """The metric's group in `wattune.schema`."""
 
     @property
     def logarithmic(self) -> bool:
         """True if effects and errors are on the logarithmic scale."""
         return self.scatter.typical is None
 
+    @property
+    def host_bound_spread_frac(self) -> float | None:
+        """Pooled standard deviation of one run whose pace is its host's, as a fraction; None if no trial is so."""
+        if not self.num_host_bound:
+            return None
+        expected = math.hypot(PRIOR.spread, HOST_SPREAD[self.group])
+        return expected * math.sqrt(self.scatter.widened.ratio)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`: what all trials of the study share."""
         found = self.scatter
         return {
             "spread_frac": found.spread_frac,
-            "num_repeats": found.num_repeats,
+            "num_repeats": found.steady.num_repeats,
+            "host_bound_spread_frac": self.host_bound_spread_frac,
+            "host_bound_num_repeats": found.widened.num_repeats,
             "prior_spread_frac": PRIOR.spread,
             "prior_degrees_of_freedom": PRIOR.degrees_of_freedom,
             "drift": found.drift,
@@ -205,7 +217,7 @@ class Spreads:
         if len(runs) < found.num_runs[number]:
             error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
         reach = t_quantile(float(found.degrees_of_freedom[number])) * error
-        method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.num_repeats else "prior"
+        method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.pool(number).num_repeats else "prior"
         if fitted.logarithmic:
             value *= factor(change)
             low, high = value * factor(-reach), value * factor(reach)
@@ -252,18 +264,16 @@ class Spreads:
         fitted = self.fitted(metric)
         if fitted is None:
             return ""
-        found, prior = (
-            fitted.scatter,
-            f"a prior of {100 * PRIOR.spread:g} %, {PRIOR.degrees_of_freedom:g} degrees of freedom",
-        )
-        size = f"{100 * found.spread_frac:.2g} %"
-        if found.typical is not None:
-            size = format_quantity(metric, math.sqrt(found.pooled_variance))
-        return (
-            f"run-to-run scatter: {size} pooled from {found.num_repeats} repeats and {prior}"
-            if found.num_repeats
-            else f"run-to-run scatter: {size} by {prior}; nothing was repeated"
-        )
+        found, texts = fitted.scatter, []
+        if not found.is_widened.all():
+            size = f"{100 * found.spread_frac:.2g} %"
+            if found.typical is not None:
+                size = format_quantity(metric, found.spread_frac * found.typical)
+            texts.append(_scatter_text(size, PRIOR.spread, found.steady.num_repeats))
+        if (frac := fitted.host_bound_spread_frac) is not None:
+            text = _scatter_text(f"{100 * frac:.2g} %", HOST_SPREAD[fitted.group], found.widened.num_repeats)
+            texts.append(f"where devices wait for their host {text}")
+        return f"run-to-run scatter: {'; '.join(texts)}"
 
     def corrections(self, metric: str) -> list[str]:
         """Describes hosts that widen a metric, drift and node offsets taken out of it, and node sets not tied."""
@@ -272,10 +282,9 @@ class Spreads:
             return []
         found, lines = fitted.scatter, []
         if fitted.num_host_bound:
-            widths = " and ".join(f"{group} by {100 * HOST_SPREAD[group]:.0f} %" for group in ("speed", "power"))
             lines.append(
-                f"{fitted.num_host_bound} trial(s) wait for their host (host_bound), whose pace scatters {widths} from "
-                "run to run: repeats or larger micro-batches decide"
+                f"{fitted.num_host_bound} trial(s) wait for their host (host_bound) and run at its pace: repeats or "
+                "larger micro-batches decide"
             )
 
         def size(value: float) -> str:
@@ -308,6 +317,14 @@ class Spreads:
 def ordinary(counted: Sequence[TrialResult]) -> Sequence[TrialResult]:
     """Returns the runs that count for the objective: no long ones, unless there are no others."""
     return [result for result in counted if not is_soak(result)] or counted
+
+
+def _scatter_text(size: str, prior: float, num_repeats: int) -> str:
+    """Describes the scatter of runs of one kind and what it rests on."""
+    rests = f"a prior of {100 * prior:g} %, {PRIOR.degrees_of_freedom:g} degrees of freedom"
+    if num_repeats:
+        return f"{size} pooled from {num_repeats} repeats and {rests}"
+    return f"{size} by {rests}; nothing was repeated"
 
 
 def _mean(runs: Sequence[TrialResult], metric: str) -> float:
@@ -343,11 +360,11 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
     logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
     steps = _UNCERTAINTIES.get(metric, "")
     within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / _NORMAL_95
-    num_host_bound = 0
+    num_host_bound, wider = 0, np.zeros(len(runs))
     if described.group in HOST_SPREAD:
         hosts = _host_bound_fracs(runs)
         share = np.clip((hosts - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
-        within = np.hypot(within, HOST_SPREAD[described.group] * share / np.bincount(trial)[trial])
+        wider = HOST_SPREAD[described.group] * share
         num_host_bound = len({run.trial_id for run, own in zip(runs, share, strict=True) if own > 0})
     typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
     found = fit(
@@ -357,9 +374,11 @@ def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
             node_set=np.array([places[run.tags.get("nodes", "")] for run in runs], np.intp),
             time_s=time_s,
             within=within if logarithmic else within * np.abs(value),
+            wider=wider if logarithmic else wider * np.abs(value),
             typical=None if logarithmic else typical,
             resolution=resolution(metric),
         ),
         PRIOR,
     )
-    return Fitted(found, found.standard_error(), number, node_sets, 0 if value.any() else len(value), num_host_bound)
+    num_zeros = 0 if value.any() else len(value)
+    return Fitted(found, found.standard_error(), number, node_sets, num_zeros, num_host_bound, described.group)

@@ -97,7 +97,7 @@ def test_the_long_runs_of_the_reference_are_not_repeats_of_it():
         for spec, result in reference_runs([500.0])
     ]
     alone, both = (Spreads(pairs).fitted("tokens_per_s").scatter for pairs in (runs, [*runs, *soaked]))
-    assert (alone.num_repeats, both.num_repeats) == (1, 1)
+    assert (alone.steady.num_repeats, both.steady.num_repeats) == (1, 1)
     assert both.spread_frac == pytest.approx(alone.spread_frac, rel=0.05)
 
 

@@ -22,7 +22,7 @@ def runs(values, trial, node_set=None, time_s=None, **more) -> Runs:
 
 def test_without_a_repeat_the_prior_is_all_there_is():
     found = fit(runs([100.0, 200.0], [0, 1]), Prior())
-    assert (found.num_repeats, found.spread_frac) == (0, pytest.approx(0.01))
+    assert (found.steady.num_repeats, found.spread_frac) == (0, pytest.approx(0.01))
     assert list(found.degrees_of_freedom) == [6.0, 6.0]
     assert found.standard_error() == pytest.approx([0.01, 0.01])
     apart = fit(runs([100.0, 200.0, 300.0], [0, 1, 2], time_s=[0.0, 50.0, 100.0]), Prior())

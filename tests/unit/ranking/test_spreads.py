@@ -97,10 +97,33 @@ def test_a_plan_that_waits_for_its_host_is_known_less_well() -> None:
     assert slow == steady, "a tenth of a step hides behind the device"
     assert waits > 10 * steady
     (line,) = Spreads(with_host(0.5, 100.0)).corrections("tokens_per_s")
-    assert line.startswith(
-        "1 trial(s) wait for their host (host_bound), whose pace scatters speed by 15 % and power by 10 %"
-    )
+    assert line.startswith("1 trial(s) wait for their host (host_bound) and run at its pace")
     assert Spreads(with_host(0.1, 100.0)).corrections("tokens_per_s") == []
+
+
+def test_repeats_of_a_plan_that_waits_say_nothing_of_one_that_does_not() -> None:
+    """Its runs scatter by a third. The trial beside it is known as well as if they agreed."""
+    apart, alike = with_host(0.5, 60.0, 100.0, 80.0, 110.0), with_host(0.5, *[100.0] * 4)
+    beside = apart[-1][1]
+    widths = [Spreads(runs).interval([beside], "tokens_per_s").half_width_frac for runs in (apart, alike)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.1) and widths[0] < 0.05
+    both = Spreads(apart)
+    assert both.scatter_text("tokens_per_s") == (
+        "run-to-run scatter: 1 % by a prior of 1 %, 6 degrees of freedom; nothing was repeated; where devices wait for "
+        "their host 20 % pooled from 3 repeats and a prior of 15 %, 6 degrees of freedom"
+    )
+    steady = with_host(0.0, 60.0, 100.0, 80.0, 110.0)
+    assert Spreads(steady).interval([beside], "tokens_per_s").half_width_frac > 0.2, "its repeats count for it"
+
+
+def test_steady_repeats_do_not_narrow_a_plan_that_waits() -> None:
+    waits = with_host(0.5, 100.0)
+    spec = speed(2, 100.0)
+    often = [
+        *waits,
+        *((spec[0], replace(one, repeat=number)) for number, one in enumerate([spec[1]] * 6, start=1)),
+    ]
+    assert half_width(often) == pytest.approx(half_width(waits), rel=0.01)
 
 
 def test_repeats_show_how_steady_a_host_is() -> None:

@@ -38,7 +38,7 @@ waits for its host (`benchmarks/data/dense_llama_1b_h200.parquet`). No plan of s
 
 SLOW_HOST: Final = 1.5
 """Times that a host may take of its predicted time. Runs on one H200 that waited for it took 0.9 to 1.42 times the
-predicted step, by the moment (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200.parquet`)."""
+predicted step, by the moment (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200_before.parquet`)."""
 
 
 def predict(
