@@ -14,6 +14,7 @@ from wattune.trial import TrialSpec
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 TABLES = ("dense_llama_1b_h200.parquet", "dense_llama_1b_h200_ladder.parquet")
 GPT = "dense_gpt_1b_h200_before.parquet"
+WHOLE = "dense_gpt_1b_h200.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_intervals_of_fp8_hold_19_of_20_runs(rows, columns) -> None:
     assert narrow.sum() >= 18 and inside[narrow].mean() >= 0.94
 
 
-@pytest.mark.parametrize("table", [TABLES[0], GPT])
+@pytest.mark.parametrize("table", [TABLES[0], GPT, WHOLE])
 def test_intervals_hold_the_steps_of_a_study_that_waits_for_its_host(table: str) -> None:
     """The factor `SLOW_HOST` was set on these runs, so this is no blind test of it."""
     rows = [row for row in pq.read_table(DATA / table).to_pylist() if row["status"] == "completed"]

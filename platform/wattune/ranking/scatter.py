@@ -104,7 +104,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """How the runs of alike trials scatter, by the prior and all their repeats."""
+    """Scatter of the runs of alike trials, by the prior and all their repeats."""
 
     ratio: float
     """Variance of one run over the one that was expected before the study."""

@@ -43,6 +43,8 @@ class Shapes:
     """Bytes of a weight and of an activation in the forward pass."""
     casts_products: bool
     """Linear layers of a decoder layer run in FP8."""
+    transformer_engine: bool
+    """Megatron's layers and loss are TransformerEngine's."""
     stage: Ints
     """Stages that are looked at; where layers are even the first, the second and the last stand for all."""
     first: Floats
@@ -147,6 +149,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         mode=mode,
         item_bytes=ITEM_BYTES[batch.dtype],
         casts_products=batch.dtype == "fp8",
+        transformer_engine=batch.cluster.transformer_engine,
         stage=stage,
         first=(stage == 0).astype(np.float64),
         last=(stage == batch.pp[:, None] - 1).astype(np.float64),

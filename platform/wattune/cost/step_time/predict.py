@@ -36,9 +36,9 @@ FP8_ERROR_FRAC: Final = 0.35
 """Least half width of the 95 % interval of a step in fp8. Of 19 runs on one H200 one is further from its prediction; it
 waits for its host (`benchmarks/data/dense_llama_1b_h200.parquet`). No plan of several devices was measured."""
 
-SLOW_HOST: Final = 1.5
-"""Times that a host may take of its predicted time. Runs on one H200 that waited for it took 0.9 to 1.42 times the
-predicted step, by the moment (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200_before.parquet`)."""
+SLOW_HOST: Final = 2.0
+"""Times that a host may take of its predicted time. Runs on one H200 that waited for it took 0.9 to 2.06 times the
+predicted step, by the day (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200.parquet`)."""
 
 
 def predict(
