@@ -138,6 +138,7 @@ MEANINGS: Final[dict[str, Meaning]] = {
         exposed_comm_cp_frac="part of exposed_comm_frac that is context parallelism's",
         exposed_comm_dp_frac="part of exposed_comm_frac that is data parallelism's",
         exposed_comm_ep_frac="part of exposed_comm_frac that is expert parallelism's",
+        device_bound_step_time_s="median step time less what devices wait for their host",
         host_bound_frac="share of a step in which devices run nothing and wait for their host",
     ),
     **_of("ring fast", sample_coverage_frac="share of the window that the worst power sensor covers"),

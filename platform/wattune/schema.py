@@ -237,7 +237,7 @@ def _group(group: str, better: str, names: str) -> list[Metric]:
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in (
-        *_group("speed", "lower", "window_s step_time_s step_time_p95_s"),
+        *_group("speed", "lower", "window_s step_time_s step_time_p95_s device_bound_step_time_s"),
         *_group("speed", "higher", "tokens_per_s tokens_per_s_per_device mfu_frac"),
         *_group("energy", "lower", "total_energy_j energy_per_step_j energy_per_token_j"),
         *_group("energy", "higher", "tokens_per_j"),
@@ -280,5 +280,11 @@ METRICS: Final[dict[str, Metric]] = {
 }
 """Every metric by name, in the order of tables. `analysis` computes them; nothing else names new ones."""
 
-PER_STEP_METRICS: Final = ("step_time_s", "step_time_p95_s", "energy_per_step_j", "energy_delay_product_js")
+PER_STEP_METRICS: Final = (
+    "step_time_s",
+    "step_time_p95_s",
+    "device_bound_step_time_s",
+    "energy_per_step_j",
+    "energy_delay_product_js",
+)
 """Metrics of one step: of steps with different numbers of tokens they do not compare."""

@@ -120,3 +120,14 @@ def test_both_studies_name_the_same_plan_under_the_bound() -> None:
     objective, constraint = parse_objective("maximize tokens_per_s"), parse_constraint(f"{PEAK} <= 620")
     best = [rank(runs(table), objective, [constraint]).best for table in TABLES]
     assert [row and row.trial_id for row in best] == ["3d2a723dc2be"] * 2
+
+
+def test_the_step_without_the_host_repeats_where_the_step_does_not() -> None:
+    """Six runs of a plan that waited for 9 to 39 % of a step, and of one that waited for 37 to 55 %, on two devices."""
+    pairs = [pair for table in LATER for pair in runs(table)]
+    for trial_id, least, scatter in (("9ff8108fdf07", 0.15, 0.003), ("6592e73e2464", 0.12, 0.0095)):
+        own = [run.metrics for _, run in pairs if run.trial_id == trial_id]
+        step_s = np.array([each["step_time_s"] for each in own])
+        device_s = np.array([each["device_bound_step_time_s"] for each in own])
+        assert len(own) == 6 and step_s.std(ddof=1) / step_s.mean() > least
+        assert device_s.std(ddof=1) / device_s.mean() < scatter

@@ -404,11 +404,12 @@ def _facts(
 
 
 def _host_metrics(examined: Examined, step_time_s: float | None) -> dict[str, float]:
-    """Returns `host_bound_frac` where a pass was profiled and steps are known."""
+    """Returns what devices wait for their host where a pass was profiled and steps are known."""
     if examined.busy_s is None or not step_time_s:
         return {}
     own_s = examined.own_busy_s or 0.0
-    return {"host_bound_frac": host_bound_frac(examined.busy_s, own_s, step_time_s, examined.division)}
+    waits_frac = host_bound_frac(examined.busy_s, own_s, step_time_s, examined.division)
+    return {"host_bound_frac": waits_frac, "device_bound_step_time_s": (1.0 - waits_frac) * step_time_s}
 
 
 def nodes_with_ring(manifests: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -15,7 +15,7 @@ from wattune.analysis.summary import node_power_series, power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plan.axes import Plan
-from wattune.schema import METRICS, TELEMETRY, table_schema
+from wattune.schema import KERNELS, METRICS, TELEMETRY, table_schema
 from wattune.trial import TrialSpec, Workload
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n1", "gpu1")]
@@ -104,6 +104,22 @@ def test_a_whole_trial(bench):
     assert summary.metrics["mfu_frac"] == pytest.approx(4096 * 16 * 48.249e9 / (4 * 989.4e12), rel=1e-3)
     assert summary.metrics.keys() <= METRICS.keys()
     assert list(summary.metrics) == [name for name in METRICS if name in summary.metrics]
+
+
+def test_what_a_device_waits_for_its_host_is_taken_out_of_the_step(bench):
+    """Its kernels take 0.6 s of each step of 1 s, and nothing else accounts for the rest."""
+    whole = {"stream": 0, "collective": "", "group": "", "group_ranks": "", "fabric": "", "step": 3, "start_ns": 0}
+    rows = [
+        {**whole, "rank": rank, "name": name, "end_ns": int(busy_s * 1e9)}
+        for rank in range(4)
+        for name, busy_s in (("step", 1.2), ("gemm", 0.6))
+    ]
+    spans, tables = trial(bench)
+    metrics = summarize(SPEC, spans, tables, MANIFESTS, kernels=pa.Table.from_pylist(rows, schema=KERNELS)).metrics
+    assert metrics["step_time_s"] == pytest.approx(1.0)
+    assert metrics["host_bound_frac"] == pytest.approx(0.4)
+    assert metrics["device_bound_step_time_s"] == pytest.approx(0.6)
+    assert "device_bound_step_time_s" not in summarize(SPEC, spans, tables, MANIFESTS).metrics
 
 
 def test_whether_the_limit_was_read_or_only_announced_is_said(bench):

@@ -98,6 +98,7 @@ def test_a_plan_that_waits_for_its_host_is_known_less_well() -> None:
     assert waits > 10 * steady
     (line,) = Spreads(with_host(0.5, 100.0)).corrections("tokens_per_s")
     assert line.startswith("1 trial(s) wait for their host (host_bound) and run at its pace")
+    assert line.endswith("device_bound_step_time_s leaves it out")
     assert Spreads(with_host(0.1, 100.0)).corrections("tokens_per_s") == []
 
 
