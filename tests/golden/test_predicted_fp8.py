@@ -78,3 +78,15 @@ def test_predicted_steps_are_in_the_measured_order(rows, columns) -> None:
     measured, predicted = logs[:, one] - logs[:, other]
     apart = np.abs(measured) > np.log(1.05)
     assert np.mean((measured > 0)[apart] == (predicted > 0)[apart]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "least", "most"),
+    [("torch", "bf16", 1.01, 1.08), ("torch", "fp8", 1.1, 1.21), ("megatron", "bf16", 1.02, 1.09)],
+)
+def test_steps_of_a_gpt_that_nothing_was_fitted_to(engine: str, dtype: str, least: float, most: float) -> None:
+    rows = [row for row in pq.read_table(DATA / WHOLE).to_pylist() if row["host_bound_frac"] <= 0.1]
+    rows = [row for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)]
+    columns = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    found = ratio(rows, columns, "step_time_s")
+    assert len(rows) >= 4 and found.min() >= least and found.max() <= most

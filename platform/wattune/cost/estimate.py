@@ -292,7 +292,8 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     """Joins the parts of one batch to figures: value, low and high end."""
     world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
     size = _relative(found.memory.peak_bytes, found.memory.error_frac)
-    step = _relative(found.step.step_time_s, found.step.error_frac)
+    step_s = found.step.step_time_s
+    step = step_s, step_s * np.maximum(1.0 - found.step.error_frac, 0.0), step_s * (1.0 + found.step.longer_frac)
     speed = _inverse(step, float(tokens))
     each = _relative(found.power.device_power_mean_w, found.power.error_frac)
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k

@@ -109,7 +109,7 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
     lost = np.where(stages, compute_s * (1.0 - activity.clock_frac) / np.maximum(hot_s + cold_s, 1e-12), 0.0)
     device_mean_w = mean_w.sum(1) / batch.pp
     tokens = batch.workload.global_batch_size * batch.workload.seq_len
-    of_step = _sensitivity(c, device_mean_w, hot_s, hot_w, stages) * step.error_frac
+    of_step = _sensitivity(c, device_mean_w, hot_s, hot_w, stages) * step.half_width_frac
     return Power(
         device_power_mean_w=device_mean_w,
         device_power_mean_max_w=mean_w.max(1),
@@ -120,7 +120,7 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
         clock_deficit_frac=lost.sum(1) / batch.pp,
         error_frac=np.hypot(c.error_frac, of_step),
         peak_error_frac=np.hypot(c.peak_error_frac, of_step),
-        energy_error_frac=np.hypot(c.error_frac, step.error_frac),
+        energy_error_frac=np.hypot(c.error_frac, step.half_width_frac),
     )
 
 

@@ -57,7 +57,14 @@ class StepTime:
     straggler_s other_s`. They add up to the step."""
     activity: Activity
     error_frac: Floats
-    """Half width of the 95 % interval of the step time, relative."""
+    """Step time less the low end of its 95 % interval, relative."""
+    longer_frac: Floats
+    """High end less the step time, relative: further away where a slower host would make the step longer."""
+
+    @property
+    def half_width_frac(self) -> Floats:
+        """Half width of the 95 % interval of the step time, relative."""
+        return (self.error_frac + self.longer_frac) / 2
 
     @property
     def step_time_s(self) -> Floats:

@@ -132,6 +132,7 @@ def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
             clock_frac=ones * clock[:, None],
         ),
         error_frac=np.zeros_like(step_s),
+        longer_frac=np.zeros_like(step_s),
     )
 
 

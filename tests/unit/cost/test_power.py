@@ -66,6 +66,7 @@ def step_of(seconds: np.ndarray, clock: float = 1.0, straggler_s: float = 0.0, f
             clock_frac=np.full_like(seconds[0], clock),
         ),
         error_frac=np.zeros(seconds.shape[1]),
+        longer_frac=np.zeros(seconds.shape[1]),
     )
 
 

@@ -75,10 +75,12 @@ def predict(
         for start in range(0, len(positions), ROWS):
             rows = positions[start : start + ROWS]
             slow_host_frac[rows] = model.predict(rows, parts, stages)
+    error_frac = np.full(len(batch), _error_frac(batch, coefficients))
     return StepTime(
         parts_s=parts,
         activity=Activity(**stages),
-        error_frac=np.maximum(_error_frac(batch, coefficients), slow_host_frac),
+        error_frac=error_frac,
+        longer_frac=np.maximum(error_frac, slow_host_frac),
     )
 
 
