@@ -25,7 +25,8 @@ class EarlyStop:
     """Keeps the best feasible trial of each size of work, and says from which step time on another one loses to it.
 
     A run loses where even the better end of its own interval (`wattune.workers.early_stop`) is behind the worse end of
-    the best trial's interval, by twice the run-to-run scatter. The best trial is one that keeps every bound at the
+    the best trial's interval, by twice the run-to-run scatter. In a study with trials that wait for their host that is
+    theirs: a run says only at its end whether it waits. The best trial is one that keeps every bound at the
     ranking's risk. Trials of another model or sequence length are no match for it: the ranking compares within one.
     """
 
@@ -62,7 +63,9 @@ class EarlyStop:
             ranking = rank([*self._results.values()], rule.objective, rule.constraints)
             for row in reversed(ranking.feasible):  # the first of each size stays
                 assert row.objective is not None, "a feasible trial has its objective"
-                scatter = math.exp(_RUN_SCATTERS * ranking.shared[""]["spread_frac"])
+                shared = ranking.shared[""]
+                spread_frac = max(shared["spread_frac"], shared["host_bound_spread_frac"] or 0.0)
+                scatter = math.exp(_RUN_SCATTERS * spread_frac)
                 worst = row.objective.low / scatter if rule.objective.maximize else row.objective.high * scatter
                 self._worst[work_of(row.spec, rule.objective.metric)] = worst
         return self._worst

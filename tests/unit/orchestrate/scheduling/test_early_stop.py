@@ -58,3 +58,13 @@ def test_a_faster_trial_lowers_the_bar(specs):
     before_s = early.stop_above_s(specs[2])
     early.note(specs[1], ended(specs[1], 200.0))
     assert math.isclose(early.stop_above_s(specs[2]), before_s / 2, rel_tol=0.02)
+
+
+def test_where_a_trial_waits_for_its_host_the_bar_is_as_wide_as_such_runs_scatter(specs):
+    """A plan that waits may be a sixth slower in one run than in the next, and the run may be of such a plan."""
+    early = bar("maximize tokens_per_s")
+    early.note(specs[0], ended(specs[0], 100.0))
+    before_s = early.stop_above_s(specs[2])
+    waits = ended(specs[1], 60.0)
+    early.note(specs[1], replace(waits, metrics={**waits.metrics, "host_bound_frac": 0.5}))
+    assert early.stop_above_s(specs[2]) > 1.25 * before_s
