@@ -257,6 +257,25 @@ def lowest_figures(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], M
     return lowest
 
 
+def host_bound_trials(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec], bool]:
+    """Returns the predictor of trials whose step a slow host makes longer. What has no estimate is taken as steady.
+
+    Args:
+        planned: The study.
+        storage: The local folder of studies and fits.
+    """
+    find = coefficients_in(storage, apart_from=planned.name)
+
+    def waits(spec: TrialSpec) -> bool:
+        found = _predicted([spec], find)
+        if found is None:
+            return False
+        step = found.columns["step_time_s"]
+        return bool(step.high[0] - step.value[0] > 1.01 * (step.value[0] - step.low[0]))
+
+    return waits
+
+
 def expected_durations(planned: StudyPlan, storage: Path) -> Callable[[TrialSpec, Measure], float | None] | None:
     """Returns the predictor of how long a trial takes. None where a device of the study has no estimates.
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from wattune.api.estimates import expected_durations, informed_strategy, lowest_figures
+from wattune.api.estimates import expected_durations, host_bound_trials, informed_strategy, lowest_figures
 from wattune.api.reports import report
 from wattune.api.results import rank
 from wattune.api.spaces import Space, StudyPlan, plan
@@ -304,6 +304,7 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
         budget=budget,
         outdated=_outdated(study, spec.limits),
         duration_s=expected_durations(planned, folder),
+        waits=host_bound_trials(planned, folder),
         estimate=lowest_figures(planned, folder),
     )
 

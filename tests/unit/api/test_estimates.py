@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from wattune import api
-from wattune.api.estimates import informed_strategy, known_before, lowest_figures
+from wattune.api.estimates import host_bound_trials, informed_strategy, known_before, lowest_figures
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.sweep import COLUMNS, TABLE
@@ -84,6 +84,18 @@ def test_a_simulated_trial_has_no_estimate_to_be_refused_by(tmp_path) -> None:
     planned = api.plan(SPACES / "cpu_smoke.yaml")
     limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 1.0}))
     assert lowest_figures(limited, tmp_path)(planned.kept[0].spec) == {}
+
+
+def test_plans_of_small_kernels_may_wait_for_their_host(tmp_path) -> None:
+    planned = api.plan(SPACES.parent / "benchmarks" / "data" / "dense_gpt_1b_h200.yaml")
+    waits = host_bound_trials(planned, tmp_path)
+    by_size = {size: [] for size in (1, 2, 4, 8)}
+    for spec in planned.candidates.specs:
+        by_size[spec.plan.micro_batch_size].append(waits(spec))
+    assert all(by_size[1]) and not all(by_size[8])
+    assert [sum(one) for one in by_size.values()] == sorted((sum(one) for one in by_size.values()), reverse=True)
+    simulated = api.plan(SPACES / "cpu_smoke.yaml")
+    assert not host_bound_trials(simulated, tmp_path)(simulated.kept[0].spec), "nothing is known of processors"
 
 
 def test_a_study_that_is_not_there_cannot_be_fitted(tmp_path) -> None:

@@ -1,7 +1,7 @@
 """Reference trials: which plan is measured again and again, and when it is due. No Ray here."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -15,24 +15,31 @@ OPENING_RUNS: Final = 2
 """Runs of a reference trial at the start, one after the other: they show the scatter from run to run at once."""
 
 
-def ordinary_plans(specs: Sequence[TrialSpec], *, seed: int) -> dict[Hashable, TrialSpec]:
+def ordinary_plans(
+    specs: Sequence[TrialSpec], *, seed: int, waits: Callable[[TrialSpec], bool] | None = None
+) -> dict[Hashable, TrialSpec]:
     """Chooses the specification nearest to the middle of the space, for each kind of workers.
 
     A plan at an edge of the space may be one that hardly fits, or one that nobody would run. The place of a value is
     its rank among the values that occur, from 0 to 1. The distance of a plan is the sum over model and axes of the
-    distances from the median place. Ties are drawn by the seed.
+    distances from the median place. Ties are drawn by the seed. A plan that may wait for its host is passed over where
+    another one does not: its runs scatter by the host's pace and show no drift.
 
     Args:
         specs: Every candidate.
         seed: The study's seed.
+        waits: Returns whether a plan may wait for its host; None asks nobody.
     """
     groups: dict[Hashable, list[TrialSpec]] = defaultdict(list)
     for spec in specs:
         groups[workers_of(spec)].append(spec)
-    return {workers: _middle(group, seed) for workers, group in groups.items()}
+    nearest = {workers: _from_the_middle(group, seed) for workers, group in groups.items()}
+    if waits is None:
+        return {workers: group[0] for workers, group in nearest.items()}
+    return {workers: next((spec for spec in group if not waits(spec)), group[0]) for workers, group in nearest.items()}
 
 
-def _middle(specs: Sequence[TrialSpec], seed: int) -> TrialSpec:
+def _from_the_middle(specs: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
     distances = [0.0] * len(specs)
     columns = [[spec.model.name for spec in specs]]
     columns += [[_key(name, getattr(spec.plan, name)) for spec in specs] for name in AXES]
@@ -43,9 +50,8 @@ def _middle(specs: Sequence[TrialSpec], seed: int) -> TrialSpec:
         places = [ranks[value] / max(1, len(ranks) - 1) for value in values]
         middle = median(places)
         distances = [one + abs(place - middle) for one, place in zip(distances, places, strict=True)]
-    least = min(distances)
-    nearest = [spec for spec, distance in zip(specs, distances, strict=True) if distance <= least + 1e-9]
-    return min(nearest, key=lambda spec: draw(seed, spec.trial_id))
+    ranked = zip(specs, distances, strict=True)  # equal distances differ by how they were added
+    return [spec for spec, _ in sorted(ranked, key=lambda one: (round(one[1], 9), draw(seed, one[0].trial_id)))]
 
 
 def _key(name: str, value: Any) -> Any:

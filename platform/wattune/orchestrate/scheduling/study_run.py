@@ -53,6 +53,8 @@ class StudyRun:
     """Returns whether an earlier result says nothing under the space that holds now, so that its trial runs again."""
     duration_s: Callable[[TrialSpec, Measure], float | None] | None = None
     """Predicts the seconds of a trial, or gives None; None predicts nothing."""
+    waits: Callable[[TrialSpec], bool] | None = None
+    """Predicts whether a trial may wait for its host; None predicts nothing."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
     rejected instead of run."""

@@ -87,7 +87,7 @@ class TrialQueue:
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
-        plans = ordinary_plans(run.candidates, seed=run.seed) if every else {}
+        plans = ordinary_plans(run.candidates, seed=run.seed, waits=run.waits) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
         self._race = Race(run.race, run.measure) if run.race is not None else None
         self._racing = False

@@ -47,6 +47,17 @@ def test_equally_near_plans_are_drawn_by_the_seed(make_specs: MakeSpecs) -> None
     assert drawn == set(specs)
 
 
+def test_a_plan_that_may_wait_for_its_host_is_passed_over_where_another_does_not(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    workers = workers_of(specs[0])
+
+    def waits(spec: TrialSpec) -> bool:
+        return spec.plan.micro_batch_size <= 6
+
+    assert ordinary_plans(specs, seed=0, waits=waits) == {workers: specs[6]}, "the nearest of the others"
+    assert ordinary_plans(specs, seed=0, waits=lambda _: True) == {workers: specs[4]}, "all wait"
+
+
 def test_every_kind_of_workers_has_its_own(make_specs: MakeSpecs) -> None:
     wide = ClusterSpec(device="cpu", devices_per_node=2)
     chosen = ordinary_plans([*make_specs(3), *make_specs(5, wide)], seed=0)
