@@ -27,6 +27,10 @@ MEANINGS: Final[dict[str, Meaning]] = {
         "spans",
         step_time_s="time of a step: the median over steps of the slowest rank's time",
         step_time_p95_s="95th percentile over steps of the slowest rank's time",
+    ),
+    **_of("kernels spans", device_bound_step_time_s="median step time less what devices wait for their host"),
+    **_of(
+        "spans",
         tokens_per_s="throughput: all tokens of the measured steps over the window",
         tokens_per_s_per_device="throughput of one device: tokens_per_s over the ranks",
         mfu_frac="model FLOP utilization: FLOPs the model needs a second over the ranks' dense peak",
@@ -138,7 +142,6 @@ MEANINGS: Final[dict[str, Meaning]] = {
         exposed_comm_cp_frac="part of exposed_comm_frac that is context parallelism's",
         exposed_comm_dp_frac="part of exposed_comm_frac that is data parallelism's",
         exposed_comm_ep_frac="part of exposed_comm_frac that is expert parallelism's",
-        device_bound_step_time_s="median step time less what devices wait for their host",
         host_bound_frac="share of a step in which devices run nothing and wait for their host",
     ),
     **_of("ring fast", sample_coverage_frac="share of the window that the worst power sensor covers"),
