@@ -46,7 +46,7 @@ from wattune.search.fields import (
     repetitions,
 )
 from wattune.search.model_entry import NAMES, ModelEntry
-from wattune.search.plausible import implausible
+from wattune.search.plausible import implausible, never_measured
 from wattune.search.problems import Path, got, refuse
 from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
 from wattune.storage.study import check_study_name
@@ -413,6 +413,13 @@ class SpaceFile(Entry):
         if self.version is None:  # `study.yaml` was accepted once; a study goes on as it began
             clusters = [entry.resolve() for entry in self.cluster]
             found += implausible(self.objective, self.constraints, self.limits.node_device_power_w, clusters)
+            found += never_measured(
+                self.objective,
+                self.constraints,
+                engines=self.engine,
+                clusters=clusters,
+                profile_steps=self.measure.profile_steps,
+            )
             found += self._incomparable()
         return found
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Constraint, Objective
+from wattune.plan.engines import COMMAND
 from wattune.schema import METRICS
 from wattune.search.problems import Path
 
@@ -24,6 +25,9 @@ TEMPERATURES_C: Final = (15.0, 150.0)
 
 LEAST_MEMORY_BYTES: Final = 10**6
 """Bound on memory below which a number is in gigabytes by mistake."""
+
+OF_HOST: Final = ("host_bound_frac", "device_bound_step_time_s")
+"""Metrics that need the kernels of GPUs in a profiled pass."""
 
 _NEVER_NEGATIVE: Final = frozenset({"W", "J", "s", "B", "1/s", "1/J", "J*s", "W/s", "B/s", "1"})
 _MAY_BE_NEGATIVE: Final = frozenset({"memory_headroom_frac", "excursion_peak_over_limit_frac"})
@@ -54,6 +58,44 @@ def implausible(
         if (text := _power_problem(limit, clusters, "node_device_power_w")) is not None:
             found.append((("limits", "node_device_power_w"), text))
     return [*found, *_contradictions(constraints)]
+
+
+def never_measured(
+    objective: Objective,
+    constraints: Sequence[Constraint],
+    *,
+    engines: Sequence[str],
+    clusters: Sequence[ClusterSpec],
+    profile_steps: int | None,
+) -> list[tuple[Path, str]]:
+    """Finds an objective and bounds on metrics that no trial of the space will have: all would end as unknown.
+
+    Args:
+        objective: The study's objective.
+        constraints: Its constraints.
+        engines: Its engines.
+        clusters: Its clusters.
+        profile_steps: `measure.profile_steps`.
+
+    Returns:
+        Problems with their paths in the file.
+    """
+    if all(cluster.rank_device.name == "cpu" for cluster in clusters):
+        lacks = "ranks on processors have no kernels"
+    elif set(engines) == {COMMAND}:
+        lacks = "kernels of a command are not profiled"
+    elif profile_steps == 0:
+        lacks = "measure.profile_steps is 0"
+    else:
+        return []
+    asked: list[tuple[Path, str | None]] = [(("objective",), objective.metric)]
+    for index, bound in enumerate(constraints):
+        asked += [(("constraints", index), name) for name in (bound.metric, bound.limit_metric)]
+    return [
+        (path, f"{metric} is of a profiled pass over kernels of GPUs, and {lacks}; use step_time_s")
+        for path, metric in asked
+        if metric in OF_HOST
+    ]
 
 
 def _objective_problem(objective: Objective) -> str | None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.schema import METRICS
-from wattune.search.plausible import LEAST_POWER_FRAC, implausible
+from wattune.search.plausible import LEAST_POWER_FRAC, OF_HOST, implausible, never_measured
 
 NODE = ClusterSpec(device="h200_sxm", devices_per_node=4)
 FASTEST = parse_objective("maximize tokens_per_s")
@@ -135,3 +135,26 @@ def test_the_limits_that_are_named_are_those_of_their_cluster() -> None:
 
 def test_nothing_is_said_of_devices_without_a_known_limit() -> None:
     assert problems("device_power_mean_w <= 5", cluster=ClusterSpec(device="cpu", devices_per_node=2)) == []
+
+
+CPU = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm")
+
+
+@pytest.mark.parametrize(
+    ("engines", "clusters", "profile_steps", "words"),
+    [
+        (["torch"], [CPU], None, "ranks on processors have no kernels"),
+        (["command"], [NODE], None, "kernels of a command are not profiled"),
+        (["torch"], [NODE], 0, "measure.profile_steps is 0"),
+        (["torch"], [NODE, CPU], None, ""),
+        (["torch", "command"], [NODE], 2, ""),
+    ],
+)
+def test_what_no_trial_will_have_is_not_asked_for(engines, clusters, profile_steps, words) -> None:
+    bounds = [parse_constraint(f"{name} <= 0.2") for name in ("tensor_active_frac", *OF_HOST)]
+    for objective in (FASTEST, parse_objective("minimize device_bound_step_time_s")):
+        found = never_measured(objective, bounds, engines=engines, clusters=clusters, profile_steps=profile_steps)
+        paths = [("constraints", 1), ("constraints", 2)]
+        paths = [("objective",), *paths] if objective is not FASTEST else paths
+        assert [path for path, _ in found] == (paths if words else [])
+        assert all(words in text and "use step_time_s" in text for _, text in found)
