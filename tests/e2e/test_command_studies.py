@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from mlflow import MlflowClient
 from own_study import PROGRAM, commands, own_space, wait_gone
 from raylet_cluster import Raylets
 
@@ -74,6 +73,8 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     (broken,) = ranking["infeasible"]
     assert broken["flags"]["step_s"] == 0.06 and "step_time_s" in json.dumps(broken)
     # MLflow has a run of each, with the flags as parameters.
+    from mlflow import MlflowClient  # loaded by the process that runs this, not by each that collects it
+
     client = MlflowClient(f"sqlite:///{storage / 'mlflow.db'}")
     (experiment,) = [one for one in client.search_experiments() if one.name == "killed"]
     runs = [one for one in client.search_runs([experiment.experiment_id]) if "flags.step_s" in one.data.params]
