@@ -124,7 +124,7 @@ def test_a_shipped_example_runs_from_its_space(
     space["command"] = space["command"].replace("experiments/own_code", str(folder))
     space["space"] = {"micro_batch_size": [2]}
     space["flags"] = {name: values[:1] for name, values in space["flags"].items()}
-    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "repeats": 1}
+    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "min_seconds": 1, "repeats": 1}
     space["constraints"] = ["node_device_power_peak_100ms_w <= 3000"]  # so short a window decides none over 1 s
     path = tmp_path / "shipped.yaml"
     path.write_text(yaml.safe_dump(space))
