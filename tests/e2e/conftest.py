@@ -65,6 +65,17 @@ def on_standing_cluster(environment: dict[str, str], standing_cluster: Raylets) 
 
 
 @pytest.fixture
+def go_on_standing_cluster(environment: dict[str, str], request: pytest.FixtureRequest) -> Callable[[], None]:
+    """From its call on, when clusters of the test's own have ended, its commands run on the standing one."""
+
+    def go_on() -> None:
+        standing: Raylets = request.getfixturevalue("standing_cluster")
+        environment.update({"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing.address})
+
+    return go_on
+
+
+@pytest.fixture
 def storage(tmp_path: Path) -> Path:
     return tmp_path / "storage"
 
@@ -101,11 +112,15 @@ def write_space(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_two_trials(write_space: Callable[..., Path]) -> Callable[..., Path]:
-    """Writes a space of two trials that measure for so long, with what else the test changes of `measure`."""
+    """Writes a space of two trials that measure for so long, with what else the test changes of `measure`.
 
-    def write(name: str, *, min_seconds: float, **measure: Any) -> Path:
-        measured = {"warmup_steps": 2, "min_steps": 4, "min_seconds": min_seconds}
-        return write_space(name, space={"micro_batch_size": [1, 2]}, measure=measured | measure)
+    A rank keeps a processor busy while it measures, so that a test which is not about several has one.
+    """
+
+    def write(name: str, *, min_seconds: float, num_ranks: int = 2, **measure: Any) -> Path:
+        measured = {"warmup_steps": 2, "min_steps": 4, "min_seconds": min_seconds} | measure
+        cluster = {"device": "cpu", "devices_per_node": num_ranks, "simulate_sensors_of": "h200_sxm"}
+        return write_space(name, cluster=cluster, space={"micro_batch_size": [1, 2]}, measure=measured)
 
     return write
 
