@@ -142,6 +142,33 @@ def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subpro
     return run
 
 
+@pytest.fixture
+def wattune_here(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command that only reads, in this process: one of its own takes a second or two to load what it needs."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        from wattune.cli import main
+
+        command, code = ["wattune", *map(str, arguments)], 0
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", command)
+            try:
+                main()
+            except SystemExit as leaving:
+                code = int(leaving.code or 0)
+        return subprocess.CompletedProcess(command, code, *capsys.readouterr())
+
+    return run
+
+
 class Running:
     """A command that runs, and the lines it has said so far."""
 

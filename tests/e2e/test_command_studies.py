@@ -32,7 +32,7 @@ def flags_of(study: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
-    start_wattune, wattune, results, storage: Path, tmp_path: Path
+    start_wattune, wattune, wattune_here, results, storage: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, str(PROGRAM), "--step-s={step_s}", "--deaf", f"--tag={tmp_path}"]
     space = own_space(
@@ -83,7 +83,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     assert all(one.data.params["flags.algorithm"] == "Ring" for one in runs)
 
     names = [f"killed:{name}" for name in sorted(found, key=lambda name: flags[name]["step_s"])]
-    compared = wattune("compare", *names, "--json")
+    compared = wattune_here("compare", *names, "--json")
     assert compared.returncode == 0, compared.stderr
     assert "flags.step_s" in compared.stdout and "step_time_s" in compared.stdout
     page = (study / "report.html").read_text()
