@@ -143,6 +143,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByGroup(config, log)
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a tracking store without a study, to be copied to where one is wanted."""
+    from wattune.tracking.store import Store, default_uri
+
+    storage = tmp_path_factory.mktemp("store")
+    store = Store(default_uri(storage))
+    assert len(store.do("make a store", lambda client: client.search_experiments())) == 1  # MLflow's own
+    return storage / "mlflow.db"
+
+
 @pytest.fixture
 def in_foreground() -> Iterator[None]:
     """A terminal's signals act as on a job in the foreground, in this process and in those the test starts.

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -59,8 +60,15 @@ def standing_cluster(tmp_path_factory: pytest.TempPathFactory, users_environment
 
 
 @pytest.fixture
-def on_standing_cluster(environment: dict[str, str], standing_cluster: Raylets) -> None:
-    """The commands of a test run on the standing cluster, as a user's with `RAY_ADDRESS` do."""
+def on_standing_cluster(
+    environment: dict[str, str], standing_cluster: Raylets, storage: Path, empty_store: Path
+) -> None:
+    """The commands of a test run on the standing cluster, as a user's with `RAY_ADDRESS` do.
+
+    Their storage has a store without a study: making its tables takes a processor most of a second.
+    """
+    storage.mkdir()
+    shutil.copyfile(empty_store, storage / empty_store.name)
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing_cluster.address}
 
 

@@ -41,7 +41,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     assert "Traceback" not in running.text
     assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
     assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
-    assert (study / "report.html").exists()
+    assert (study / "report.html").exists() and (storage / "mlflow.db").exists()
     (finished,) = (name for name, one in results(study).items() if one["status"] == "completed")
     written_ns = (study / "trials" / finished / "result.json").stat().st_mtime_ns
 
