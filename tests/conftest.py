@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from _pytest.assertion import rewrite
 
 RAY_GROUP = "ray"
 STANDING_CLUSTER = "on_standing_cluster"
@@ -71,14 +72,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Collects without looks for garbage, and keeps what was collected out of those of the tests: all of it stays."""
     gc.disable()
     try:
+        compile_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def compile_share(config: pytest.Config) -> None:
+    """Compiles this process's share of the tests, where several run them: each collects all, and would compile all."""
+    worker, count = (os.environ.get(f"PYTEST_XDIST_WORKER{end}", "") for end in ("", "_COUNT"))
+    state = config.stash.get(rewrite.assertstate_key, None)
+    if not worker or state is None or sys.dont_write_bytecode:
+        return
+    for path in sorted(Path(__file__).parent.rglob("test_*.py"))[int(worker.removeprefix("gw")) :: int(count)]:
+        compiled = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(path, compiled) is None and rewrite.try_makedirs(compiled.parent):
+            status, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(state, code, status, compiled)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -124,6 +139,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return ByGroup(config, log)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a tracking store without a study, to be copied to where one is wanted."""
+    from wattune.tracking.store import Store, default_uri
+
+    storage = tmp_path_factory.mktemp("store")
+    store = Store(default_uri(storage))
+    assert len(store.do("make a store", lambda client: client.search_experiments())) == 1  # MLflow's own
+    return storage / "mlflow.db"
 
 
 @pytest.fixture

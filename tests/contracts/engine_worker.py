@@ -119,6 +119,7 @@ def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
     for engine in {case["spec"]["engine"] for case in cases.values()}:
         load_engine(engine)
     gc.freeze()  # what libraries made while imported is not looked through after every case
+    gc.disable()  # nor at times of Python's choice: each case looks for garbage itself, before it counts what is left
     if rank == "all":
         sys.exit(fork_ranks(folder, world_size, cases))
     run_rank(folder, int(rank), world_size, cases, kind)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -59,8 +60,15 @@ def standing_cluster(tmp_path_factory: pytest.TempPathFactory, users_environment
 
 
 @pytest.fixture
-def on_standing_cluster(environment: dict[str, str], standing_cluster: Raylets) -> None:
-    """The commands of a test run on the standing cluster, as a user's with `RAY_ADDRESS` do."""
+def on_standing_cluster(
+    environment: dict[str, str], standing_cluster: Raylets, storage: Path, empty_store: Path
+) -> None:
+    """The commands of a test run on the standing cluster, as a user's with `RAY_ADDRESS` do.
+
+    Their storage has a store without a study: making its tables takes a processor most of a second.
+    """
+    storage.mkdir()
+    shutil.copyfile(empty_store, storage / empty_store.name)
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing_cluster.address}
 
 
@@ -101,11 +109,15 @@ def write_space(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_two_trials(write_space: Callable[..., Path]) -> Callable[..., Path]:
-    """Writes a space of two trials that measure for so long, with what else the test changes of `measure`."""
+    """Writes a space of two trials that measure for so long, with what else the test changes of `measure`.
 
-    def write(name: str, *, min_seconds: float, **measure: Any) -> Path:
-        measured = {"warmup_steps": 2, "min_steps": 4, "min_seconds": min_seconds}
-        return write_space(name, space={"micro_batch_size": [1, 2]}, measure=measured | measure)
+    A rank keeps a processor busy while it measures, so that a test which is not about several has one.
+    """
+
+    def write(name: str, *, min_seconds: float, num_ranks: int = 2, **measure: Any) -> Path:
+        measured = {"warmup_steps": 2, "min_steps": 4, "min_seconds": min_seconds} | measure
+        cluster = {"device": "cpu", "devices_per_node": num_ranks, "simulate_sensors_of": "h200_sxm"}
+        return write_space(name, cluster=cluster, space={"micro_batch_size": [1, 2]}, measure=measured)
 
     return write
 
@@ -123,6 +135,33 @@ def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subpro
             text=True,
             timeout=timeout_s,
         )
+
+    return run
+
+
+@pytest.fixture
+def wattune_here(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command that only reads, in this process: one of its own takes a second or two to load what it needs."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        from wattune.cli import main
+
+        command, code = ["wattune", *map(str, arguments)], 0
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", command)
+            try:
+                main()
+            except SystemExit as leaving:
+                code = int(leaving.code or 0)
+        return subprocess.CompletedProcess(command, code, *capsys.readouterr())
 
     return run
 

@@ -12,7 +12,9 @@ from own_study import PROGRAM, commands, own_space
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("on_standing_cluster")]
 
 
-def test_commands_run_and_every_ending_has_its_status(wattune, results, storage: Path, tmp_path: Path) -> None:
+def test_commands_run_and_every_ending_has_its_status(
+    wattune, wattune_here, results, storage: Path, tmp_path: Path
+) -> None:
     modes = ["good", "out_of_memory", "crash", "short", "hang", "silent"]
     left = tmp_path / "daemon"
     command = [
@@ -58,7 +60,7 @@ def test_commands_run_and_every_ending_has_its_status(wattune, results, storage:
     folders = {mode: study / "trials" / name for name, mode in mode_of.items()}
     assert "mode good, algorithm Ring" in (folders["good"] / "output" / "node0.txt").read_text()
     for mode in ("good", "silent"):
-        analysed = wattune("analyze", folders[mode], "--json")
+        analysed = wattune_here("analyze", folders[mode], "--json")
         assert analysed.returncode == 0, analysed.stderr
         again = json.loads(analysed.stdout)["metrics"]
         stored = found[mode]["metrics"]
@@ -66,7 +68,7 @@ def test_commands_run_and_every_ending_has_its_status(wattune, results, storage:
             {name: stored[name] for name in stored if name in again}
         )
 
-    ranked = wattune("rank", "own", "--where", "how == good", "--json")
+    ranked = wattune_here("rank", "own", "--where", "how == good", "--json")
     assert ranked.returncode == 0, ranked.stderr
     rows = json.loads(ranked.stdout)
     assert [row["flags"]["how"] for row in rows["feasible"]] == ["good"] and not rows["failed"]

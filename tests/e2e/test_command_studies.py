@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from mlflow import MlflowClient
 from own_study import PROGRAM, commands, own_space, wait_gone
 from raylet_cluster import Raylets
 
@@ -33,7 +32,7 @@ def flags_of(study: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
-    start_wattune, wattune, results, storage: Path, tmp_path: Path
+    start_wattune, wattune, wattune_here, results, storage: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, str(PROGRAM), "--step-s={step_s}", "--deaf", f"--tag={tmp_path}"]
     space = own_space(
@@ -74,6 +73,8 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     (broken,) = ranking["infeasible"]
     assert broken["flags"]["step_s"] == 0.06 and "step_time_s" in json.dumps(broken)
     # MLflow has a run of each, with the flags as parameters.
+    from mlflow import MlflowClient  # loaded by the process that runs this, not by each that collects it
+
     client = MlflowClient(f"sqlite:///{storage / 'mlflow.db'}")
     (experiment,) = [one for one in client.search_experiments() if one.name == "killed"]
     runs = [one for one in client.search_runs([experiment.experiment_id]) if "flags.step_s" in one.data.params]
@@ -82,7 +83,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     assert all(one.data.params["flags.algorithm"] == "Ring" for one in runs)
 
     names = [f"killed:{name}" for name in sorted(found, key=lambda name: flags[name]["step_s"])]
-    compared = wattune("compare", *names, "--json")
+    compared = wattune_here("compare", *names, "--json")
     assert compared.returncode == 0, compared.stderr
     assert "flags.step_s" in compared.stdout and "step_time_s" in compared.stdout
     page = (study / "report.html").read_text()
@@ -123,7 +124,7 @@ def test_a_shipped_example_runs_from_its_space(
     space["command"] = space["command"].replace("experiments/own_code", str(folder))
     space["space"] = {"micro_batch_size": [2]}
     space["flags"] = {name: values[:1] for name, values in space["flags"].items()}
-    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "repeats": 1}
+    space["measure"] |= {"warmup_steps": 3, "min_steps": 10, "min_seconds": 1, "repeats": 1}
     space["constraints"] = ["node_device_power_peak_100ms_w <= 3000"]  # so short a window decides none over 1 s
     path = tmp_path / "shipped.yaml"
     path.write_text(yaml.safe_dump(space))

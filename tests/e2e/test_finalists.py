@@ -4,19 +4,21 @@ import re
 from pathlib import Path
 
 import pytest
+from own_study import own_space
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("on_standing_cluster")]
 
 
 def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
-    wattune, write_space, results, storage: Path
+    wattune, results, storage: Path, tmp_path: Path
 ) -> None:
     # The simulated limit is the same in every run, so no trial is ever told apart and the race takes all it may.
-    space = write_space(
+    space = own_space(
+        tmp_path,
         "raced",
-        space={"micro_batch_size": [1, 2]},
+        flags={"step_s": [0.02, 0.03], "algorithm": ["Ring"]},
         objective="maximize device_power_limit_w",
-        search={"finalists": {"until": 0.95, "max_share": 1.0}},
+        search={"strategy": "grid", "finalists": {"until": 0.95, "max_share": 1.0}},
     )
 
     def steps(said: str) -> list[tuple[int, int, str]]:

@@ -30,7 +30,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     start_wattune, wattune, write_two_trials, results, storage: Path
 ) -> None:
     """One study is told to end, continued by the same command, killed, and continued again until it is done."""
-    space, study = write_two_trials("stopped", min_seconds=6), storage / "stopped"
+    space, study = write_two_trials("stopped", min_seconds=6, num_ranks=1), storage / "stopped"
     running = second_measures(start_wattune, space)
     running.process.send_signal(signal.SIGINT)
     assert running.ends(90) == 130, running.text
@@ -38,7 +38,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     assert "Traceback" not in running.text
     assert "1 interrupted: run again by the same command" in running.text and "failed" not in running.text
     assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
-    assert (study / "report.html").exists()
+    assert (study / "report.html").exists() and (storage / "mlflow.db").exists()
     (finished,) = (name for name, one in results(study).items() if one["status"] == "completed")
     written_ns = (study / "trials" / finished / "result.json").stat().st_mtime_ns
 

@@ -7,24 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from wattune.tracking.store import Store, default_uri
+from wattune.tracking.store import default_uri
 
 # A machine shared with other work may take any time for an example.
 settings.register_profile("shared_machine", deadline=None)
 settings.load_profile("shared_machine")
 
 
-@pytest.fixture(scope="session")
-def _empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store's file without a study."""
-    storage = tmp_path_factory.mktemp("store")
-    store = Store(default_uri(storage))
-    assert len(store.do("make a store", lambda client: client.search_experiments())) == 1  # MLflow's own
-    return storage / "mlflow.db"
-
-
 @pytest.fixture
-def store_in(_empty_store: Path) -> Callable[[Path], str]:
+def store_in(empty_store: Path) -> Callable[[Path], str]:
     """Puts an empty store into a storage folder; returns its URI.
 
     MLflow makes its tables by dozens of migrations, which take a processor a second. That they are made where they are
@@ -33,7 +24,7 @@ def store_in(_empty_store: Path) -> Callable[[Path], str]:
 
     def put(storage: Path) -> str:
         storage.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_empty_store, storage / _empty_store.name)
+        shutil.copyfile(empty_store, storage / empty_store.name)
         return default_uri(storage)
 
     return put

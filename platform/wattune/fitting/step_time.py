@@ -99,10 +99,11 @@ def fit(trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoeffi
         raise PlanError("no trial has a step time to fit coefficients to; give results of completed trials")
     names = sorted({configuration(spec) for spec, _ in usable})
     fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
-    held_out = _held_out(usable, [fold_of[configuration(spec)] for spec, _ in usable], prior, power)
+    start = _Start.of(usable, prior, power)
+    held_out = _held_out(usable, [fold_of[configuration(spec)] for spec, _ in usable], start)
     kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
-    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], prior, power)
-    coefficients, factors = _fitted(usable, prior, power)
+    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], start)
+    coefficients, factors = _fitted(usable, start)
     of = [configuration(spec) for spec, _ in usable]
     error_frac = half_width(held_out, of) or prior.error_frac
     other_frac = half_width(other, of) or max(prior.error_frac, prior.elsewhere_error_frac)
@@ -125,17 +126,15 @@ def _family(spec: TrialSpec) -> str:
     return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
 
 
-def _held_out(
-    trials: Sequence[Trial], fold_of: Sequence[int], prior: StepTimeCoefficients, power: PowerCoefficients
-) -> Floats:
+def _held_out(trials: Sequence[Trial], fold_of: Sequence[int], start: "_Start") -> Floats:
     """Predicts each fold by a fit to the others; relative errors, NaN where there is one fold."""
     folds, errors = np.array(fold_of), np.full(len(trials), np.nan)
     if folds.max() > 0:
         for fold in range(folds.max() + 1):
             seen = [one for one, number in zip(trials, folds, strict=True) if number != fold]
-            coefficients, _ = _fitted(seen, prior, power)
+            coefficients, _ = _fitted(seen, start.only(folds != fold))
             hidden = [one for one, number in zip(trials, folds, strict=True) if number == fold]
-            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
+            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, start.power)) - 1
     return errors
 
 
@@ -162,25 +161,51 @@ def _log_errors(trials: Sequence[Trial], coefficients: StepTimeCoefficients, pow
     return errors
 
 
-def _fitted(
-    trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients
-) -> tuple[StepTimeCoefficients, dict[str, float]]:
-    """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
-    scatter = np.array([one.scatter for one in _PARAMETERS])
-    logs = np.zeros(len(_PARAMETERS))
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Beginning of every fit to some of the trials: all begin at the prior, and share what is computed there."""
+
+    prior: StepTimeCoefficients
+    power: PowerCoefficients
+    errors: Floats
+    """Of each trial, in units of `_ERROR`."""
+    slopes: Floats
+    """Of the errors of each trial, along the log of each factor."""
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients) -> "_Start":
+        return cls(prior, power, *_linear(trials, prior, power, np.zeros(len(_PARAMETERS))))
+
+    def only(self, chosen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Start":
+        return replace(self, errors=self.errors[chosen], slopes=self.slopes[chosen])
+
+
+def _linear(
+    trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients, logs: Floats
+) -> tuple[Floats, Floats]:
+    """Errors of all trials and their slopes, in units of `_ERROR`."""
 
     def residuals(at: Floats) -> Floats:
         return _log_errors(trials, _applied(prior, at), power) / _ERROR
 
-    for _ in range(_ROUNDS):
-        errors = residuals(logs)
-        slopes = np.stack([(residuals(logs + _STEP * unit) - errors) / _STEP for unit in np.eye(len(logs))], axis=1)
+    errors = residuals(logs)
+    slopes = [(residuals(logs + _STEP * unit) - errors) / _STEP for unit in np.eye(len(logs))]
+    return errors, np.stack(slopes, axis=1)
+
+
+def _fitted(trials: Sequence[Trial], start: _Start) -> tuple[StepTimeCoefficients, dict[str, float]]:
+    """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
+    scatter = np.array([one.scatter for one in _PARAMETERS])
+    logs, errors, slopes = np.zeros(len(_PARAMETERS)), start.errors, start.slopes
+    for number in range(_ROUNDS):
+        if number:
+            errors, slopes = _linear(trials, start.prior, start.power, logs)
         weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(errors), 1e-9))[:, None]
         normal = slopes.T @ (weights * slopes) + np.diag(scatter**-2)
         right = -slopes.T @ (weights[:, 0] * errors) - logs / scatter**2
         logs = logs + np.clip(np.linalg.solve(normal, right), -0.4, 0.4)
     factors = {one.name: float(np.exp(log)) for one, log in zip(_PARAMETERS, logs, strict=True)}
-    return _applied(prior, logs), factors
+    return _applied(start.prior, logs), factors
 
 
 def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:

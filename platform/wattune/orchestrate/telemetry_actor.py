@@ -94,6 +94,16 @@ def spare_cpus(allowed: Sequence[int], num_ranks: int) -> tuple[int, ...]:
     return tuple(allowed[-1:]) if num_ranks and len(allowed) >= num_ranks + SPARE_CPUS else ()
 
 
+def leave_to_sampler(cpus: tuple[int, ...]) -> None:
+    """Keeps every thread of this process off the processors that a sampler is bound to."""
+    if not cpus:
+        return
+    rest = os.sched_getaffinity(0) - set(cpus)
+    for task in Path("/proc/self/task").iterdir() if rest else ():
+        with contextlib.suppress(ProcessLookupError):  # it ended since
+            os.sched_setaffinity(int(task.name), rest)
+
+
 def without_own_processes(
     manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
 ) -> dict[str, Any]:

@@ -111,6 +111,26 @@ def test_create_default_callbacks() -> None:
     assert "dataset_shard_provider: Optional[" in source("ray.train.v2._internal.execution.worker_group.worker")
 
 
+@pytest.mark.private_api("ray.train.torch.config._setup_torch_process_group")
+def test_setup_torch_process_group() -> None:
+    taken = parameters(get("ray.train.torch.config._setup_torch_process_group"))
+    assert taken == ["backend", "world_rank", "world_size", "init_method", "timeout_s"]
+    assert parameters(get("ray.train.torch.config._set_torch_distributed_env_vars")) == []
+    # What `TorchConfig` does at a start is what wattune does.
+    starts = source("ray.train.torch.config._TorchBackend.on_start")
+    for part in (
+        "get_address_and_port",
+        '"MASTER_ADDR"',
+        '"MASTER_PORT"',
+        '"env://"',
+        "(_set_torch_distributed_env_vars)",
+    ):
+        assert part in starts
+    assert parameters(get("ray.train._internal.utils.get_address_and_port")) == []
+    assert "return TorchConfigContextManager" in source("ray.train.torch.config.TorchConfig")
+    assert get("ray.train.torch.config._TorchBackend").share_cuda_visible_devices
+
+
 @pytest.mark.private_api("ray REPORTER_UPDATE_INTERVAL_MS")
 def test_reporter_update_interval_ms() -> None:
     from wattune.orchestrate.ray_settings import RAYS_POLL_INTERVAL_MS

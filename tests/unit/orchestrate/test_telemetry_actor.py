@@ -27,6 +27,32 @@ def test_a_sampler_has_a_processor_of_its_own_where_ranks_leave_one(cpus: range,
     assert spare_cpus(list(cpus), ranks) == own
 
 
+LEAVES = """
+import os, threading
+from wattune.orchestrate.telemetry_actor import leave_to_sampler
+
+allowed = sorted(os.sched_getaffinity(0))
+wait = threading.Event()
+thread = threading.Thread(target=wait.wait)
+thread.start()
+leave_to_sampler(())
+assert os.sched_getaffinity(thread.native_id) == set(allowed)
+leave_to_sampler(tuple(allowed))  # nothing would be left: nothing is changed
+assert os.sched_getaffinity(thread.native_id) == set(allowed)
+if len(allowed) > 1:
+    leave_to_sampler((allowed[-1],))
+    for task in (thread.native_id, threading.get_native_id()):
+        assert os.sched_getaffinity(task) == set(allowed[:-1]), task
+wait.set()
+print("done")
+"""
+
+
+def test_every_thread_keeps_off_the_samplers_processor() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "done"
+
+
 def manifest(at_start: list[dict[str, int]], at_end: list[dict[str, int]]) -> dict[str, Any]:
     facts = {"at_start": {"other_processes": at_start, "clock": 1}, "at_end": {"other_processes": at_end}}
     return {"node": "n0", "devices": {"gpu0": {"uuid": "GPU-0", **facts}, "gpu1": {"uuid": "GPU-1", **facts}}}

@@ -21,12 +21,20 @@ def test_where_memory_ran_out_is_said_with_what_is_known() -> None:
 
 
 def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> None:
-    """Torch takes the study's own process, and Tune's for each lane, two seconds and 200 MB."""
+    """Torch takes the study's own process, and Tune's for each lane, two seconds and 200 MB.
+
+    Likewise those of the actor that holds lanes, of Train's controller, and of a command's worker.
+    """
     sent = pickle.dumps(RankOutcome(rank=1, status=TrialStatus.COMPLETED, losses=(1.5,)))
     code = (
         "import pickle, sys\n"
         f"print(pickle.loads({sent!r}).losses)\n"
-        "import wattune.orchestrate.run_study\n"
+        "import wattune.orchestrate.run_study, wattune.orchestrate.lanes.command_worker\n"
+        "from ray.train import ScalingConfig\n"
+        "from wattune.orchestrate.lanes.actor import _of_commands, _of_ranks\n"
+        "for trainer in (_of_commands, _of_ranks):\n"
+        "    run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))\n"
+        "    run._get_train_func(), run._create_default_callbacks()\n"
         "print('torch' in sys.modules)"
     )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)

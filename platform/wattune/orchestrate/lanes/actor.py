@@ -23,7 +23,9 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import WattuneError
@@ -286,8 +288,8 @@ class _Launcher:
         ).fit()
 
 
-# What follows loads a library where it is needed: the study's own process and Tune's import this module for its actor,
-# and torch would take each of them seconds and much memory.
+# What follows loads a library where it is needed, in the workers: the study's own process and Tune's import this module
+# for its actor, Train's controller does for its callback, and torch would take each of them seconds and much memory.
 
 
 class _Trainer(DataParallelTrainer):  # type: ignore[misc]
@@ -302,21 +304,57 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
 
 def _of_commands() -> Callable[..., DataParallelTrainer]:
     """A command's worker joins no process group and touches no device: it only starts the command."""
-    from wattune.orchestrate.lanes.command_worker import serve_commands
-
-    return partial(_Trainer, serve_commands)
+    return partial(_Trainer, _serve_commands)
 
 
 def _of_ranks() -> Callable[..., DataParallelTrainer]:
-    from ray.train.torch import TorchConfig, TorchTrainer
+    return partial(_Trainer, _serve_ranks, backend_config=_RanksMeet())
 
-    from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S, serve
 
-    class RankTrainer(_Trainer, TorchTrainer):  # type: ignore[misc]
-        pass
+class _RanksMeet(BackendConfig):  # type: ignore[misc]
+    """Train's `TorchConfig`, but that no process loads torch for it except the workers."""
 
-    # Ranks only meet through its group, and gloo's starts at once.
-    return partial(RankTrainer, serve, torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S))
+    backend_cls = property(lambda _: _Meeting)
+
+
+class _Meeting(Backend):  # type: ignore[misc]
+    """Makes the process group that ranks meet in. They end it themselves as soon as they serve."""
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002
+        """Called by Train's controller once all workers are up."""
+        address, port = worker_group.execute_single(0, get_address_and_port)
+        count = len(worker_group)
+        asked = [worker_group.execute_single_async(rank, _meet, address, port, rank, count) for rank in range(count)]
+        ray.get(asked)
+
+
+def _meet(address: str, port: int, rank: int, count: int) -> None:
+    """Makes the group of all workers, as Train does it. Every worker runs it."""
+    from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
+
+    from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S
+
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    _set_torch_distributed_env_vars()
+    # Ranks only meet through this group, and gloo's starts at once.
+    _setup_torch_process_group("gloo", rank, count, "env://", COLLECTIVE_TIMEOUT_S)
+
+
+def _serve_ranks(config: dict[str, Any]) -> None:
+    from ray.train.torch.config import TorchConfigContextManager
+
+    from wattune.orchestrate.lanes.worker import serve
+
+    with TorchConfigContextManager():
+        serve(config)
+
+
+def _serve_commands(config: dict[str, Any]) -> None:
+    from wattune.orchestrate.lanes.command_worker import serve_commands
+
+    serve_commands(config)
 
 
 def cause(error: BaseException) -> str:

@@ -22,8 +22,16 @@ from wattune.clock import ClockAnchor
 from wattune.errors import NodeError, WattuneError
 from wattune.masking import masked_arguments
 from wattune.orchestrate.failures import is_of_the_machine
-from wattune.orchestrate.lanes.messages import FINISH, Assignment, Place, RankAssignment, Report, WorkerPlace
-from wattune.orchestrate.lanes.worker import device_name, leave_to_sampler
+from wattune.orchestrate.lanes.messages import (
+    FINISH,
+    Assignment,
+    Place,
+    RankAssignment,
+    Report,
+    WorkerPlace,
+    device_name,
+)
+from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.plan.program import RUN_TIME, Program, filled, filled_arguments, values_of
 from wattune.steps.source import parse_source
 from wattune.steps.table import spans_of

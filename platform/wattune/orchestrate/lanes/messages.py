@@ -123,6 +123,11 @@ class Place:
         return {name: value for name, value in asdict(self).items() if name != "other_pids"}
 
 
+def device_name(spec: TrialSpec, slot: int) -> str:
+    """The name telemetry and spans give the device in a slot of a node, such as `gpu0`."""
+    return f"{'cpu' if spec.cluster.rank_device.vendor == 'cpu' else 'gpu'}{slot}"
+
+
 Places = Place | Sequence[Place] | None
 """Origin of an outcome: a rank's place, or those of all ranks of a command's node."""
 

@@ -1,6 +1,5 @@
 """The loop of a lane's worker: trial after trial, each in its own process group, with a memory check after it."""
 
-import contextlib
 import faulthandler
 import gc
 import logging
@@ -11,7 +10,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -23,7 +21,8 @@ from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
-from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace
+from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace, device_name
+from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.workers.device import device_uuid
 from wattune.workers.engine import Ranks
@@ -321,16 +320,6 @@ def _stacks() -> str:
         return file.read()
 
 
-def leave_to_sampler(cpus: tuple[int, ...]) -> None:
-    """Keeps every thread of this process off the processors that a sampler is bound to."""
-    if not cpus:
-        return
-    rest = os.sched_getaffinity(0) - set(cpus)
-    for task in Path("/proc/self/task").iterdir() if rest else ():
-        with contextlib.suppress(ProcessLookupError):  # it ended since
-            os.sched_setaffinity(int(task.name), rest)
-
-
 def failed(rank: int, error: BaseException) -> RankOutcome:
     """The outcome of a rank whose engine raised."""
     if is_out_of_memory(error):
@@ -343,11 +332,6 @@ def failed(rank: int, error: BaseException) -> RankOutcome:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def device_name(spec: TrialSpec, slot: int) -> str:
-    """The name telemetry and spans give the device in a slot of a node, such as `gpu0`."""
-    return f"{'cpu' if spec.cluster.rank_device.vendor == 'cpu' else 'gpu'}{slot}"
 
 
 def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:

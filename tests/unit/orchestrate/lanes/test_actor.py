@@ -17,7 +17,6 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.train import ScalingConfig
-from ray.train.torch import TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import TelemetryError
@@ -248,4 +247,31 @@ def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: An
     rays = [type(each).__name__ for each in DataParallelTrainer._create_default_callbacks(run)]
     assert set(rays) - set(kept) == {"DatasetsCallback", "PlacementGroupCleanerCallback"}
     assert len(kept) == len(rays) - 2
-    assert isinstance(run, TorchTrainer) == (trainer is actor._of_ranks)
+
+
+def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Workers:
+        def __len__(self) -> int:
+            return 2
+
+        def execute_single(self, number: int, function: Any) -> tuple[str, int]:
+            assert (number, function.__name__) == (0, "get_address_and_port")
+            return "10.0.0.1", 4711
+
+        def execute_single_async(self, number: int, function: Any, *arguments: Any) -> str:
+            asked.append((number, function.__name__, *arguments))
+            return f"answer of {number}"
+
+    def start(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        waited: list[str] = []
+        monkeypatch.setattr(actor.ray, "get", waited.extend)
+        run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
+        run.backend_config.backend_cls().on_start(Workers(), run.backend_config)
+        return waited
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert start(actor._of_commands, patch) == [] and asked == []
+        assert start(actor._of_ranks, patch) == ["answer of 0", "answer of 1"]
+    assert asked == [(0, "_meet", "10.0.0.1", 4711, 0, 2), (1, "_meet", "10.0.0.1", 4711, 1, 2)]

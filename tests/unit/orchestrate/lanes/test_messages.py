@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.lanes.messages import GroupKey, Place
+from wattune.orchestrate.lanes.messages import GroupKey, Place, device_name
 from wattune.plan.axes import Plan
 from wattune.plan.engines import CAPABILITIES
 from wattune.trial import TrialSpec
@@ -43,3 +43,9 @@ def test_workers_start_with_the_variables_of_their_engine(specs: list[TrialSpec]
 def test_a_place_is_stored_as_plain_data() -> None:
     facts: dict[str, Any] = {"rank": 3, "node": "n0", "slot": 1, "device": "gpu1", "device_uuid": "GPU-0", "pid": 42}
     assert Place(**facts).to_json() == facts
+
+
+def test_a_device_is_named_by_its_kind_and_slot(make_specs: Callable[..., list[TrialSpec]]) -> None:
+    for device, name in (("cpu", "cpu1"), ("h200_sxm", "gpu1")):
+        (spec,) = make_specs(1, ClusterSpec(device=device, devices_per_node=2))
+        assert device_name(spec, 1) == name

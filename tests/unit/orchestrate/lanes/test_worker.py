@@ -1,7 +1,5 @@
-"""A lane's worker without Ray: its processors, the name of its device, the outcome of an error."""
+"""A lane's worker without Ray: the name of its device, the outcome of an error."""
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -9,38 +7,13 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError, NodeError
-from wattune.orchestrate.lanes.worker import device_name, failed, sensed_name
+from wattune.orchestrate.lanes.worker import failed, sensed_name
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, TrialStatus, Workload
 from wattune.workers.device import device_uuid
 
 FIRST, SECOND = "GPU-163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-00000000-0000-0000-0000-000000000001"
 NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
-
-CODE = """
-import os, threading
-from wattune.orchestrate.lanes.worker import leave_to_sampler
-
-allowed = sorted(os.sched_getaffinity(0))
-wait = threading.Event()
-thread = threading.Thread(target=wait.wait)
-thread.start()
-leave_to_sampler(())
-assert os.sched_getaffinity(thread.native_id) == set(allowed)
-leave_to_sampler(tuple(allowed))  # nothing would be left: nothing is changed
-assert os.sched_getaffinity(thread.native_id) == set(allowed)
-if len(allowed) > 1:
-    leave_to_sampler((allowed[-1],))
-    for task in (thread.native_id, threading.get_native_id()):
-        assert os.sched_getaffinity(task) == set(allowed[:-1]), task
-wait.set()
-print("done")
-"""
-
-
-def test_every_thread_keeps_off_the_samplers_processor() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "done"
 
 
 def on(device: str) -> TrialSpec:
@@ -101,8 +74,3 @@ def test_what_one_node_lacks_is_not_the_plans_failure(error: Exception) -> None:
     wrapped = RuntimeError("compiling failed")
     wrapped.__cause__ = error
     assert failed(3, wrapped).status is TrialStatus.INFRA_FAILED
-
-
-def test_a_device_is_named_by_its_kind_and_slot() -> None:
-    assert device_name(on("cpu"), 1) == "cpu1"
-    assert device_name(on("h200_sxm"), 1) == "gpu1"
