@@ -1,6 +1,7 @@
 """Connects to Ray, on an existing cluster or a new one on this machine, and lists its nodes."""
 
 import atexit
+import gc
 import os
 import signal
 import socket
@@ -211,7 +212,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                 _reach(target, None)
                 yield _inventory(ours=False)
             finally:
-                ray.shutdown()
+                _disconnect()
             return
         with forced_exit.last_act(partial(remove_by_force, folder)):
             try:
@@ -222,10 +223,25 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                 _end_local(folder)
 
 
+def _disconnect() -> None:
+    """Disconnects from Ray while no garbage is collected.
+
+    Ray 2.60 ends the process with 1 where a thread frees a reference to an object while another one disconnects
+    (`GetCoreWorker` in `core_worker_process.cc`). The collector frees what it finds in whichever thread allocates.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _end_local(folder: Path) -> None:
     """Ends a cluster of our own, and whatever outlives it: Ray asks dead processes of its own for minutes."""
     try:
-        within(SHUTDOWN_S, ray.shutdown, name="ray shutdown")
+        within(SHUTDOWN_S, _disconnect, name="ray shutdown")
     except TimeoutError:
         atexit.unregister(ray.shutdown)  # Ray's own hook: at the process's end it would ask them again
     finally:

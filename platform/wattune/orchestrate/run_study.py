@@ -7,6 +7,7 @@ study folder, so a study continues from its folder whatever happened to Tune. Tu
 import contextlib
 import logging
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,9 @@ _DONE_METRIC: Final = "done_trials"
 _ASK_S: Final = 1.0
 """Longest time that known progress of running trials is used."""
 
+_ASKED_S: Final = 5.0
+"""Longest a study's end waits for an answer about progress; who asks gives up earlier."""
+
 _TEMPERATURES_S: Final = 30.0
 """Longest a node may take to report its temperatures."""
 
@@ -69,13 +73,13 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
         Lanes() as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
-        alive = _Alive(cluster, lanes)
+        alive, dispatcher = _Alive(cluster, lanes), _Dispatcher(study, run, cluster, lanes)
         controller.open(cluster, alive, alive.has_left)
         trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=_StudySearcher(controller, _Dispatcher(study, run, cluster, lanes)),
+                search_alg=_StudySearcher(controller, dispatcher),
                 num_samples=-1,  # the controller decides when the study ends and how many trials run at once
                 metric=_DONE_METRIC,
                 mode="max",
@@ -95,6 +99,8 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
                 f"the study was cut short: {cause}; finished trials are in {study.path}; run the same command to "
                 "continue"
             ) from error
+        finally:
+            dispatcher.close()
     assert controller.ending is not None, "Tune goes on until the controller has an ending"
     return controller.ending
 
@@ -246,6 +252,14 @@ class _Dispatcher:
         self._study, self._run, self._cluster, self._lanes = study, run, cluster, lanes
         self._asked_s = -_ASK_S
         self._progress: Mapping[str, TrialProgress] = {}
+        self._asking = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Asks no more, and waits for the answer that is under way: none may arrive while Ray is disconnected."""
+        self._closed = True
+        if self._asking.acquire(timeout=_ASKED_S):
+            self._asking.release()
 
     def work(self, running: RunningTrial) -> _Work:
         """Tune's configuration of a trial, with its own nodes only."""
@@ -268,10 +282,11 @@ class _Dispatcher:
         name = self._study.trial(running.queued.trial_id, running.queued.repeat).path.name
 
         def ask() -> TrialProgress | None:
-            if time.monotonic() - self._asked_s >= _ASK_S:  # one answer has the progress of all trials
-                self._progress = self._lanes.progress()
-                self._asked_s = time.monotonic()
-            return self._progress.get(name)
+            with self._asking:
+                if not self._closed and time.monotonic() - self._asked_s >= _ASK_S:
+                    self._progress = self._lanes.progress()  # one answer has the progress of all trials
+                    self._asked_s = time.monotonic()
+                return self._progress.get(name)
 
         return ask
 

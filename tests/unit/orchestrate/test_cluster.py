@@ -1,5 +1,6 @@
 """Nodes that fit a trial, resources of a rank, and the message if there are too few nodes."""
 
+import gc
 import inspect
 import signal
 import socket
@@ -301,6 +302,26 @@ def test_a_shutdown_that_hangs_is_left_and_its_processes_are_killed(tmp_path, mo
     finally:
         release.set()
     assert ended == [tmp_path]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_ray_disconnects(collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that frees a reference to one of Ray's objects meanwhile ends the process."""
+    during = []
+
+    def shut_down() -> None:
+        during.append(gc.isenabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_module.ray, "shutdown", shut_down)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(KeyboardInterrupt):
+            cluster_module._disconnect()
+        assert (during, gc.isenabled()) == ([False], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_cluster_answers_where_all_its_parts_listen() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -145,6 +146,32 @@ def test_one_answer_of_the_lanes_tells_of_every_trial(world, specs, new_node) ->
     lanes.known = {f"{specs[0].trial_id}-0": TrialProgress(part="measure", done=3, total=20)}
     assert [ask() for ask in asks] == [TrialProgress(part="measure", done=3, total=20), None]
     assert lanes.num_asked == 1
+
+
+def test_a_studys_end_waits_for_an_answer_under_way_and_asks_no_more(world, specs) -> None:
+    """Ray ends a driver with 1 where a thread frees an answer's reference while it disconnects."""
+    asked, answered, order = threading.Event(), threading.Event(), []
+
+    class SlowLanes(FakeLanes):
+        def progress(self) -> dict[str, TrialProgress]:
+            asked.set()
+            assert answered.wait(30)
+            order.append("answer")
+            return super().progress()
+
+    lanes = SlowLanes()
+    searcher = make_searcher(world, specs[:1], lanes=lanes)
+    searcher.suggest("t0")
+    (ask,) = [event.progress for event in world.heard if getattr(event, "kind", "") == "started"]
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    assert asked.wait(30)
+    threading.Timer(0.1, answered.set).start()
+    searcher._dispatcher.close()
+    order.append("closed")
+    assert order == ["answer", "closed"]
+    searcher._dispatcher._asked_s = -run_study._ASK_S  # what is known is old
+    assert ask() is None and lanes.num_asked == 1
 
 
 @pytest.fixture
