@@ -111,6 +111,19 @@ def test_create_default_callbacks() -> None:
     assert "dataset_shard_provider: Optional[" in source("ray.train.v2._internal.execution.worker_group.worker")
 
 
+@pytest.mark.private_api("ray.train.v2._internal.execution.scaling_policy.FixedScalingPolicy")
+def test_fixed_scaling_policy() -> None:
+    policy = "ray.train.v2._internal.execution.scaling_policy.fixed.FixedScalingPolicy"
+    for decides in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
+        assert "self._maybe_send_resource_request()" in source(f"{policy}.{decides}")
+    # Without a client nothing is asked for, and so nothing is to be taken back.
+    assert "TrainAutoscalingCoordinatorClient(" in source(f"{policy}.after_controller_start")
+    assert "if self._coordinator_client is None:\n            return" in source(f"{policy}._cancel_resource_request")
+    trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
+    assert "scaling_policy=create_scaling_policy(self.scaling_config)" in source(f"{trainer}.fit")
+    assert parameters(get(f"{trainer}._initialize_and_run_controller")) == ["self", "controller_init_kwargs"]
+
+
 @pytest.mark.private_api("ray.train.torch.config._setup_torch_process_group")
 def test_setup_torch_process_group() -> None:
     taken = parameters(get("ray.train.torch.config._setup_torch_process_group"))

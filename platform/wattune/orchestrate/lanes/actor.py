@@ -26,6 +26,7 @@ from ray.exceptions import (
 from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import WattuneError
@@ -293,13 +294,30 @@ class _Launcher:
 
 
 class _Trainer(DataParallelTrainer):  # type: ignore[misc]
-    """A run without the processes that Train starts beside every group of workers.
+    """A run without the processes that Train starts beside workers.
 
     No trial needs them, and each loads pandas and Ray Data before the workers may begin.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
         return [each for each in super()._create_default_callbacks() if type(each).__name__ not in _START_A_PROCESS]
+
+    def _initialize_and_run_controller(self, **settings: Any) -> Any:
+        return super()._initialize_and_run_controller(**{**settings, "scaling_policy": _Placed(self.scaling_config)})
+
+
+class _Placed(FixedScalingPolicy):  # type: ignore[misc]
+    """Workers on nodes that are there: nothing is asked of an autoscaler.
+
+    Train asks an actor for the resources of its workers, at the start and every 20 s. The first run of a cluster starts
+    it, and the workers wait until that process has loaded Ray Data.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Requests nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 def _of_commands() -> Callable[..., DataParallelTrainer]:

@@ -17,6 +17,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.train import ScalingConfig
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import TelemetryError
@@ -247,6 +248,25 @@ def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: An
     rays = [type(each).__name__ for each in DataParallelTrainer._create_default_callbacks(run)]
     assert set(rays) - set(kept) == {"DatasetsCallback", "PlacementGroupCleanerCallback"}
     assert len(kept) == len(rays) - 2
+
+
+@pytest.mark.parametrize("trainer", [actor._of_commands, actor._of_ranks])
+def test_no_process_is_started_to_ask_an_autoscaler(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller decides on workers as Train's own does, and needs no answer before they start."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        DataParallelTrainer, "_initialize_and_run_controller", lambda _, **settings: given.update(settings)
+    )
+    monkeypatch.setattr(ScalingPolicy, "_send_resource_request", lambda _: pytest.fail("an actor was asked"))
+    run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
+    run._initialize_and_run_controller(scaling_policy=FixedScalingPolicy(run.scaling_config), callbacks=["theirs"])
+    policy = given.pop("scaling_policy")
+    assert isinstance(policy, FixedScalingPolicy) and given == {"callbacks": ["theirs"]}
+    policy.after_controller_start(SimpleNamespace(run_id="a"))
+    assert policy.make_decision_for_non_running_worker_group().num_workers == 2
+    assert isinstance(policy.make_decision_for_running_worker_group(None, None), NoopDecision)
+    asyncio.run(policy.before_controller_shutdown())
+    policy.before_controller_abort()
 
 
 def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
