@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.errors import PlanError
 from wattune.inspection import inspect, recorded
 from wattune.record import recorder
@@ -63,8 +64,17 @@ def manifest(path: Path) -> dict[str, Any]:
     return found
 
 
+def run_sampled(storage: Path, tries: int = 5) -> Path:
+    """Records until the sampler had its turn: other processes may keep it from the processors for most of a second."""
+    for number in range(tries):
+        path = run(storage / str(number))
+        if Recording.read(path).summary.metrics["sample_coverage_frac"] >= LEAST_COVERAGE_FRAC:
+            return path
+    pytest.fail(f"in none of {tries} recordings was power read for {LEAST_COVERAGE_FRAC:.0%} of the window")
+
+
 def test_startup_is_left_out_and_tokens_have_a_rate_and_an_energy(tmp_path: Path) -> None:
-    path = run(tmp_path)
+    path = run_sampled(tmp_path)
     facts, found = manifest(path), Recording.read(path)
     metrics = found.summary.metrics
     assert metrics["step_time_s"] == pytest.approx(STEP_S, rel=0.5)
