@@ -1,10 +1,10 @@
-"""Ranks of an engine contract: run the specifications of a file one after another in one process group.
+"""Ranks of an engine contract: run the specifications of a file one after another in one set of processes.
 
 Started as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json` (a specification and what compiles it,
 by name), writes `<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL. With `all` for a rank,
 as in `test_engines.py`, libraries are loaded once and every rank is a fork that writes its errors to `<rank>.err`:
-loading them takes a processor longer than ten cases. A case of another world size than the one before gets a default
-group of its own: all ranks, or every rank alone.
+loading them takes a processor longer than ten cases. Each case gets a default group of its own, as a trial does: all
+ranks, or every rank alone. What it leaves of groups ends with it, since gloo's threads wake a hundred times a second.
 """
 
 import gc
@@ -27,9 +27,12 @@ from wattune.engines.registry import load_engine
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Engine, Ranks
+from wattune.workers.process_groups import join_groups, leave_groups
 
 NUM_STEPS = 3
 SEED = 7
+TIMEOUT_S = 1800.0
+"""Of a collective; who starts the ranks ends them sooner."""
 LET_GO_S = {"gloo": 20.0, "nccl": 1.0}
 """Longest wait for tensors other threads still hold, as gloo's do; one that is really kept is kept for good."""
 
@@ -101,16 +104,24 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
     return outcome
 
 
-def join(folder: Path, number: int, rank: int, size: int, world_size: int, backend: str) -> Ranks:
-    """Makes the default group anew: of all ranks, or of every rank alone."""
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+def join(store: dist.Store, number: int, rank: int, size: int, world_size: int, kind: str) -> Ranks:
+    """Makes the default group of one case: of all ranks, or of every rank alone."""
     alone = size < world_size
-    store = dist.HashStore() if alone else dist.FileStore(str(folder / f"store{number}"), world_size)
-    dist.init_process_group(backend, store=store, rank=0 if alone else rank, world_size=size)
-    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
-    return Ranks(rank=dist.get_rank(), world_size=size, local_rank=rank, device=device)
+    ranks = Ranks(
+        rank=0 if alone else rank,
+        world_size=size,
+        local_rank=rank,
+        device=f"cuda:{rank}" if kind == "cuda" else "cpu",
+    )
+    join_groups(
+        dist.HashStore() if alone else store,
+        f"case{number}",
+        rank=ranks.rank,
+        world_size=size,
+        device=ranks.device,
+        timeout_s=TIMEOUT_S,
+    )
+    return ranks
 
 
 def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
@@ -150,17 +161,16 @@ def fork_ranks(folder: Path, world_size: int, cases: dict[str, Any]) -> int:
 def run_rank(folder: Path, rank: int, world_size: int, cases: dict[str, Any], kind: str) -> None:
     if kind == "cuda":
         torch.cuda.set_device(rank)
-    outcomes, ranks = {}, None
+    outcomes = {}
+    store = dist.FileStore(str(folder / "store"), world_size)
     for number, (name, case) in enumerate(cases.items()):
         spec = TrialSpec.from_json(case["spec"])
-        size = spec.cluster.world_size
-        if ranks is None or ranks.world_size != size:
-            ranks = join(folder, number, rank, size, world_size, "gloo" if kind == "cpu" else "nccl")
+        ranks = join(store, number, rank, spec.cluster.world_size, world_size, kind)
         outcomes[name] = run_case(spec, case["compiler"], ranks)
+        dist.barrier()  # no rank closes connections that others still use
+        leave_groups()
         gc.freeze()  # nor what this case left for good, as graphs do: a million objects that every look would visit
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

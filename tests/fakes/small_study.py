@@ -7,9 +7,10 @@ it ended.
 import json
 import shutil
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
-from wattune.analysis.summary import summarize
+from wattune.analysis.summary import Summary, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
@@ -37,6 +38,12 @@ def spec_of(plan: Plan) -> TrialSpec:
         workload=Workload(seq_len=4096, global_batch_size=16),
         plan=plan,
     )
+
+
+@cache
+def _summary(recording: str) -> Summary:
+    recorded = MeasuredFolder(GOLDEN / recording)
+    return summarize(spec_of(PLANS[recording]), recorded.spans(), recorded.telemetry(), recorded.manifests())
 
 
 def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.0) -> StudyFolder:
@@ -68,7 +75,7 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
         for node, manifest in recorded.manifests().items():
             (folder.path / "telemetry" / node / "manifest.json").write_text(json.dumps(manifest))
         folder.write_spec(spec)
-        found = summarize(spec, folder.spans(), folder.telemetry(), folder.manifests())
+        found = _summary(recording)
         folder.write_result(
             TrialResult(
                 trial_id=spec.trial_id,

@@ -5,13 +5,13 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from study_files import contents
 from tracked_trials import DOCUMENT, folder_of, result_of, runs_of, spec_of
 
 from wattune.errors import TrackingError
-from wattune.tracking.artifacts import BesideClient
 from wattune.tracking.locations import ARTIFACTS, location
 from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri, sqlite_file
@@ -19,6 +19,13 @@ from wattune.tracking.tracker import Tracker
 
 RANKING = {name: [] for name in ("feasible", "undecided", "infeasible", "unknown", "burst", "interrupted", "failed")}
 RANKING |= {"note": "", "simulated": False}
+
+
+def client_of(uri: str, store: Path) -> Any:
+    """Loads MLflow where a test asks, not where every process of tests collects this file."""
+    from wattune.tracking.artifacts import BesideClient
+
+    return BesideClient(uri, store)
 
 
 def copied(uri: str, tmp_path: Path) -> tuple[Path, str]:
@@ -55,7 +62,7 @@ def test_what_a_copy_sends_stays_in_the_copy(tracker, tmp_path, earlier):
     copy.log_study(DOCUMENT, RANKING, None, [*sent, second])
     assert contents(original) == before, "the store and every artifact of the original"
 
-    client = BesideClient(uri, folder / "mlflow.db")
+    client = client_of(uri, folder / "mlflow.db")
     runs = runs_of(client, copy)
     assert {run.info.artifact_uri.split("/")[0] for run in runs} == {"mlflow-artifacts:"}
     for run in runs:
@@ -71,7 +78,7 @@ def test_a_moved_storage_reads_and_writes_where_it_is_now(tracker, client, tmp_p
     tracker.log_trial(spec, result_of(spec), folder_of(tmp_path / "trials", spec, result_of(spec)))
     (run,) = runs_of(client, tracker)
     folder, uri = copied(tracker.uri, tmp_path)
-    moved = BesideClient(uri, folder / "mlflow.db")
+    moved = client_of(uri, folder / "mlflow.db")
     path = Path(moved.download_artifacts(run.info.run_id, "telemetry/node0/manifest.json", str(tmp_path)))
     assert path == tmp_path / "telemetry/node0/manifest.json" and path.is_file()
     assert Path(moved.download_artifacts(run.info.run_id, "telemetry")).is_relative_to(folder)
@@ -100,7 +107,7 @@ def test_a_place_that_the_user_named_stays_the_users(uri, tmp_path):
     tracker = Tracker(uri, f"own-{os.getpid()}", artifact_root=root.as_uri())
     spec = spec_of()
     tracker.log_trial(spec, result_of(spec), folder_of(tmp_path / "trials", spec, result_of(spec)))
-    client = BesideClient(uri, sqlite_file(uri))
+    client = client_of(uri, sqlite_file(uri))
     (run,) = runs_of(client, tracker)
     assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"spec.json"}
     read = Path(client.download_artifacts(run.info.run_id, "spec.json", str(tmp_path))).read_bytes()

@@ -10,15 +10,34 @@ import importlib
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-with contextlib.redirect_stdout(io.StringIO()):
+
+@contextlib.contextmanager
+def _without_mlflow() -> Iterator[None]:
+    """Hides MLflow, unless it is there already: DeepSpeed's autotuner, which nothing here uses, loads it if it can.
+
+    That is a second and a half of processor in every worker, and most of what DeepSpeed takes to load.
+    """
+    if "mlflow" in sys.modules:
+        yield
+        return
+    modules = cast(dict[str, Any], sys.modules)
+    modules["mlflow"] = None
+    try:
+        yield
+    finally:
+        del modules["mlflow"]
+
+
+with _without_mlflow(), contextlib.redirect_stdout(io.StringIO()):
     import deepspeed
     from deepspeed.accelerator import real_accelerator
     from deepspeed.module_inject import layers as autotp_layers

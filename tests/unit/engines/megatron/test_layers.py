@@ -1,7 +1,9 @@
 """Our parts of Megatron's layers: the results they give, and that they compile as whole graphs."""
 
+import importlib
+import importlib.util
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from wattune.errors import EngineError
 from wattune.plan.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
-layers = pytest.importorskip("wattune.engines.megatron.layers", reason="megatron-core is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 
 GROUPED = ModelSpec(
     name="grouped", num_layers=1, hidden_size=32, ffn_hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=16
@@ -26,10 +28,16 @@ MIXTRAL = replace(GROUPED, num_experts=4, num_experts_per_token=2)
 COMPILERS = [EAGER, Compiler(backend="aot_eager")]
 
 
+@pytest.fixture(scope="module")
+def layers() -> ModuleType:
+    """Loaded by the process that runs these tests alone: Megatron-Core takes seconds, and each process collects all."""
+    return importlib.import_module("wattune.engines.megatron.layers")
+
+
 @pytest.mark.parametrize("compiler", COMPILERS, ids=str)
 @pytest.mark.parametrize("model", [GROUPED, PLAIN], ids=["grouped", "plain"])
 @pytest.mark.parametrize("turns", [True, False])
-def test_attention_is_the_torch_engines(model, turns, compiler):
+def test_attention_is_the_torch_engines(layers, model, turns, compiler):
     torch.manual_seed(0)
     batch, seq_len, size = 2, 6, model.head_size
     rotation = Rotation.table(model, seq_len, torch.device("cpu"), torch.float32) if turns else None
@@ -51,7 +59,7 @@ def test_attention_is_the_torch_engines(model, turns, compiler):
 
 
 @pytest.mark.parametrize("compiler", COMPILERS, ids=str)
-def test_norms_compile_and_are_torchs(compiler):
+def test_norms_compile_and_are_torchs(layers, compiler):
     x, weight, bias = torch.randn(5, 2, 8), torch.randn(8), torch.randn(8)
     expected = torch.nn.functional.rms_norm(x, (8,), weight, 1e-5)
     torch.testing.assert_close(compiler.run(layers._rms_norm, x, weight, 1e-5), expected)
@@ -83,7 +91,7 @@ def on(transformer_engine, model=GROUPED, **axes) -> TrialSpec:
 
 
 @pytest.mark.parametrize(("model", "experts"), [(GROUPED, None), (MIXTRAL, 4)])
-def test_a_cluster_with_transformer_engine_gets_its_layers(model, experts, monkeypatch):
+def test_a_cluster_with_transformer_engine_gets_its_layers(layers, model, experts, monkeypatch):
     """The choice alone: it is not installed here, so what Megatron would make of its parts is stood in for."""
     asked = []
 
@@ -101,7 +109,7 @@ def test_a_cluster_with_transformer_engine_gets_its_layers(model, experts, monke
     assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None}]
 
 
-def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused():
+def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused(layers):
     layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"))
     assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.Attention
     check_libraries(on(False))
