@@ -25,8 +25,9 @@ import pytest
 from _pytest.assertion import rewrite
 
 RAY_GROUP = "ray"
-STANDING_CLUSTER = "on_standing_cluster"
-"""Fixture of the tests that share a cluster. They come last of the Ray group, so that it stands beside no other."""
+STANDING_CLUSTER = ("go_on_standing_cluster", "on_standing_cluster")
+"""Fixtures of the tests that share a cluster, those that begin on others first. They come last of the Ray group, so
+that it stands beside no other."""
 
 LONG_FOLDERS = (
     "tests/contracts/",
@@ -99,7 +100,8 @@ def compile_share(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if starts_ray(item.path):
-            return -1 if STANDING_CLUSTER in getattr(item, "fixturenames", ()) else -2
+            names = getattr(item, "fixturenames", ())
+            return next((number - 2 for number, name in enumerate(STANDING_CLUSTER) if name in names), -3)
         folders = enumerate(LONG_FOLDERS)
         return next((number for number, folder in folders if item.nodeid.startswith(folder)), len(LONG_FOLDERS))
 

@@ -73,6 +73,17 @@ def on_standing_cluster(
 
 
 @pytest.fixture
+def go_on_standing_cluster(environment: dict[str, str], request: pytest.FixtureRequest) -> Callable[[], None]:
+    """From its call on, when clusters of the test's own have ended, its commands run on the standing one."""
+
+    def go_on() -> None:
+        standing: Raylets = request.getfixturevalue("standing_cluster")
+        environment.update({"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing.address})
+
+    return go_on
+
+
+@pytest.fixture
 def storage(tmp_path: Path) -> Path:
     return tmp_path / "storage"
 

@@ -27,9 +27,12 @@ def second_measures(start_wattune: Callable[..., Any], space: Path) -> Any:
 
 @pytest.mark.usefixtures("in_foreground")
 def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
-    start_wattune, wattune, write_two_trials, results, storage: Path
+    start_wattune, wattune, write_two_trials, results, storage: Path, go_on_standing_cluster
 ) -> None:
-    """One study is told to end, continued by the same command, killed, and continued again until it is done."""
+    """One study is told to end, continued by the same command, killed, and continued again until it is done.
+
+    Two clusters of its own end with it, and the last call is on another one.
+    """
     space, study = write_two_trials("stopped", min_seconds=6, num_ranks=1), storage / "stopped"
     running = second_measures(start_wattune, space)
     running.process.send_signal(signal.SIGINT)
@@ -47,6 +50,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     running.process.kill()
     running.ends(30)
 
+    go_on_standing_cluster()
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 skipped, done before: 1 completed" in done.stderr
