@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Origin = Literal["measured here", "published kernels", "datasheet"]
+Origin = Literal["measured here", "same chip", "published kernels", "datasheet"]
 """Origin of a coefficient, best first. Each is trusted less than the one before, and its interval is wider."""
 
-ORIGINS: Final[tuple[Origin, ...]] = ("measured here", "published kernels", "datasheet")
+ORIGINS: Final[tuple[Origin, ...]] = ("measured here", "same chip", "published kernels", "datasheet")
 """Every origin, best first."""
 
 

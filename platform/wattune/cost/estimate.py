@@ -94,7 +94,7 @@ class Coefficients:
         A stored fit stands, as it may come from several nodes.
         """
         step = self.step_time
-        if num_nodes == 1 or self.fit or step.origin != "measured here":
+        if num_nodes == 1 or self.fit or step.origin not in ("measured here", "same chip"):
             return self
         link = replace(step.link, origin=PUBLISHED_STEP_TIME.origin)
         error_frac = max(step.error_frac, PUBLISHED_STEP_TIME.error_frac)

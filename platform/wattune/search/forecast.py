@@ -33,6 +33,7 @@ FALLBACK: Final = Objective(metric="tokens_per_s", maximize=True)
 
 _ORIGINS: Final[Mapping[Origin, str]] = {
     "measured here": "measurements of such devices",
+    "same chip": "measurements of a device with the same chip",
     "published kernels": "published kernels",
     "datasheet": "its datasheet",
 }

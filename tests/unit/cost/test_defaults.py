@@ -3,7 +3,7 @@
 import pytest
 
 from wattune.catalog.hardware import DEVICES
-from wattune.cost.defaults import WITH_KERNELS, default_coefficients
+from wattune.cost.defaults import SAME_CHIP, WITH_KERNELS, default_coefficients
 from wattune.errors import PlanError
 
 
@@ -11,7 +11,7 @@ from wattune.errors import PlanError
 def test_every_accelerator_has_coefficients_with_an_origin(name):
     found = default_coefficients(DEVICES[name])
     expected = "published kernels" if name in WITH_KERNELS else "datasheet"
-    expected = "measured here" if name == "h200_sxm" else expected
+    expected = "measured here" if name == "h200_sxm" else "same chip" if name in SAME_CHIP else expected
     assert found.step_time.origin == expected and found.fit == ""
     assert set(found.origins) == {"memory", "step time", "power", "temperature"}
 
@@ -19,3 +19,15 @@ def test_every_accelerator_has_coefficients_with_an_origin(name):
 def test_a_processor_has_none():
     with pytest.raises(PlanError, match='"cpu" has no estimates'):
         default_coefficients(DEVICES["cpu"])
+
+
+def test_a_device_with_the_chip_of_a_measured_one_takes_its_fit_with_wider_intervals():
+    measured, found = default_coefficients(DEVICES["h200_sxm"]), default_coefficients(DEVICES["h100_sxm"])
+    assert found.origins["step time"] == found.origins["power"] == "same chip"
+    assert found.step_time.kernel.matmul_frac == measured.step_time.kernel.matmul_frac
+    assert found.power.matrix_w == measured.power.matrix_w
+    assert found.step_time.error_frac_of("torch llama3_8b 8 layers, 2 devices") > measured.step_time.error_frac
+    assert found.power.error_frac > measured.power.error_frac
+    # Of the network between nodes a fit within one says nothing, on whichever device.
+    across = found.on(2).step_time
+    assert across.link.origin == "published kernels" and across.kernel.origin == "same chip"

@@ -98,7 +98,7 @@ def test_every_cluster_names_what_its_estimates_come_from():
     assert origins == {
         ("1x8 h200_sxm", "1x4 h200_sxm"): "measured here",
         ("2x8 h200_sxm",): "published kernels",
-        ("1x8 h100_sxm",): "published kernels",
+        ("1x8 h100_sxm",): "same chip",
     }
     data = found.to_json()
     assert [one["clusters"] for one in data["sources"]] == [list(one) for one in origins]
