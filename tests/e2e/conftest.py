@@ -14,16 +14,21 @@ from typing import Any
 import pytest
 import yaml
 from raylet_cluster import Raylets, raylet_cluster
+from warm_commands import Command, WarmCommands, warm_commands
 
 COMMAND = [sys.executable, "-m", "wattune"]
 
-TELLS_OFTEN = """
+TELL_EVERY_S = 0.5
+
+TELLS_OFTEN = f"""
 from wattune.__main__ import main
 from wattune.terminal import progress
-progress.TELL_EVERY_S = 0.5
+progress.TELL_EVERY_S = {TELL_EVERY_S}
 main()
 """
 """The command as it is, but for how often a log is told how far a trial is: every minute, of trials of seconds."""
+
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 TINY_MODEL = {
     "name": "llama3_8b",
@@ -34,6 +39,10 @@ TINY_MODEL = {
     "num_kv_heads": 2,
     "vocab_size": 256,
 }
+
+
+def _address(cluster: Raylets) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": cluster.address}
 
 
 def _users(environment: Mapping[str, str]) -> dict[str, str]:
@@ -49,7 +58,7 @@ def users_environment() -> dict[str, str]:
 @pytest.fixture
 def environment(storage: Path, users_environment: dict[str, str]) -> dict[str, str]:
     """The same with a storage of the test's own."""
-    return users_environment | {"WATTUNE_STORAGE": str(storage), "PYTHONUNBUFFERED": "1"}
+    return users_environment | UNBUFFERED | {"WATTUNE_STORAGE": str(storage)}
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +78,7 @@ def on_standing_cluster(
     """
     storage.mkdir()
     shutil.copyfile(empty_store, storage / empty_store.name)
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing_cluster.address}
+    environment |= _address(standing_cluster)
 
 
 @pytest.fixture
@@ -77,10 +86,25 @@ def go_on_standing_cluster(environment: dict[str, str], request: pytest.FixtureR
     """From its call on, when clusters of the test's own have ended, its commands run on the standing one."""
 
     def go_on() -> None:
-        standing: Raylets = request.getfixturevalue("standing_cluster")
-        environment.update({"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": standing.address})
+        environment.update(_address(request.getfixturevalue("standing_cluster")))
 
     return go_on
+
+
+@pytest.fixture(scope="session")
+def commands_on_standing_cluster(
+    tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str, str], standing_cluster: Raylets
+) -> Iterator[WarmCommands]:
+    """Starts commands that need not load their libraries."""
+    environment = users_environment | UNBUFFERED | _address(standing_cluster)
+    with warm_commands(tmp_path_factory.mktemp("commands"), environment) as found:
+        yield found
+
+
+@pytest.fixture
+def warm(environment: dict[str, str], request: pytest.FixtureRequest) -> Callable[[], WarmCommands | None]:
+    """Returns what starts the test's commands where they are on the standing cluster now, else None."""
+    return lambda: request.getfixturevalue("commands_on_standing_cluster") if "RAY_ADDRESS" in environment else None
 
 
 @pytest.fixture
@@ -134,17 +158,17 @@ def write_two_trials(write_space: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def wattune(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def wattune(
+    tmp_path: Path, environment: dict[str, str], warm: Callable[[], WarmCommands | None]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command to its end."""
 
     def run(*arguments: object, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+        texts = [*map(str, arguments)]
+        if (commands := warm()) is not None:
+            return commands.run(texts, timeout_s=timeout_s, cwd=tmp_path, env=environment)
         return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+            [*COMMAND, *texts], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout_s
         )
 
     return run
@@ -180,7 +204,7 @@ def wattune_here(
 class Running:
     """A command that runs, and the lines it has said so far."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str] | Command") -> None:
         self.process = process
         self._lines: list[str] = []
         self._said = threading.Condition()
@@ -225,29 +249,48 @@ class Running:
 
 
 @pytest.fixture
-def start(tmp_path: Path, environment: dict[str, str]):
-    """Starts a program that says on one stream what it does, and ends it with the test whatever happens."""
-    started: list[Running] = []
+def follow() -> Iterator[Callable[["subprocess.Popen[str] | Command"], Running]]:
+    """Hears what a process says, and ends it with the test whatever happens."""
+    followed: list[Running] = []
 
-    def start_one(command: Sequence[str], **more: Any) -> Running:
-        settings: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE} | more
-        running = Running(subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **settings))
-        started.append(running)
-        return running
+    def follow_one(process: "subprocess.Popen[str] | Command") -> Running:
+        followed.append(Running(process))
+        return followed[-1]
 
-    yield start_one
-    for running in started:
+    yield follow_one
+    for running in followed:
         if running.process.poll() is None:
             running.process.kill()
             running.process.wait(30)
 
 
 @pytest.fixture
-def start_wattune(start: Callable[..., Running]) -> Callable[..., Running]:
+def start(tmp_path: Path, environment: dict[str, str], follow: Callable[..., Running]) -> Callable[..., Running]:
+    """Starts a program that says on one stream what it does, and ends it with the test whatever happens."""
+
+    def start_one(command: Sequence[str], **more: Any) -> Running:
+        settings: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE} | more
+        return follow(subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **settings))
+
+    return start_one
+
+
+@pytest.fixture
+def start_wattune(
+    tmp_path: Path,
+    environment: dict[str, str],
+    start: Callable[..., Running],
+    follow: Callable[..., Running],
+    warm: Callable[[], WarmCommands | None],
+) -> Callable[..., Running]:
     """Starts a command, in a place of `before` where that is given."""
 
     def start_command(*arguments: object, before: Sequence[str] = ()) -> Running:
-        return start([*before, sys.executable, "-c", TELLS_OFTEN, *map(str, arguments)])
+        texts = [*map(str, arguments)]
+        if (commands := warm()) is not None:
+            assert not before
+            return follow(commands.open(texts, cwd=tmp_path, env=environment, tell_every_s=TELL_EVERY_S))
+        return start([*before, sys.executable, "-c", TELLS_OFTEN, *texts])
 
     return start_command
 
