@@ -63,7 +63,7 @@ class Run:
 
 def before(table: str) -> dict[str, dict[str, Any]]:
     """Reads the estimates of a table's plans from before its first run, by trial."""
-    return {row["trial_id"]: row for row in pq.read_table(DATA / f"{table}_estimates.parquet").to_pylist()}
+    return {row["trial_id"]: row for row in pq.read_table(DATA / "estimates" / f"{table}.parquet").to_pylist()}
 
 
 def runs(table: str) -> list[Run]:
