@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -103,8 +104,18 @@ def test_weights_are_rounded_and_frequencies_are_not(parity: ModuleType) -> None
     assert made.get_buffer("frequencies").dtype == torch.float32
 
 
+@pytest.fixture
+def one_attention() -> Iterator[None]:
+    """Keeps torch's attention in blocks out: on some processors the two programs give it tensors that it sums apart."""
+    before = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(False)
+    yield
+    torch.backends.cuda.enable_flash_sdp(before)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.usefixtures("one_attention")
 def test_without_compiling_both_programs_round_a_llama_in_bf16_alike(
     parity: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
