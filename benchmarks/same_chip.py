@@ -18,10 +18,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 from measured_tables import DATA, completed
-from prediction import trial_of
+from prediction import ordered, trial_of
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
+from wattune.fitting.device import Measured
 from wattune.trial import TrialStatus
 
 TABLES: Final = {"dense_llama_h100x2": "Llama-3 8B, 8 layers", "moe_ep_h100x2": "Mixtral 8x7B, 4 layers"}
@@ -35,8 +36,6 @@ METRICS: Final = (
 WAYS: Final = {"before": "before the first run, blind", "now": "by the fit to H200"}
 UNIT: Final = {"memory_peak_bytes": 1e-9}
 """Factors of the raw rows, which have gigabytes."""
-TOLD_APART: Final = 0.05
-"""Least relative difference of two step times whose order counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +43,14 @@ class Run:
     """One measured run, with its estimates by way: metric -> value, low, high."""
 
     table: str
-    trial_id: str
-    repeat: int
+    trial: Measured
     plan: str
-    measured: Mapping[str, float]
-    host_bound_frac: float
     predicted: Mapping[str, Mapping[str, tuple[float, float, float]]]
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """All metrics of the run."""
+        return self.trial[1].metrics
 
     def error(self, way: str, metric: str) -> float:
         """Returns the relative error of a prediction."""
@@ -69,15 +70,13 @@ def before(table: str) -> dict[str, dict[str, Any]]:
 def runs(table: str) -> list[Run]:
     """Reads the completed runs of a table with what was and what is predicted of them."""
     rows, blind = completed(DATA / f"{table}.parquet"), before(table)
-    now = estimate([trial_of(row)[0] for row in rows], default_coefficients).columns
+    trials = [trial_of(row) for row in rows]
+    now = estimate([spec for spec, _ in trials], default_coefficients).columns
     return [
         Run(
             table=table,
-            trial_id=row["trial_id"],
-            repeat=row["repeat"],
+            trial=trials[number],
             plan=blind[row["trial_id"]]["plan"],
-            measured={metric: row[metric] for metric in METRICS},
-            host_bound_frac=row["host_bound_frac"],
             predicted={
                 "before": {
                     metric: tuple(blind[row["trial_id"]][f"estimate.{metric}{end}"] for end in ("", ".low", ".high"))
@@ -96,14 +95,8 @@ def runs(table: str) -> list[Run]:
 
 
 def in_order(found: Sequence[Run], way: str) -> tuple[int, int]:
-    """Counts the pairs of one table whose steps differ by more than 5 %, and those of them predicted in order."""
-    right = total = 0
-    for one, other in itertools.combinations(found, 2):
-        ratio = one.measured["step_time_s"] / other.measured["step_time_s"]
-        if one.table == other.table and abs(np.log(ratio)) > np.log(1 + TOLD_APART):
-            total += 1
-            right += (ratio > 1) == (one.predicted[way]["step_time_s"][0] > other.predicted[way]["step_time_s"][0])
-    return right, total
+    """Counts the pairs whose steps are predicted in order, and all that `prediction.ordered` counts."""
+    return ordered([run.trial for run in found], [run.predicted[way]["step_time_s"][0] for run in found])
 
 
 def out_of_memory(table: str) -> dict[str, tuple[float, float]]:
@@ -147,8 +140,9 @@ def main() -> None:
             for run in found:
                 values = [run.measured[metric] * UNIT.get(metric, 1) for metric in METRICS]
                 values += [run.predicted[way][metric][0] * UNIT.get(metric, 1) for metric in METRICS for way in WAYS]
-                figures = (f"{value:.6g}" for value in (run.host_bound_frac, *values))
-                writer.writerow([run.table, f"{run.trial_id}-{run.repeat}", run.plan, *figures])
+                figures = (f"{value:.6g}" for value in (run.measured["host_bound_frac"], *values))
+                result = run.trial[1]
+                writer.writerow([run.table, f"{result.trial_id}-{result.repeat}", run.plan, *figures])
 
 
 if __name__ == "__main__":

@@ -19,11 +19,8 @@ from wattune.cost.power import power_coefficients
 from wattune.cost.temperature import thermal_coefficients
 from wattune.errors import PlanError
 
-WITH_KERNELS: Final = ("h100_sxm", "h200_sxm")
-"""Devices whose kernels and collectives are in the published tables that the defaults are fitted to."""
-
-SAME_CHIP: Final = {"h100_sxm": "h200_sxm"}
-"""Devices that take the fit of another one: both have the GH100 and 700 W, and differ in memory, which the catalog has.
+WITH_CHIP_OF_H200: Final = ("h100_sxm",)
+"""Devices that take the fit of H200: the same GH100 at 700 W, with another memory, which the catalog has.
 
 Of 65 runs on two H100s it predicts the energy of a token within 4.1 % (median). Published kernels and the datasheet are
 8.4 % off (`benchmarks/same_chip.py`)."""
@@ -84,7 +81,7 @@ def default_coefficients(device: DeviceSpec) -> Coefficients:
     if power is None or thermal is None or None in peaks:
         raise PlanError(unpredictable(device))
     memory = memory_coefficients(device.name)
-    if device.name in SAME_CHIP:
+    if device.name in WITH_CHIP_OF_H200:
         step_time, power = _of_same_chip()
         return Coefficients(memory=memory, step_time=step_time, power=power, thermal=thermal)
     return Coefficients(memory=memory, step_time=_step_time(device), power=power, thermal=thermal)
@@ -94,14 +91,12 @@ def _of_same_chip() -> tuple[StepTimeCoefficients, PowerCoefficients]:
     """Returns the fit to H200 for a device that differs from it in memory alone: no model was seen on that device."""
     origin: Origin = "same chip"
     step = MEASURED_STEP_TIME
-    error_frac = SAME_CHIP_ERROR_FACTOR * step.error_frac
     step = replace(
         step,
         kernel=replace(step.kernel, origin=origin),
         link=replace(step.link, origin=origin),
         overhead=replace(step.overhead, origin=origin),
-        error_frac=error_frac,
-        elsewhere_error_frac=error_frac,
+        error_frac=SAME_CHIP_ERROR_FACTOR * step.error_frac,
         seen=(),
     )
     power = replace(
@@ -116,8 +111,6 @@ def _of_same_chip() -> tuple[StepTimeCoefficients, PowerCoefficients]:
 def _step_time(device: DeviceSpec) -> StepTimeCoefficients:
     if device.name == "h200_sxm":
         return MEASURED_STEP_TIME
-    if device.name in WITH_KERNELS:
-        return PUBLISHED_STEP_TIME
     origin: Origin = "datasheet"
     published = PUBLISHED_STEP_TIME
     return replace(
