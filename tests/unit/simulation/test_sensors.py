@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +29,10 @@ H200 = device_model(device("h200_sxm"))
 MODEL = replace(MODELS["llama3_8b"], num_layers=8)
 
 
-def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, sensed="h200_sxm", mode="pretrain", **plan):
+def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, ran_on="cpu", sensed="h200_sxm", mode="pretrain", **plan):
     return TrialSpec(
         model=model,
-        cluster=ClusterSpec(device="cpu", devices_per_node=devices, num_nodes=nodes, simulate_sensors_of=sensed),
+        cluster=ClusterSpec(device=ran_on, devices_per_node=devices, num_nodes=nodes, simulate_sensors_of=sensed),
         engine="torch",
         workload=Workload(mode=mode, seq_len=4096, global_batch_size=batch),
         plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
@@ -243,9 +244,44 @@ def test_large_micro_batches_of_a_dense_data_parallel_plan_run_at_the_cap():
 def test_waiting_draws_little_above_ready_and_unmarked_time_a_little_more():
     ready_w = H200.power.ready_power_w
     waiting_w, unmarked_w, busy_w = (
-        mean_w(make_spec(), make_spans([("forward", 1e-3), (phase, 0.299)])) for phase in ("wait", None, "backward")
+        mean_w(make_spec(ran_on="h100_sxm"), make_spans([("forward", 1e-3), (phase, 0.299)]))
+        for phase in ("wait", None, "backward")
     )
     assert ready_w < waiting_w < unmarked_w < ready_w + 150 < busy_w
+
+
+SMALL = replace(MODEL, num_layers=4, hidden_size=256, ffn_hidden_size=512, num_heads=4, num_kv_heads=2, vocab_size=512)
+"""The dense model of the demo."""
+
+
+def node_peak_1s_w(spec, spans):
+    tables, _ = simulate(spec, spans, seed=0)["node0"]
+    watts = sum(ring_of(tables, f"cpu{rank}")[1] for rank in range(2))
+    return float(np.convolve(watts, np.full(50, 0.02), mode="valid").max())  # 50 samples of 20 ms
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    stretched=st.floats(-1, 1).map(lambda power: 10**power),
+    waits=st.floats(0, 0.9),
+    hiccup_s=st.floats(0, 4),
+    plan=st.sampled_from([{"pp": 2}, {"tp": 2}, {"micro_batch_size": 8, "sharding": "zero1"}]),
+)
+def test_power_on_processors_is_the_plans_however_slow_and_busy_the_host_is(stretched, waits, hiccup_s, plan):
+    spec = make_spec(model=SMALL, devices=2, **{"micro_batch_size": 4, **plan})
+    idle_w = node_peak_1s_w(spec, make_spans([("forward", 0.1), ("backward", 0.2)], devices=2))
+    phases = [("forward", 0.1), ("wait", 0.3 * waits / (1 - waits)), ("backward", 0.2), (None, hiccup_s)]
+    steps = max(3, math.ceil(3 / (0.3 * stretched)))
+    loaded = make_spans([(name, seconds * stretched) for name, seconds in phases], devices=2, steps=steps)
+    assert node_peak_1s_w(spec, loaded) == pytest.approx(idle_w, rel=0.05)
+
+
+def test_a_step_that_still_runs_counts_as_far_as_it_came():
+    spec, spans = make_spec(), make_spans([("forward", 1.0), ("backward", 1.0)], steps=2)
+    unfinished = spans.filter(
+        pc.or_(pc.not_equal(spans["phase"].cast(pa.string()), "step"), pc.equal(spans["step"], 0))
+    )
+    assert mean_w(spec, unfinished) == pytest.approx(mean_w(spec, spans), rel=0.02)
 
 
 def test_pipeline_bubbles_and_tensor_parallel_communication_draw_less():
