@@ -38,7 +38,7 @@ from wattune.cost.memory.predict import predict as predict_memory
 from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch import engine as torch_engine
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 

@@ -23,8 +23,8 @@ from engine_case_list import cases
 from engine_cases import SEED, Where
 
 from wattune.engines import registry
-from wattune.plan.effective import effective
-from wattune.plan.engines import CAPABILITIES
+from wattune.plans.effective import effective
+from wattune.plans.engines import CAPABILITIES
 from wattune.workers.engine import Ranks
 
 NUM_LAUNCHES = 20_000

@@ -42,11 +42,11 @@ from wattune.analysis.metrics.exposed_comm import parts
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import workload_flop_per_token
-from wattune.plan.axes import Plan
-from wattune.plan.effective import effective
-from wattune.plan.engines import CAPABILITIES
-from wattune.plan.parallel import num_micro_batches
-from wattune.plan.rules import violations
+from wattune.plans.axes import Plan
+from wattune.plans.effective import effective
+from wattune.plans.engines import CAPABILITIES
+from wattune.plans.parallel import num_micro_batches
+from wattune.plans.rules import violations
 from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 SEED = 7

@@ -36,7 +36,7 @@ from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import model_flop_per_step
 from wattune.engines.model.compiler import Compiler
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 from wattune.workers.profiler import kernels_table, profiled_steps

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, Roofline, node_activities
 from wattune.simulation.device_model import CELL_S, KINDS, DeviceModel, ThermalModel, device_model, lag, upstream_of
 from wattune.simulation.sensors import LEAD_S, REFRESH_S, TAIL_S, Node, simulate_node

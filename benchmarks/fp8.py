@@ -23,7 +23,7 @@ from wattune.catalog.hardware import ClusterSpec, device_of_product
 from wattune.catalog.models import ModelSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 DTYPES: Final = ("bf16", "fp8")

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.plan.engines import CAPABILITIES
+from wattune.plans.engines import CAPABILITIES
 from wattune.trial import TrialSpec
 
 SEED: Final = 7

@@ -24,8 +24,8 @@ from in_turns import FIGURES, Side, ratios, shown
 
 from wattune.catalog.hardware import ClusterSpec, device_of_product
 from wattune.catalog.models import ModelSpec, model
-from wattune.plan.axes import Plan
-from wattune.plan.rules import violations
+from wattune.plans.axes import Plan
+from wattune.plans.rules import violations
 from wattune.trial import Routing, TrialSpec, Workload
 
 NUM_WARMUP: Final = 5

@@ -27,7 +27,7 @@ from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.fitting.memory import fit_memory, measured_excess
-from wattune.plan.effective import effective
+from wattune.plans.effective import effective
 from wattune.trial import TrialSpec
 
 HERE = Path(__file__).parent

@@ -27,7 +27,7 @@ from wattune.catalog.models import MODELS
 from wattune.cost.batch import Batch, batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.power import H200, H200_PRIOR, power_coefficients
-from wattune.cost.step_time import predict
+from wattune.cost.step_time.predict import predict
 from wattune.fitting.step_time import Trial, fit
 from wattune.trial import TrialSpec, Workload
 

@@ -18,7 +18,7 @@ from wattune.cost.coefficients import StepTimeCoefficients
 from wattune.cost.memory.defaults import default_coefficients as memory_coefficients
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 TABLE = Path(__file__).parent / "data" / "published_steps.parquet"

@@ -29,7 +29,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.racing import Standings, standings
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from wattune import api
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 from wattune.workers.profiler import profiled_steps

@@ -23,7 +23,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.engines.model import weights
 from wattune.engines.model.routing import LayerRouting
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Routing, TrialSpec, Workload
 from wattune.workers.engine import Ranks
 

@@ -19,7 +19,7 @@ import numpy as np
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import RELEVANCE_AT, Hyperprior, fit
 from wattune.search.strategies.model_guided import ModelGuided

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 SEED: Final = 20261122

@@ -2,7 +2,7 @@
 
 from wattune.catalog.models import ModelSpec
 from wattune.cost.flops import workload_flop_per_token
-from wattune.plan.parallel import num_micro_batches, pipeline_bubble_ratio
+from wattune.plans.parallel import num_micro_batches, pipeline_bubble_ratio
 from wattune.trial import TrialSpec
 
 PASSES = {"none": 3.0, "selective": 3.0, "full": 4.0}

@@ -34,7 +34,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.engines.registry import load_engine
 from wattune.errors import TelemetryError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Engine, Ranks

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.plan.rules import violations
+from wattune.plans.rules import violations
 
 CONTRACTS = Path(__file__).parents[1] / "tests" / "contracts"
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}

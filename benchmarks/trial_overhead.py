@@ -38,7 +38,7 @@ from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepSpans
 

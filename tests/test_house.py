@@ -38,11 +38,11 @@ ROOMS = {
     "orchestrate/lanes": "actor client command_worker lane messages placement_groups worker worker_group",
     "orchestrate/scheduling": "backfill budget controller durations early_stop graphs ladder nodes outlook "
     "proposals race references run_order study_run trial_queue waiting",
-    "plan": "axes effective engines parallel placement program rules schedule vocabulary",
+    "plans": "axes effective engines parallel placement program rules schedule vocabulary",
     "ranking": "assessment best bounds common_steps comparison conditions difference evidence frontier order racing "
     "recordings scatter sources spreads suggestions table work",
-    "record": "command recorder recording sensors steps window",
-    "record/serving": "families follower server",
+    "recording": "command recorder recording sensors steps window",
+    "recording/serving": "families follower server",
     "report": "charts coverage figure frontier labels markup page pareto predictions race sections spaces "
     "step_throughput traces write",
     "search": "cluster_entry command_entry draft examples fields forecast grammar model_entry names plausible problems "
@@ -107,9 +107,9 @@ LONGEST_FILE_LINES = 500
 
 PURE = (
     "units errors clock field_types schema metric_meanings intervals objective trial fidelity storage steps "
-    "steps.process spans catalog plan cost cost.memory cost.step_time fitting analysis analysis.metrics "
+    "steps.process spans catalog plans cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
-    "telemetry.amd_smi simulation record record.serving workers.command terminal.recording"
+    "telemetry.amd_smi simulation recording recording.serving workers.command terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron", "torchao")
 

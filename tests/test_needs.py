@@ -19,9 +19,9 @@ FIRST = 3
 NEEDS = {
     "where is the NVML ring drained?": "telemetry/nvml/ring.py",
     "what decides the next trial in the queue?": "orchestrate/scheduling/trial_queue.py",
-    "which file adds FP8, and the other axes of a plan?": "plan/axes.py",
-    "which rules reject a plan?": "plan/rules.py",
-    "which pipeline schedules are there?": "plan/schedule.py",
+    "which file adds FP8, and the other axes of a plan?": "plans/axes.py",
+    "which rules reject a plan?": "plans/rules.py",
+    "which pipeline schedules are there?": "plans/schedule.py",
     "how is the memory of a plan predicted?": "cost/memory/predict.py",
     "how is the time of a step predicted?": "cost/step_time/predict.py",
     "what does a transfer over links cost a step?": "cost/step_time/links.py",

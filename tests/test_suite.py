@@ -42,7 +42,7 @@ def _pytest_here(folder: Path, *options: str) -> "subprocess.CompletedProcess[st
 def test_tests_that_interrupt_pass_where_a_shell_ignores_interrupts() -> None:
     """As in `make test &`. Two that are quick; .ci/run has the whole suite run so."""
     chosen = [
-        "unit/record/test_recorder.py::test_an_interrupt_ends_a_recording_of_the_machine",
+        "unit/recording/test_recorder.py::test_an_interrupt_ends_a_recording_of_the_machine",
         "e2e/test_record.py::test_a_signal_to_the_recorder_reaches_the_command_once",
     ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(TESTS / each) for each in chosen)]

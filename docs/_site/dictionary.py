@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from wattune.api.studies import metrics_schema
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import AXES
+from wattune.plans.axes import AXES
 from wattune.ranking.order import rank
 from wattune.ranking.table import ranking_schema
 from wattune.schema import KERNELS, METRICS, SPANS, TELEMETRY

@@ -5,7 +5,6 @@ The names in `__all__` are the whole public interface. Each is loaded at its fir
 
 import importlib
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from wattune.version import __version__
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from wattune.ranking.order import Ranking as Ranking
     from wattune.ranking.recordings import RecordingRanking as RecordingRanking
     from wattune.ranking.suggestions import Suggestions as Suggestions
-    from wattune.record.recording import Recording as Recording
+    from wattune.recording.recording import Recording as Recording
     from wattune.trial import TrialResult as TrialResult
     from wattune.trial import TrialSpec as TrialSpec
 
@@ -45,7 +44,7 @@ _HOMES: Final = {
     "wattune.ranking.order": "Ranking",
     "wattune.ranking.recordings": "RecordingRanking",
     "wattune.ranking.suggestions": "Suggestions",
-    "wattune.record.recording": "Recording",
+    "wattune.recording.recording": "Recording",
     "wattune.trial": "TrialResult TrialSpec",
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -90,18 +89,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Lists the public names, loaded or not."""
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `wattune.plan` and `wattune.record` the functions.
-
-    Two packages inside have the same names. Python sets a package as an attribute of its parent when it is first
-    imported, which would take the function's place. `from wattune.plan.axes import Plan` does not need that attribute.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -26,8 +26,8 @@ from wattune.analysis.summary import (
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
-from wattune.record.recording import command_window, load
-from wattune.record.steps import told_memory, told_tokens, window_chosen
+from wattune.recording.recording import command_window, load
+from wattune.recording.steps import told_memory, told_tokens, window_chosen
 from wattune.storage.digests import NO_DIGESTS, FileCheck
 from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder

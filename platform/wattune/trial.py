@@ -17,8 +17,8 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.field_types import default_of, require_kinds
 from wattune.masking import printable
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.program import FlagValue, Program
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.program import FlagValue, Program
 
 TRIAL_ID_DIGITS: Final = 12
 
@@ -86,7 +86,7 @@ class Routing:
     """Routing of tokens to experts; `wattune.engines.model.routing` says what each engine then does."""
 
     by: str
-    """One of `wattune.plan.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
+    """One of `wattune.plans.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
     by Zipf's law; `learned`: the router chooses, and an auxiliary loss balances it."""
     skew: float = 0.0
     """Exponent of Zipf's law where `by` is `skew`: the expert of rank r is sent tokens in proportion to r^-skew."""

@@ -29,9 +29,9 @@ from warm_ranks import start_script
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.registry import ENGINES
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import num_micro_batches
-from wattune.plan.rules import violations
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import num_micro_batches
+from wattune.plans.rules import violations
 from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 WORKER = Path(__file__).with_name("engine_worker.py")

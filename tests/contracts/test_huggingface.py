@@ -25,7 +25,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.engines.model import weights
 from wattune.engines.model.tokens import Batches
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 

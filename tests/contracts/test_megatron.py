@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.plan.rules import violations
+from wattune.plans.rules import violations
 from wattune.trial import TrialSpec
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 

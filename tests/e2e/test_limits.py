@@ -63,7 +63,7 @@ from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import TrialRequest, run_trial
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 
 root, recording = map(Path, sys.argv[1:])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from wattune.api.spaces import plan
-from wattune.plan.program import filled_arguments, values_of
-from wattune.record import recorder
-from wattune.record.recorder import record
-from wattune.record.recording import Recording
+from wattune.plans.program import filled_arguments, values_of
+from wattune.recording import recorder
+from wattune.recording.recorder import record
+from wattune.recording.recording import Recording
 from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
 from wattune.steps.source import AUTO

@@ -1,6 +1,6 @@
 """A snapshot of a recording with a value in every column, as a follower would take it."""
 
-from wattune.record.serving.follower import ClockLost, DeviceView, Latest, Peaks, Snapshot
+from wattune.recording.serving.follower import ClockLost, DeviceView, Latest, Peaks, Snapshot
 from wattune.schema import TELEMETRY
 
 NOW_NS = 100_000_000_000

@@ -7,7 +7,7 @@ from dataclasses import replace
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategies.protocol import Problem
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

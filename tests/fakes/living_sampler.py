@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow.compute as pc
 
-from wattune.record.recording import Measured, load
+from wattune.recording.recording import Measured, load
 from wattune.schema import table_schema
 from wattune.telemetry.files.stream import StreamWriter, checksums_of
 

@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

@@ -14,7 +14,7 @@ from wattune.analysis.summary import Summary, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import StudyFolder

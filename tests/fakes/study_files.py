@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import SPANS
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload

@@ -7,7 +7,7 @@ from made_report import DOCUMENT, comparison_of, evidence_of, trial
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
 from wattune.report.page import render_report
 from wattune.trial import TrialStatus

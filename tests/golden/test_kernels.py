@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from wattune.analysis.metrics.exposed_comm import COMPUTE, kernel_metrics, kind_of, parts, role_of
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import num_micro_batches
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import num_micro_batches
 from wattune.schema import KERNELS
 from wattune.workers.profiler import kernels_table
 

@@ -13,7 +13,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Routing, TrialSpec, Workload
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

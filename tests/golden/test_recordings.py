@@ -19,7 +19,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import Summary, node_power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.storage.measured import MeasuredFolder
 from wattune.trial import TrialSpec, Workload
 from wattune.units import unit_of

@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pytest
 
 from wattune.analysis.summary import Summary, summarize
-from wattune.record.recorder import record
-from wattune.record.recording import Measured, load
+from wattune.recording.recorder import record
+from wattune.recording.recording import Measured, load
 from wattune.storage.measured import MeasuredFolder
 
 DP4 = Path(__file__).parent / "h200x4" / "dp4"

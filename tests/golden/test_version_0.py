@@ -10,7 +10,7 @@ import yaml
 from wattune import api
 from wattune.errors import PlanError, SpaceError
 from wattune.inspection import inspect
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
 from wattune.storage import versions

@@ -18,7 +18,7 @@ from small_study import GOLDEN, make_study, ranking_of
 
 from wattune.cli import main
 from wattune.cli.shell import complete_stored, out
-from wattune.record.recording import Recording
+from wattune.recording.recording import Recording
 from wattune.storage.study import StudyFolder
 
 Run = Callable[..., tuple[int, str, str]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wattune import cli
-from wattune.record.serving.server import listening_socket
+from wattune.recording.serving.server import listening_socket
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, TelemetryError
 from wattune.inspection import inspect
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec, Workload
 

@@ -1,8 +1,11 @@
 """The public interface: `import wattune` is light, its names are what they say whatever else is imported."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,11 +38,23 @@ def test_every_public_name_is_there_and_no_other() -> None:
         wattune.dance  # noqa: B018
 
 
-@pytest.mark.parametrize("first", ["wattune.plan.axes", "wattune.record.recorder", "wattune.api", "wattune.cli"])
-def test_a_package_of_the_same_name_never_takes_a_function_s_place(first: str) -> None:
-    code = f"import wattune\nimport {first}\nfrom wattune.plan.axes import Plan\nfrom wattune.record import recorder\n"
-    code += f"print(all(callable(getattr(wattune, name)) for name in {FUNCTIONS!r}), Plan().tp)"
-    assert run(code) == "True 1"
+PACKAGES = [wattune.__name__, *(one.name for one in pkgutil.walk_packages(wattune.__path__, "wattune.") if one.ispkg)]
+
+
+def test_no_name_of_a_package_takes_the_place_of_a_module() -> None:
+    """Else `import wattune.plans.axes as a` fails, or a function is gone once its namesake is loaded."""
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        names = getattr(package, "__all__", vars(package))
+        inside = {one.name for one in pkgutil.iter_modules(package.__path__)}
+        taken = {one for one in inside.intersection(names) if not isinstance(getattr(package, one), ModuleType)}
+        assert taken == set(), name
+
+
+def test_modules_load_under_a_name_and_leave_the_interface_as_it_is() -> None:
+    code = "import wattune, wattune.plans.axes as axes, wattune.recording.recorder as recorder, wattune.api as api\n"
+    code += f"print(all(callable(getattr(wattune, name)) for name in {FUNCTIONS!r}), axes.Plan().tp, recorder.__name__)"
+    assert run(code) == "True 1 wattune.recording.recorder"
 
 
 def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import AXES, Plan
+from wattune.plans.axes import AXES, Plan
 from wattune.schema import METRICS
 from wattune.trial import TRIAL_ID_DIGITS, Lora, Routing, TokenFile, TrialResult, TrialSpec, TrialStatus, Workload
 

@@ -21,7 +21,7 @@ from wattune.analysis.signals.energy_grid import resolves
 from wattune.analysis.signals.readings import Device, Readings, Tables
 from wattune.analysis.signals.steady_state import steady_from
 from wattune.catalog.hardware import DeviceSpec
-from wattune.plan.parallel import num_micro_batches
+from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 
 

@@ -33,8 +33,8 @@ from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
-from wattune.plan.engines import COMMAND
-from wattune.plan.program import is_command
+from wattune.plans.engines import COMMAND
+from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.forecast import Forecast, Source, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy

@@ -13,10 +13,10 @@ from wattune.calibration.run import calibrate as measure_sensors
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS
 from wattune.inspection import Analysis, inspect
-from wattune.record.recorder import Output, Watcher
-from wattune.record.recorder import record as record_command
-from wattune.record.recording import Recording
-from wattune.record.steps import StepsAsked
+from wattune.recording.recorder import Output, Watcher
+from wattune.recording.recorder import record as record_command
+from wattune.recording.recording import Recording
+from wattune.recording.steps import StepsAsked
 from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import parse_source_text
 from wattune.storage.files import (
@@ -64,7 +64,7 @@ def record(
     window: str = "steady",
     tokens_per_step: float | None = None,
 ) -> Recording:
-    """Records a command, or this machine for some seconds, without Ray; see `wattune.record.recorder.record`.
+    """Records a command, or this machine for some seconds, without Ray; see `wattune.recording.recorder.record`.
 
     Args:
         command: The program and its arguments; empty records the machine.
@@ -77,7 +77,7 @@ def record(
         steps: How the command's steps are found: `auto`, `spans`, `transformers`, `lightning`, `optimizer`, a preset
             such as `megatron`, `pattern/ms:REGULAR_EXPRESSION` over its output, or `none`.
         window: The part that the figures are of: `steady`, `command`, a time such as `10s:50s`, or steps such as
-            `steps:20:100` (`wattune.record.window.parse_window`).
+            `steps:20:100` (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.errors import SpaceError
-from wattune.plan.engines import COMMAND
+from wattune.plans.engines import COMMAND
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space

@@ -16,7 +16,7 @@ from wattune.cli.shell import JsonOption, app, err, out, print_json, print_line
 from wattune.errors import PlanError, TelemetryError, WattuneError, closest
 from wattune.metric_meanings import MEANINGS
 from wattune.objective import parse_objective
-from wattune.plan.engines import CAPABILITIES, capabilities
+from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.schema import METRICS
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text

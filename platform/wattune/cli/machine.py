@@ -21,8 +21,8 @@ from wattune.cli.shell import (
 )
 from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
-from wattune.record.recorder import Output, Watcher
-from wattune.record.serving.server import MetricsServer
+from wattune.recording.recorder import Output, Watcher
+from wattune.recording.serving.server import MetricsServer
 from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.terminal.tables import print_calibration, print_findings

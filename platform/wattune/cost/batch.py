@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.parallel import num_micro_batches
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec, Workload
 
 Ints = npt.NDArray[np.int64]
@@ -117,7 +117,7 @@ def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequen
 
 
 def _layers(model: ModelSpec, plans: Sequence[Plan]) -> Ints:
-    """Counts the layers of every virtual stage, as `wattune.plan.parallel.stage_layers` divides them."""
+    """Counts the layers of every virtual stage, as `wattune.plans.parallel.stage_layers` divides them."""
     most = max(plan.pp * plan.vpp for plan in plans)
     layers = np.zeros((len(plans), most), np.int64)
     for row, plan in enumerate(plans):

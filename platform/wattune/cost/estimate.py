@@ -29,7 +29,7 @@ from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import Memory, Power, StepTime, Temperature
 from wattune.errors import PlanError
-from wattune.plan.vocabulary import padded_vocab_size
+from wattune.plans.vocabulary import padded_vocab_size
 from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 

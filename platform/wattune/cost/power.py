@@ -199,8 +199,8 @@ def _peak_w(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Floats:
 def _worst_node_w(batch: Batch, stage_w: Floats) -> Floats:
     """Sums a figure of each stage's device over the devices of a node, and returns the highest node.
 
-    Ranks are placed in order, pipeline stages outermost (`wattune.plan.placement` with `topology`). Where a stage fills
-    whole nodes, the highest node is one of the highest stage.
+    Ranks are placed in order, pipeline stages outermost (`wattune.plans.placement` with `topology`). Where a stage
+    fills whole nodes, the highest node is one of the highest stage.
     """
     on_node, world = batch.cluster.devices_per_node, batch.cluster.world_size
     of_stage = world // batch.pp

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from wattune.errors import NodeError
-from wattune.plan.program import RUN_TIME, filled, is_command, values_of
+from wattune.plans.program import RUN_TIME, filled, is_command, values_of
 from wattune.trial import TrialSpec
 from wattune.workers.command.environment import search_path
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from wattune.cost.batch import Floats, batches
 from wattune.cost.coefficients import Origin, PowerCoefficients, StepTimeCoefficients
-from wattune.cost.step_time import predict
+from wattune.cost.step_time.predict import predict
 from wattune.errors import PlanError
 from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec

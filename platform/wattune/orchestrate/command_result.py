@@ -11,7 +11,7 @@ from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import TOLD_TOKENS, WINDOW_TAGS
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.plan.program import is_command
+from wattune.plans.program import is_command
 from wattune.schema import SPANS
 from wattune.trial import TrialSpec
 from wattune.workers.outcome import CommandFacts, RankOutcome

@@ -22,7 +22,7 @@ from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_po
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_result import EndedTrial, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
-from wattune.plan.program import is_command
+from wattune.plans.program import is_command
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder

@@ -13,7 +13,7 @@ from wattune.orchestrate.command_result import command_tags, num_answers
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
-from wattune.plan.program import is_command
+from wattune.plans.program import is_command
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.workers.outcome import RankOutcome

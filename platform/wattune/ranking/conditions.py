@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from wattune.objective import Condition, Constraint, Field, field_of, parse_condition
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.engines import CAPABILITIES, MODES
-from wattune.plan.program import FlagValue, text_of
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.engines import CAPABILITIES, MODES
+from wattune.plans.program import FlagValue, text_of
 from wattune.trial import TrialSpec
 
 Where: TypeAlias = Constraint | Condition

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.program import text_of
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.program import text_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.schema import METRICS

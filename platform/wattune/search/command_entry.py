@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
 from wattune.objective import Constraint, Field, Objective, field_of, parse_requirement
-from wattune.plan.axes import AXES
-from wattune.plan.engines import CAPABILITIES, COMMAND
-from wattune.plan.program import (
+from wattune.plans.axes import AXES
+from wattune.plans.engines import CAPABILITIES, COMMAND
+from wattune.plans.program import (
     FILL_INS,
     FLAG_NAME,
     OF_CLUSTER,

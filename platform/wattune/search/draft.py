@@ -12,7 +12,7 @@ from wattune.catalog.hardware import ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import STATE_BYTES_PER_PARAMETER, STATE_MEMORY_FRAC, ModelSpec, scale_model
 from wattune.errors import PlanError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plan.engines import CAPABILITIES, COMMAND
+from wattune.plans.engines import CAPABILITIES, COMMAND
 from wattune.search.plausible import implausible
 from wattune.search.prune import Candidates, prune
 from wattune.search.reference import schema_line

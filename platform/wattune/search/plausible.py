@@ -9,7 +9,7 @@ from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Constraint, Objective
-from wattune.plan.engines import COMMAND
+from wattune.plans.engines import COMMAND
 from wattune.schema import METRICS
 from wattune.search.problems import Path
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wattune.errors import NothingToTryError
-from wattune.plan.axes import Plan
-from wattune.plan.effective import effective
-from wattune.plan.engines import COMMAND
-from wattune.plan.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
-from wattune.plan.rules import Violation, violations
-from wattune.plan.vocabulary import padding_of
+from wattune.plans.axes import Plan
+from wattune.plans.effective import effective
+from wattune.plans.engines import COMMAND
+from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
+from wattune.plans.rules import Violation, violations
+from wattune.plans.vocabulary import padding_of
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
@@ -76,7 +76,7 @@ class Rejected:
 
     config: Config
     rule: str
-    """The first rule of `wattune.plan.rules.RULES` that it breaks, or `REQUIRES`."""
+    """The first rule of `wattune.plans.rules.RULES` that it breaks, or `REQUIRES`."""
     reason: str
 
 

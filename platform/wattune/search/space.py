@@ -13,8 +13,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL, ModelSpec
 from wattune.errors import SpaceError
 from wattune.objective import Constraint, Objective, Requirement, parse_requirement
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.program import FlagValue, Program, split_command
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
 from wattune.search.command_entry import fields_of
 from wattune.search.fields import FOLDER

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
 from wattune.errors import TelemetryError
-from wattune.plan.axes import HELD_IN, ITEM_BYTES
-from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
-from wattune.plan.program import is_command
+from wattune.plans.axes import HELD_IN, ITEM_BYTES
+from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.plans.program import is_command
 from wattune.simulation.device_model import KINDS, Array
 from wattune.trial import TrialSpec
 from wattune.units import s_to_ns

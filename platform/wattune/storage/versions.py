@@ -15,7 +15,7 @@ from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError
 from wattune.field_types import default_of
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, Workload
 
 VERSION: Final = 3

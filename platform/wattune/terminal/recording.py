@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.analysis.signals.readings import HOST, Device
-from wattune.record.recorder import LOG
-from wattune.record.recording import Measured, Recording, device_metrics, look
+from wattune.recording.recorder import LOG
+from wattune.recording.recording import Measured, Recording, device_metrics, look
 from wattune.schema import THROTTLE_REASON_BITS
 from wattune.terminal.tables import fitted, print_table
 from wattune.units import format_quantity, ns_to_s, s_to_ns
@@ -128,7 +128,7 @@ def _quality(quality: str, reasons: tuple[str, ...], title: str) -> Text:
 class LiveView:
     """A table of the sampler's latest readings, one row per device; without a terminal, a line for each at intervals.
 
-    It reads the sampler's files and touches no sensor. Call it as `wattune.record.recorder.Watcher`.
+    It reads the sampler's files and touches no sensor. Call it as `wattune.recording.recorder.Watcher`.
     """
 
     def __init__(self, console: Console, clock_s: Callable[[], float] = time.monotonic) -> None:

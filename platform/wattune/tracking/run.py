@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattune.errors import TrackingError
-from wattune.plan.axes import AXES
-from wattune.plan.program import text_of
+from wattune.plans.axes import AXES
+from wattune.plans.program import text_of
 from wattune.tracking.store import Point
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S

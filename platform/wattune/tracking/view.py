@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from wattune.objective import Constraint, Objective
-from wattune.plan.axes import AXES
+from wattune.plans.axes import AXES
 from wattune.schema import METRICS
 
 VIEW_KEY: Final = "wattune"

@@ -3,7 +3,7 @@
 import torch
 
 from wattune.errors import EngineError
-from wattune.plan.rules import violations
+from wattune.plans.rules import violations
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.outcome import DeviceMemory

@@ -66,7 +66,7 @@ def test_weighted_bias_swiglu_impl() -> None:
 @pytest.mark.private_api("megatron.core.parallel_state.destroy_global_memory_buffer")
 def test_destroy_global_memory_buffer() -> None:
     from wattune.engines.megatron import config
-    from wattune.plan.axes import Plan
+    from wattune.plans.axes import Plan
 
     state = load("megatron.core.parallel_state")
     assert parameters(state.destroy_global_memory_buffer) == []

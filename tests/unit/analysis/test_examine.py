@@ -11,7 +11,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
 from wattune.trial import TrialSpec, Workload
 

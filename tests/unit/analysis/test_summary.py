@@ -14,7 +14,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import KERNELS, METRICS, TELEMETRY, table_schema
 from wattune.trial import TrialSpec, Workload
 

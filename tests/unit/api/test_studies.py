@@ -11,7 +11,7 @@ from small_study import make_study
 from study_files import SPEC, result_of
 
 import wattune
-from wattune.plan.axes import AXES
+from wattune.plans.axes import AXES
 from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
 from wattune.units import unit_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from wattune.plan.axes import Plan
-from wattune.plan.effective import effective
-from wattune.plan.engines import CAPABILITIES, COMMAND
-from wattune.plan.rules import violations
+from wattune.plans.axes import Plan
+from wattune.plans.effective import effective
+from wattune.plans.engines import CAPABILITIES, COMMAND
+from wattune.plans.rules import violations
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "engine_cases.py"
 

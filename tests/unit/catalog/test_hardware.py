@@ -19,7 +19,7 @@ from wattune.catalog.hardware import (
 from wattune.errors import PlanError
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.trial_telemetry import sensor_backends
-from wattune.plan.engines import CAPABILITIES
+from wattune.plans.engines import CAPABILITIES
 from wattune.search.prune import prune
 from wattune.search.space import load_space
 from wattune.simulation.device_model import device_model

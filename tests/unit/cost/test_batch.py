@@ -7,8 +7,8 @@ import pytest
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
-from wattune.plan.axes import AXES, Plan
-from wattune.plan.parallel import num_micro_batches, stage_layers
+from wattune.plans.axes import AXES, Plan
+from wattune.plans.parallel import num_micro_batches, stage_layers
 from wattune.trial import TrialSpec, Workload
 
 CLUSTER = parse_cluster_label("2x8 h200_sxm")

@@ -12,7 +12,7 @@ from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, Column, estimate, predict
 from wattune.errors import PlanError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
 from wattune.trial import TrialSpec, Workload

@@ -15,7 +15,7 @@ from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import H200, H200_PRIOR, power_coefficients, predict
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 ROUND = PowerCoefficients(

@@ -9,7 +9,7 @@ import pytest
 from wattune.engines.registry import ENGINES, load_engine
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
-from wattune.plan.engines import CAPABILITIES, COMMAND
+from wattune.plans.engines import CAPABILITIES, COMMAND
 
 
 def test_every_engine_that_can_be_planned_can_be_loaded() -> None:

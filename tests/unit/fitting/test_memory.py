@@ -12,7 +12,7 @@ from wattune.cost.coefficients import EngineMemory
 from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory, measured_excess
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 PLANS = [

@@ -10,7 +10,7 @@ from wattune.catalog.models import model
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.fitting.step_time import fit, predicted_s
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 POWER = PowerCoefficients(

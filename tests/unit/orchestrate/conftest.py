@@ -13,7 +13,7 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload

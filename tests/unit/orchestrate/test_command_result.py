@@ -16,8 +16,8 @@ from wattune.orchestrate.command_result import (
 )
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.plan.axes import Plan
-from wattune.plan.program import Program
+from wattune.plans.axes import Plan
+from wattune.plans.program import Program
 from wattune.steps.reader import Step
 from wattune.steps.table import spans_of
 from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, TrialStatus

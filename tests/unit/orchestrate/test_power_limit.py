@@ -11,7 +11,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, node_power_peak_w, simulated_power_w
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.phases import Span, spans_table

@@ -18,7 +18,7 @@ from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.workers.outcome import RankOutcome

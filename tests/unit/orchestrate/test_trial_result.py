@@ -12,7 +12,7 @@ from wattune.catalog.models import model
 from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
 from wattune.orchestrate.trial_result import EndedTrial, against_limits, rank_tags, trial_result
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.workers.outcome import RankOutcome

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wattune.analysis.metrics.waterfall import Breakdown, Part
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.recordings import recorded_of, side_of_recording

@@ -9,7 +9,7 @@ from made_trials import FASTEST, numbers, speed, trial
 
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
-from wattune.plan.axes import AXES, Plan
+from wattune.plans.axes import AXES, Plan
 from wattune.ranking.conditions import FIELDS, parse_where, unmet, value_of
 from wattune.ranking.order import rank
 from wattune.trial import TrialStatus

@@ -10,7 +10,7 @@ import yaml
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import MODELS, model
 from wattune.errors import PlanError, SpaceError
-from wattune.plan.engines import CAPABILITIES
+from wattune.plans.engines import CAPABILITIES
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.reference import json_schema
 from wattune.search.space import parse_space

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS, ModelSpec
-from wattune.plan.axes import AXES
+from wattune.plans.axes import AXES
 from wattune.search.cluster_entry import ClusterEntry
 from wattune.search.fields import LARGEST_COUNT, LARGEST_WORLD, distinct, repetitions
 from wattune.search.grammar import MeasureEntry, SpaceFile, _axis_problem

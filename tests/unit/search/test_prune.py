@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pace import least_cpu_s
 
 from wattune.errors import NothingToTryError
-from wattune.plan.axes import AXES
-from wattune.plan.rules import RULES, violations
+from wattune.plans.axes import AXES
+from wattune.plans.rules import RULES, violations
 from wattune.search.prune import prune
 from wattune.search.space import load_space, parse_space
 from wattune.storage.study import StudyFolder

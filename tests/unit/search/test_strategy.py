@@ -10,7 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.objective import parse_objective
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import MODELS
 from wattune.cost.flops import forward_flop_per_token
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.simulation.activity import (
     ROOFLINE,
     DeviceActivity,

@@ -12,7 +12,7 @@ from pace import least_cpu_s
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import MODELS
 from wattune.errors import TelemetryError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import SPANS, table_schema
 from wattune.simulation.activity import (
     node_activities,

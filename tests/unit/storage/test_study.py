@@ -18,7 +18,7 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.storage.study import StudyFolder, check_study_name
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

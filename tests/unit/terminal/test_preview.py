@@ -8,7 +8,7 @@ from typing import Any
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.events import FirstTrial, Preview
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.terminal.preview import preview_lines
 from wattune.trial import TrialSpec, TrialStatus, Workload
 

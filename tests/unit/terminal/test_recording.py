@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from wattune.record.recording import Measured, Recording, load
+from wattune.recording.recording import Measured, Recording, load
 from wattune.terminal import recording as live
 from wattune.terminal.recording import LiveView, print_recording, throttle_causes
 

@@ -17,13 +17,13 @@ from wattune.cost.defaults import default_coefficients
 from wattune.doctor import Finding
 from wattune.objective import parse_constraint, parse_objective
 from wattune.orchestrate.events import TrialEvent, TrialProgress
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.ranking.comparison import Recorded, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.recordings import rank_recordings, side_of_recording
 from wattune.ranking.spreads import Spreads
-from wattune.record.recording import Recording, load
+from wattune.recording.recording import Recording, load
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space

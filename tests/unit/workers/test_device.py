@@ -8,7 +8,7 @@ import torch
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.device import claim, device_memory, device_uuid
 from wattune.workers.engine import Ranks

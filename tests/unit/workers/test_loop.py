@@ -12,7 +12,7 @@ from warm_ranks import run_ranks
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import loop

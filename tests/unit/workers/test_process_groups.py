@@ -17,7 +17,7 @@ from warm_ranks import run_ranks
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans

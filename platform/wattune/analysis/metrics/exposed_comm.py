@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import pipeline_bubble_ratio
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import pipeline_bubble_ratio
 from wattune.units import NS_PER_S
 
 COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")

@@ -11,7 +11,7 @@ from wattune.analysis.metrics.phases import traces_by_device
 from wattune.analysis.metrics.step_breakdown import Division
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device
-from wattune.plan.parallel import coordinates, expert_place
+from wattune.plans.parallel import coordinates, expert_place
 from wattune.trial import TrialSpec
 
 VARIES_FRAC: Final = 0.22

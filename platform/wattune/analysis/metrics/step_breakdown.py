@@ -11,9 +11,9 @@ from wattune.analysis.signals.readings import codes, integers
 from wattune.analysis.signals.series import Floats, Ints
 from wattune.analysis.signals.steps import Steps
 from wattune.errors import PlanError
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import coordinates
-from wattune.plan.schedule import Pass, passes, replay
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import coordinates
+from wattune.plans.schedule import Pass, passes, replay
 from wattune.units import NS_PER_S
 
 MODEL: Final = ("forward", "backward")
@@ -277,7 +277,7 @@ class PhaseSpans:
     ) -> tuple[list[Pass], Floats] | None:
         """Returns the passes of one stage in the order its ranks ran them.
 
-        If spans do not number micro-batches, their order is taken for the schedule's (`wattune.plan.schedule.passes`).
+        If spans do not number micro-batches, their order is taken for the schedule's (`wattune.plans.schedule.passes`).
 
         Args:
             ranks: Columns of the stage's ranks, one a replica.

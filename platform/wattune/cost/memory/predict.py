@@ -13,7 +13,7 @@ from wattune.cost.memory import deepspeed_engine, megatron_engine, torch_engine
 from wattune.cost.memory.moments import PARTS, Moment
 from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.cost.tables import Memory
-from wattune.plan.engines import capabilities
+from wattune.plans.engines import capabilities
 
 _MOMENTS: Final[Mapping[str, Callable[[Shapes], list[Moment]]]] = MappingProxyType(
     {

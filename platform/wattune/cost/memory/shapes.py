@@ -7,7 +7,7 @@ import numpy as np
 
 from wattune.catalog.models import ModelSpec
 from wattune.cost.batch import Batch, Floats, Ints
-from wattune.plan.axes import AXES, ITEM_BYTES
+from wattune.plans.axes import AXES, ITEM_BYTES
 
 MASTER_BYTES: Final = 4
 """Bytes of an fp32 weight or gradient."""
@@ -225,7 +225,7 @@ def _in_flight(batch: Batch, stage: Ints, rounds_of_pp: bool) -> Floats:
     """Counts micro-batches whose activations a stage holds, in units of all its layers.
 
     min(m, p - s) of 1F1B and (2 (p - s - 1) + (v - 1) r + 1) / v of interleaved 1F1B with rounds of r micro-batches
-    (`wattune.plan.schedule.passes`); on stage 0 with r = p the latter is 1 + (p - 1) / (p v) of all the model's
+    (`wattune.plans.schedule.passes`); on stage 0 with r = p the latter is 1 + (p - 1) / (p v) of all the model's
     activations, as in Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.3.
     """
     pp, vpp, m = batch.pp[:, None], batch.vpp[:, None], batch.num_micro_batches[:, None]

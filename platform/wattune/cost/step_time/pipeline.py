@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from wattune.cost.batch import Floats, Ints
-from wattune.plan.schedule import passes, replay
+from wattune.plans.schedule import passes, replay
 
 STEADY_ROUNDS: Final = 4
 """Rounds of as many micro-batches as stages after which each further round takes as long as the one before,
@@ -47,7 +47,7 @@ def pipeline_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints, *
 
 
 def bubble_ratio(num_stages: int, num_chunks: int, num_micro_batches: Ints) -> Floats:
-    """Computes idle over busy time with equal stages, `wattune.plan.parallel.pipeline_bubble_ratio` in columns."""
+    """Computes idle over busy time with equal stages, `wattune.plans.parallel.pipeline_bubble_ratio` in columns."""
     p, v, m = num_stages, num_chunks, num_micro_batches
     return (p - 1 + (v - 1) * np.maximum(p - m, 0)) / (v * m)
 

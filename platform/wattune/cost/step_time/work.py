@@ -17,7 +17,7 @@ from wattune.cost.coefficients import StepTimeCoefficients
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.errors import PlanError
-from wattune.plan.axes import HELD_IN, ITEM_BYTES
+from wattune.plans.axes import HELD_IN, ITEM_BYTES
 from wattune.trial import Workload
 
 EAGER_BYTES: Final = 1.6

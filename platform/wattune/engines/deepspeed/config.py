@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
-from wattune.plan.parallel import num_micro_batches
+from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 
 STAGES: Final = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}

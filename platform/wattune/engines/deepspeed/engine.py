@@ -18,7 +18,7 @@ from wattune.engines.deepspeed.pipeline import PipelineSteps
 from wattune.engines.model.compiler import Compiler, begin_variant
 from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
-from wattune.plan.parallel import num_micro_batches
+from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
 from wattune.workers.engine import Answering, Ranks, StepSpans

@@ -19,7 +19,7 @@ from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.lora import adapt, adapt_layer, freeze
 from wattune.engines.model.routing import LayerRouting, Routes
 from wattune.engines.model.weights import initialise
-from wattune.plan.parallel import stage_layers
+from wattune.plans.parallel import stage_layers
 from wattune.trial import TrialSpec
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from wattune.engines.model.decoder import DTYPES, NORM_EPSILON
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 from wattune.engines.model.routing import AUXILIARY_LOSS_COEFFICIENT
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 
 _NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}

@@ -35,7 +35,7 @@ from wattune.engines.megatron.lora import adapt
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Rotation
 from wattune.errors import EngineError
-from wattune.plan.vocabulary import padded_vocab_size, padding_of
+from wattune.plans.vocabulary import padded_vocab_size, padding_of
 from wattune.trial import TrialSpec
 
 _POSITIONS = {"rope": "none", "learned": "learned_absolute"}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.weights import draw, pad_rows
-from wattune.plan.vocabulary import padded_vocab_size
+from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import Lora
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wattune.errors import EngineError
-from wattune.plan.parallel import coordinates
+from wattune.plans.parallel import coordinates
 from wattune.trial import TOKEN_DTYPES, TrialSpec
 from wattune.workers.engine import Ranks
 

@@ -24,7 +24,7 @@ from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.engines.torch.parallel import materialise
 from wattune.engines.torch.pipeline import Chunk, Pipeline, Stage
-from wattune.plan.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
 from wattune.workers.engine import Answering, Ranks, StepSpans

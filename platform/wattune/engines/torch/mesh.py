@@ -1,4 +1,4 @@
-"""The ranks of a plan as device meshes, agreeing with `wattune.plan.parallel`."""
+"""The ranks of a plan as device meshes, agreeing with `wattune.plans.parallel`."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from wattune.engines.model.experts import ExpertShard
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import coordinates
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import coordinates
 
 _identities: dict[tuple[int, tuple[str, ...]], int] = {}
 

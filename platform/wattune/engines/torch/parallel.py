@@ -37,8 +37,8 @@ from wattune.engines.model.weights import initialise, round_values
 from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
 from wattune.engines.torch.float8 import convert_layers
 from wattune.engines.torch.mesh import Meshes
-from wattune.plan.axes import Plan
-from wattune.plan.vocabulary import padded_vocab_size
+from wattune.plans.axes import Plan
+from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 
 # Units do return views (the local part of a DTensor), but nothing here changes an activation in place.

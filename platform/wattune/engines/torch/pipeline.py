@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from wattune.engines.model.decoder import Decoder
 from wattune.engines.torch.parallel import fsdp_modules
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.workers.recorder import Recorder
 
 

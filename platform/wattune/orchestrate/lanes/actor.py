@@ -44,7 +44,7 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.telemetry_actor import telemetry_actor
-from wattune.plan.engines import COMMAND
+from wattune.plans.engines import COMMAND
 from wattune.workers.outcome import RankOutcome
 
 _log = logging.getLogger(__name__)

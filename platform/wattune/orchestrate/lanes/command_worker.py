@@ -32,7 +32,7 @@ from wattune.orchestrate.lanes.messages import (
     device_name,
 )
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
-from wattune.plan.program import RUN_TIME, Program, filled, filled_arguments, values_of
+from wattune.plans.program import RUN_TIME, Program, filled, filled_arguments, values_of
 from wattune.steps.source import parse_source
 from wattune.steps.table import spans_of
 from wattune.trial import TrialSpec, TrialStatus

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 from ray.actor import ActorHandle
 
 from wattune.orchestrate.failures import Cause
-from wattune.plan.engines import CAPABILITIES
-from wattune.plan.placement import Slot
-from wattune.plan.program import filled, is_command, values_of
+from wattune.plans.engines import CAPABILITIES
+from wattune.plans.placement import Slot
+from wattune.plans.program import filled, is_command, values_of
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
 

@@ -18,8 +18,8 @@ from wattune.orchestrate.lanes.messages import (
     StopOrder,
     WorkerPlace,
 )
-from wattune.plan.placement import Slot, place
-from wattune.plan.program import is_command
+from wattune.plans.placement import Slot, place
+from wattune.plans.program import is_command
 from wattune.trial import TrialStatus
 from wattune.workers.outcome import RankOutcome
 

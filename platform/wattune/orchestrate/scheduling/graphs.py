@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.plan.program import is_command
+from wattune.plans.program import is_command
 from wattune.trial import TrialResult, TrialSpec
 
 Start = Literal["new_workers", "new_graphs", "warm"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_reference_repeat
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.plan.axes import AXES
+from wattune.plans.axes import AXES
 from wattune.search.strategy import draw
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattune.catalog.models import ModelSpec
-from wattune.plan.axes import DEGREES
+from wattune.plans.axes import DEGREES
 from wattune.trial import TrialSpec
 
 Matrix = NDArray[np.float32]

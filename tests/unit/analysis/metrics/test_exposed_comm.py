@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
 
 GEMM, NORM, NCCL = "nvjet_tst_128x256", "triton_red_fused_rms_norm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -10,7 +10,7 @@ from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 DEVICES = [("n0", f"gpu{index}") for index in range(4)]

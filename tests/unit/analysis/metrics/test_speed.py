@@ -9,7 +9,7 @@ from wattune.analysis.signals.align import align
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import model
 from wattune.cost.flops import workload_flop_per_token
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 GPU, OTHER = ("n0", "gpu0"), ("n0", "gpu1")

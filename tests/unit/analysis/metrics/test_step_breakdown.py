@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wattune.analysis.metrics.step_breakdown import Division, decompose_metrics, divide, host_bound_frac
 from wattune.analysis.signals.align import align
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 
 STAGES = [("n0", "gpu0"), ("n0", "gpu1")]
 PARTS = {"compute_frac", "exposed_comm_frac", "bubble_frac", "straggler_frac", "other_frac"}

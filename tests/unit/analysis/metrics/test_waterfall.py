@@ -11,7 +11,7 @@ from wattune.analysis.metrics.step_breakdown import divide
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.metrics.waterfall import breakdown
 from wattune.analysis.signals.align import align
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1")]
 

@@ -17,7 +17,7 @@ from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.torch.float8 import convert_layers
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Routing, TrialSpec, Workload
 
 SEQ_LEN = 256

@@ -18,7 +18,7 @@ from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.torch import parallel
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 RANKS = 4

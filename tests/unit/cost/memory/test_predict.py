@@ -21,7 +21,7 @@ from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, SLICE
 from wattune.cost.memory.shapes import shapes
 from wattune.cost.memory.torch_engine import moments
 from wattune.cost.tables import Memory
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
 from wattune.trial import Lora, Routing, TrialSpec, Workload

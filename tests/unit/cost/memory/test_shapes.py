@@ -9,8 +9,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.memory.shapes import Shapes, shapes
-from wattune.plan.axes import Plan
-from wattune.plan.schedule import passes
+from wattune.plans.axes import Plan
+from wattune.plans.schedule import passes
 from wattune.trial import Lora, Routing, TrialSpec, Workload
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from wattune.cost.step_time import pipeline
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import pipeline_bubble_ratio
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import pipeline_bubble_ratio
 
 
 def equal(num_stages, num_chunks, forward_s=1.0, backward_s=2.0, rows=1):

@@ -14,12 +14,11 @@ from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
 from wattune.cost.flops import model_flop_per_step
-from wattune.cost.step_time import predict
 from wattune.cost.step_time.facts import FACTS
-from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS
+from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS, predict
 from wattune.cost.tables import StepTime
 from wattune.errors import PlanError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
 from wattune.trial import Routing, TrialSpec, Workload

@@ -21,7 +21,7 @@ from wattune.engines.deepspeed.model import compiler_of
 from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 

@@ -10,8 +10,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
-from wattune.plan.axes import Plan
-from wattune.plan.parallel import stage_layers
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import stage_layers
 from wattune.trial import TrialSpec, Workload
 
 LLAMA = replace(model("llama3_8b"), num_layers=8)

@@ -15,7 +15,7 @@ from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Attention, Rotation
 from wattune.errors import EngineError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")

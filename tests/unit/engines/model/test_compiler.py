@@ -25,7 +25,7 @@ from wattune.engines.model.compiler import (
 )
 from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, graphs_of
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.process_groups import join_groups, leave_groups, take_store

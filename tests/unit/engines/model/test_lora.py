@@ -18,7 +18,7 @@ from wattune.engines.model.lora import AdaptedLinear, adapt, freeze, lower_froze
 from wattune.engines.model.tokens import Batches, stable_seed
 from wattune.engines.model.weights import INIT_STD, initialise
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Lora, TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepSpans
 

@@ -16,7 +16,7 @@ from wattune.engines.model.routing import (
     layer_choices,
     routing_facts,
 )
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Routing, TrialSpec, Workload
 
 MODEL = replace(MODELS["mixtral_8x7b"], num_layers=3)

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.tokens import Batches, FileSamples, stable_seed
 from wattune.errors import EngineError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TokenFile, TrialSpec, Workload
 from wattune.workers.engine import Ranks
 

@@ -19,7 +19,7 @@ from wattune.engines.model.tokens import Batches
 from wattune.engines.model.weights import initialise
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, Workload
 from wattune.workers.engine import Ranks
 from wattune.workers.phases import failed_phase

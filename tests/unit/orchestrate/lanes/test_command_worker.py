@@ -12,8 +12,8 @@ from wattune.orchestrate.lanes import command_worker
 from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, _told_devices, held_port
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError
-from wattune.plan.axes import Plan
-from wattune.plan.program import Program
+from wattune.plans.axes import Plan
+from wattune.plans.program import Program
 from wattune.trial import UNKNOWN_WORKLOAD, Measure, TrialSpec, TrialStatus
 from wattune.workers.command.launcher import CommandOutcome
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.lanes.messages import GroupKey, Place, device_name
-from wattune.plan.axes import Plan
-from wattune.plan.engines import CAPABILITIES
+from wattune.plans.axes import Plan
+from wattune.plans.engines import CAPABILITIES
 from wattune.trial import TrialSpec
 
 

@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.lanes.worker import failed, sensed_name
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec, TrialStatus, Workload
 from wattune.workers.device import device_uuid
 

@@ -10,7 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
 from wattune.workers.outcome import RankOutcome
 

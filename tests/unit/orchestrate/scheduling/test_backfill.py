@@ -16,7 +16,7 @@ from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategy import make_strategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 

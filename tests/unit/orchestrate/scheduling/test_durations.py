@@ -4,7 +4,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.orchestrate.scheduling.durations import Durations
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 
 MEASURE = Measure(min_seconds=10, timeout_s=1000)

@@ -7,7 +7,7 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 

@@ -7,7 +7,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 MakeSpecs = Callable[..., list[TrialSpec]]

@@ -7,8 +7,8 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import Plan
-from wattune.plan.program import Program
+from wattune.plans.axes import Plan
+from wattune.plans.program import Program
 from wattune.search.strategies.features import columns_of, make_features, numbers_of
 from wattune.trial import TrialSpec, Workload
 

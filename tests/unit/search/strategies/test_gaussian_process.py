@@ -8,7 +8,7 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import (
     NOISE,

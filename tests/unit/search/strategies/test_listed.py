@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plan.axes import Plan
+from wattune.plans.axes import Plan
 from wattune.search.strategies.listed import Grid, Random
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from known_space import BASE, SPECS
 
-from wattune.plan.program import Program
+from wattune.plans.program import Program
 from wattune.search.strategies.snapping import Axes
 
 

@@ -1,0 +1,378 @@
+"""Limits of each engine and settings that act as others there: data, without a training library."""
+
+import sys
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.errors import PlanError, closest
+from wattune.plans.axes import Plan
+
+MODES: Final = ("pretrain", "lora", "prefill")
+"""Kinds of work a search space may ask for."""
+
+COMMAND: Final = "command"
+"""Name of the engine that runs a command of the user's."""
+
+ROUTINGS: Final = ("balanced", "skew", "learned")
+"""Ways to choose the experts of a token: `wattune.trial.Routing.by`."""
+
+ABOVE_1: Final = range(2, sys.maxsize)
+"""Any degree that splits something."""
+
+
+class LoraLike(Protocol):
+    """The part of adapters that decides whether a plan fits them."""
+
+    @property
+    def rank(self) -> int:
+        """Inner width."""
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """Linear layers they stand beside."""
+
+
+class RoutingLike(Protocol):
+    """The part of routing that decides whether it can be followed."""
+
+    @property
+    def by(self) -> str:
+        """One of `ROUTINGS`."""
+
+    @property
+    def skew(self) -> float:
+        """Exponent of Zipf's law."""
+
+
+class WorkloadLike(Protocol):
+    """The part of a workload that decides whether a plan fits it."""
+
+    @property
+    def mode(self) -> str:
+        """One of `MODES`."""
+
+    @property
+    def is_known(self) -> bool:
+        """False where nobody described the data of a command."""
+
+    @property
+    def lora(self) -> LoraLike | None:
+        """Adapters to train, where `mode` is `lora`."""
+
+    @property
+    def routing(self) -> RoutingLike | None:
+        """Routing of tokens to experts."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of one sequence."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step over all ranks."""
+
+
+class Configuration(Protocol):
+    """The parts of a trial that planning reads; `wattune.trial.TrialSpec` is one."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that is trained."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The machines it runs on."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that runs it."""
+
+    @property
+    def workload(self) -> WorkloadLike:
+        """The data and the kind of work."""
+
+    @property
+    def plan(self) -> Plan:
+        """The layout over ranks."""
+
+
+def matches(setting: Mapping[str, Container[Any]], plan: Plan) -> bool:
+    """Tells whether a plan has one of the values of `setting` on every axis there."""
+    return all(getattr(plan, axis) in values for axis, values in setting.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """A combination of axis values an engine cannot run."""
+
+    setting: Mapping[str, Container[Any]]
+    """Values by axis; the plan has one of them on every axis."""
+    why: str
+    transformer_engine: bool | None = None
+    """True: only with TransformerEngine on the cluster. False: only without. None: either way."""
+    mode: str = ""
+    """The mode of work that cannot run it; empty means every mode."""
+    of_experts: bool = False
+    """True where only models with experts cannot run it."""
+
+    def met_by(self, configuration: Configuration) -> bool:
+        """Tells whether a configuration is such a combination."""
+        if self.transformer_engine not in (None, configuration.cluster.transformer_engine):
+            return False
+        if self.mode not in ("", configuration.workload.mode) or (self.of_experts and not configuration.model.is_moe):
+            return False
+        return matches(self.setting, configuration.plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalence:
+    """A setting that acts as another one in an engine."""
+
+    setting: Mapping[str, Container[Any]]
+    """Values by axis; it applies where the plan has one of them on every axis."""
+    axis: str
+    """The axis whose value acts as another one."""
+    to: Any
+    """The value that it acts as."""
+    why: str
+    needs_replicas: bool = False
+    """True where it applies only if more than one rank holds some weight."""
+    needs_training: bool = False
+    """True where it applies only if something is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLimits:
+    """Limits of an expert layer that takes whole SwiGLU experts without bias, and drops no token."""
+
+    why: str
+    """Names the layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Abilities and limits of one engine."""
+
+    name: str
+    vendors: tuple[str, ...]
+    """Vendors of the devices it runs on, as `DeviceSpec.vendor`."""
+    dtypes: tuple[str, ...] = ("bf16", "fp32")
+    fp8_multiple: int = 1
+    """Number that widths of linear layers and tokens of a micro-batch must be multiples of on each rank in fp8."""
+    etp_is_tp: bool = True
+    """True where experts can only be split by the tensor parallel degree of the rest."""
+    fills_pipeline: bool = False
+    """True where its 1F1B schedule needs at least as many micro-batches as stages. Prompts do not run through it."""
+    rounds_of_pp: bool = True
+    """True where interleaved stages take micro-batches in rounds of `pp`; else in equal rounds of `pp` or more."""
+    expert_row_bytes: int = 1
+    """Bytes that the width of an expert's matrices on one rank must be a multiple of."""
+    experts: ExpertLimits | None = None
+    """Limits of its own expert layer; None where it runs any expert of the catalog."""
+    least_experts_per_token: int = 1
+    """Fewest experts that a token may be sent to."""
+    splits_expert_bias: bool = True
+    """True where tensor parallel can split experts with biases."""
+    splits_ends: bool = True
+    """True where tensor parallel also splits the vocabulary (embedding, logits) and the sequence between layers."""
+    splits_adapters: bool = True
+    """True where tensor parallel splits adapters by their rank."""
+    interleaves_prompts: bool = False
+    """True where stages of several chunks can run forward only."""
+    exclusions: tuple[Exclusion, ...] = ()
+    equivalences: tuple[Equivalence, ...] = ()
+    """Settings that act as others there, in the order `wattune.plans.effective` applies them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that its processes read once, when they start."""
+    source: str
+    """Origin of the limits: versions, files, runs."""
+
+
+_ZERO_2_3: Final = ("zero2", "zero3")
+_OVERLAPS_DP: Final = ("grad", "grad_param")
+
+CAPABILITIES: Final[dict[str, Capabilities]] = {
+    engine.name: engine
+    for engine in (
+        Capabilities(
+            name="torch",
+            vendors=("nvidia", "amd", "cpu"),
+            dtypes=("bf16", "fp8", "fp32"),
+            fp8_multiple=16,  # torch._scaled_mm: "trailing dimension of mat1 to be divisible by 16", "mat2 shape" alike
+            fills_pipeline=True,
+            rounds_of_pp=False,
+            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
+            exclusions=(
+                Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),
+                Exclusion(
+                    setting={"overlap": ("tp",)},
+                    why="torch's asynchronous tensor parallel is a private switch of its compiler (2.11 to 2.13)",
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="torchao converts linear layers, and experts are grouped products",
+                    of_experts=True,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="torchao's layers compute gradients of frozen weights too",
+                    mode="lora",
+                ),
+            ),
+            source="torch 2.11: torch.distributed.pipelining.schedules, torch._inductor.config._micro_pipeline_tp; "
+            "torchao 0.18.0: float8/float8_linear.py",
+        ),
+        Capabilities(
+            name="megatron",
+            vendors=("nvidia", "amd"),
+            dtypes=("bf16", "fp8", "fp32"),
+            fp8_multiple=16,  # cuBLASLt, of which TransformerEngine's products are: dimensions in multiples of 16 bytes
+            etp_is_tp=False,
+            splits_adapters=False,
+            interleaves_prompts=True,
+            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
+            least_experts_per_token=2,  # transformer_config.py: the softmax over one has no gradient
+            splits_expert_bias=False,
+            exclusions=(
+                Exclusion(
+                    setting={"cp": ABOVE_1},
+                    why="only TransformerEngine's attention takes split sequences",
+                    transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"overlap": ("tp",)},
+                    why="the overlapped collectives are TransformerEngine's",
+                    transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="its products in fp8 are TransformerEngine's",
+                    transformer_engine=False,
+                ),
+                Exclusion(
+                    setting={"dtype": ("fp8",)},
+                    why="the tokens that come for an expert are no multiple of 16, as its products in fp8 need",
+                    of_experts=True,
+                ),
+                Exclusion(
+                    setting={"cp": ABOVE_1},
+                    why="of a prompt only the last token is judged, and one rank has it",
+                    mode="prefill",
+                ),
+                Exclusion(
+                    setting={},
+                    why="adapters stand beside its own linear layers, and TransformerEngine's hold a norm too",
+                    mode="lora",
+                    transformer_engine=True,
+                ),
+                Exclusion(
+                    setting={"offload": ("activations",)},
+                    why="its cpu_offloading is TransformerEngine's, and takes neither stages nor recomputation",
+                ),
+                Exclusion(
+                    setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
+                ),
+            ),
+            # Without it the collectives of sequence parallelism wait behind the matrix products they should run beside.
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            source="megatron-core 0.16.1 and 0.19.2: transformer/transformer_config.py, tensor_parallel/layers.py",
+        ),
+        Capabilities(
+            name="deepspeed",
+            vendors=("nvidia", "amd", "cpu"),
+            etp_is_tp=False,
+            expert_row_bytes=16,  # torch._grouped_mm: "strides should be multiple of 16 bytes"
+            experts=ExpertLimits(why="its AutoEP layer is made for Mixtral's"),
+            splits_ends=False,
+            splits_adapters=False,
+            exclusions=(
+                Exclusion(setting={"cp": ABOVE_1}, why="it has no context parallel attention"),
+                Exclusion(
+                    setting={"pp": ABOVE_1, "dtype": ("bf16",)},
+                    why="the optimizer of its bf16 pipeline wants experts to train",
+                    mode="lora",
+                    of_experts=True,
+                ),
+                Exclusion(
+                    setting={"sharding": ("zero1", "zero2")},
+                    why="these stages want experts to train",
+                    mode="lora",
+                    of_experts=True,
+                ),
+                Exclusion(setting={"vpp": ABOVE_1}, why="its pipeline schedule has one chunk a stage"),
+                Exclusion(setting={"pp": ABOVE_1, "tp": ABOVE_1}, why="automatic tensor parallel needs pp=1"),
+                Exclusion(
+                    setting={"pp": ABOVE_1, "sharding": _ZERO_2_3}, why="PipelineEngine refuses ZeRO above stage 1"
+                ),
+                Exclusion(
+                    setting={"tp": ABOVE_1, "ep": ABOVE_1, "sharding": ("zero1", "zero2")},
+                    why="the norm it clips by then leaves out the experts of all tensor parallel ranks but one",
+                ),
+                Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
+                Exclusion(
+                    setting={"offload": ("activations",)},
+                    why="its cpu_checkpointing moves what its own checkpointing keeps, and layers here use torch's",
+                ),
+                Exclusion(
+                    setting={"dp_replicate": ABOVE_1},
+                    why="hpZ copies weights alone, and MiCS needs ZeRO-3 with a model built inside its own context",
+                ),
+            ),
+            equivalences=(
+                Equivalence(
+                    setting={"pp": ABOVE_1, "dtype": ("bf16",), "sharding": ("none",)},
+                    axis="sharding",
+                    to="zero1",
+                    why="its bf16 pipeline always shards the optimizer",
+                    needs_replicas=True,
+                    needs_training=True,
+                ),
+                Equivalence(
+                    setting={"pp": ABOVE_1, "overlap": _OVERLAPS_DP},
+                    axis="overlap",
+                    to="none",
+                    why="its pipeline reduces gradients after the last micro-batch",
+                ),
+                Equivalence(
+                    setting={"sharding": ("none",), "overlap": _OVERLAPS_DP},
+                    axis="overlap",
+                    to="none",
+                    why="without ZeRO it reduces gradients after the backward pass",
+                ),
+                Equivalence(
+                    setting={"sharding": ("zero1", "zero2"), "overlap": ("grad_param",)},
+                    axis="overlap",
+                    to="grad",
+                    why="below ZeRO-3 it gathers parameters in the update",
+                ),
+            ),
+            source="deepspeed 0.19.8: runtime/{engine,pipe,zero}, module_inject/auto_*.py; run with gloo on four ranks",
+        ),
+        Capabilities(
+            name=COMMAND,
+            vendors=("nvidia", "amd", "cpu"),
+            dtypes=("bf16", "fp8", "fp32"),
+            etp_is_tp=False,
+            rounds_of_pp=False,
+            splits_ends=False,
+            splits_adapters=False,
+            interleaves_prompts=True,
+            source="the user's own: nothing is known of it, so nothing is excluded",
+        ),
+    )
+}
+"""Every engine by name. Editing a limit is editing one line here."""
+
+
+def capabilities(name: str) -> Capabilities:
+    """Returns the limits of an engine.
+
+    Raises:
+        PlanError: No engine has that name.
+    """
+    if name not in CAPABILITIES:
+        raise PlanError(f'unknown engine "{name}"; {closest(name, CAPABILITIES)}')
+    return CAPABILITIES[name]

@@ -1,0 +1,80 @@
+"""From degrees to ranks: coordinates, pipeline stages and micro-batches. Arithmetic without torch."""
+
+from dataclasses import dataclass
+
+from wattune.catalog.models import ModelSpec
+from wattune.plans.axes import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """The place of a rank on the dense mesh. Tensor parallel is innermost, the pipeline outermost."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+
+def coordinates(rank: int, plan: Plan, world_size: int) -> Coordinates:
+    """Computes a rank's place on the mesh, in Megatron's default order `tp-cp-ep-dp-pp`.
+
+    Args:
+        rank: Global rank, 0 <= rank < world_size.
+        plan: Degrees whose product divides `world_size`.
+        world_size: All ranks.
+    """
+    rest, tp = divmod(rank, plan.tp)
+    rest, cp = divmod(rest, plan.cp)
+    pp, dp = divmod(rest, plan.dp(world_size))
+    return Coordinates(tp=tp, cp=cp, dp=dp, pp=pp)
+
+
+def expert_place(rank: int, plan: Plan, world_size: int) -> tuple[int, int]:
+    """Computes a rank's place among experts: which experts it holds, and which slice of each.
+
+    Experts have a mesh of their own inside a stage, with expert tensor parallel innermost, then expert parallel, as
+    both engines and Megatron's order `tp-cp-ep-dp-pp` have it.
+
+    Args:
+        rank: Global rank, 0 <= rank < world_size.
+        plan: Degrees; `pp` and, inside a stage, `etp * ep` divide the ranks.
+        world_size: All ranks.
+
+    Returns:
+        Expert parallel and expert tensor parallel index.
+    """
+    in_stage = rank % (world_size // plan.pp)
+    return in_stage // plan.etp % plan.ep, in_stage % plan.etp
+
+
+def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
+    """Computes the layers that each pipeline stage holds, chunk by chunk.
+
+    Stage and chunk order is interleaved as in Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): virtual stage
+    `chunk * pp + stage` follows the model from input to output.
+
+    Returns:
+        For every stage a list with one range of layer indices per chunk.
+    """
+    num_virtual = plan.pp * plan.vpp
+    sizes = list(plan.layout) or [model.num_layers // num_virtual] * num_virtual
+    starts = [sum(sizes[:index]) for index in range(num_virtual)]
+    ranges = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return [[ranges[chunk * plan.pp + stage] for chunk in range(plan.vpp)] for stage in range(plan.pp)]
+
+
+def num_micro_batches(plan: Plan, world_size: int, global_batch_size: int) -> int:
+    """Computes the micro-batches of a replica's step: global batch over micro-batch size and data parallel degree."""
+    return global_batch_size // (plan.micro_batch_size * plan.dp(world_size))
+
+
+def pipeline_bubble_ratio(plan: Plan, num_micro_batches: int) -> float:
+    """Computes idle over busy time of a rank in an ideal 1F1B schedule with equal stages and free communication.
+
+    (p - 1) / (v m) for p stages, v chunks a stage and m >= p micro-batches: Narayanan et al. 2021 (arXiv 2104.04473),
+    sections 2.1 and 2.2. With v = 1, p = 16, m = 128: 0.117. With m < p the first micro-batch comes back to a stage for
+    its next chunk only after p slots, of which m are filled: p - m more idle slots for each further chunk.
+    """
+    p, v, m = plan.pp, plan.vpp, num_micro_batches
+    return (p - 1 + (v - 1) * max(p - m, 0)) / (v * m)

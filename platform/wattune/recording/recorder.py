@@ -1,0 +1,278 @@
+"""Recording a command: the sampler begins before it and ends after it, so that every sensor's readings enclose it."""
+
+import contextlib
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from wattune.errors import PlanError
+from wattune.masking import masked_arguments
+from wattune.recording.command import Command, SignalRelay
+from wattune.recording.recording import sampled
+from wattune.recording.sensors import HOST, default_backends, split_simulated
+from wattune.recording.steps import CommandSteps, StepsAsked, told_steps
+from wattune.storage.files import with_calibrations
+from wattune.storage.measured import RecordingFolder
+from wattune.telemetry.sampler.process import SamplerProcess
+from wattune.units import ns_to_s, s_to_ns
+from wattune.version import __version__
+
+LEAD_S: Final = 1.1
+"""From the sampler's start to the command's: every tier, read once a second or more often, has been read by then."""
+TAIL_S: Final = 1.2
+"""From the command's end to the sampler's: the ring, drained once a second, has given the last of the command."""
+TICK_S: Final = 0.5
+"""Between two renewals of the lease, and two calls of the watcher."""
+STOP_TIMEOUT_S: Final = 30.0
+
+SIMULATED_RATES_HZ: Final = {HOST: 5.0}
+"""Finer than by default where the processors' activity is all that simulated sensors have to go by."""
+
+LOG: Final = "command.log"
+"""The file in the recording's folder that holds what the command wrote, where it was sent there."""
+
+_STDERR_FD: Final = 2
+
+Output = Literal["own", "stderr", "log"]
+"""Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
+
+DEFAULT_STEPS: Final = StepsAsked()
+
+Watcher = Callable[[Path, int], None]
+"""Called with the sampler's folder, and the window's start on the monotonic clock."""
+
+
+def default_name(command: Sequence[str]) -> str:
+    """The local time and the program, such as `20261121-065500-python`."""
+    program = Path(command[0]).name if command else "machine"
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in program)
+    return f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{plain}"[:100]
+
+
+def record(
+    command: Sequence[str] = (),
+    *,
+    storage: Path,
+    seconds: float | None = None,
+    name: str | None = None,
+    backends: Sequence[str] = (),
+    output: Output = "own",
+    watcher: Watcher | None = None,
+    steps: StepsAsked = DEFAULT_STEPS,
+) -> Path:
+    """Records a command from start to end, or this machine for some seconds.
+
+    A signal that would end this process goes to the command instead. The recording ends with the command, however that
+    ends, and is then closed. Only SIGKILL of this process leaves it open: the sampler then ends by its lease, and
+    `wattune.recording.recording.load` reads the rows it wrote.
+
+    Args:
+        command: The program and its arguments; empty records the machine.
+        storage: Where recordings are kept, under `recordings/<name>`.
+        seconds: Longest to record; a command that still runs then is sent SIGTERM.
+        name: The recording's name; None is `default_name`.
+        backends: Sensors to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
+            is `default_backends`.
+        output: Destination of the command's output.
+        watcher: Looks on twice a second, until it fails.
+        steps: How the command's steps are found, and which of them the figures are of.
+
+    Returns:
+        The recording's folder.
+
+    Raises:
+        PlanError: There is nothing to record, the command cannot be run, or the name is taken; nothing was written.
+        TelemetryError: A backend or a device's calibration cannot be used, and nothing was written; or the samples
+            could not be written.
+    """
+    if not command and seconds is None:
+        raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
+    if command and shutil.which(command[0]) is None:
+        raise PlanError(f"{command[0]} cannot be executed; check the name, or give its path")
+    backends = list(backends) or default_backends()
+    read, simulated = split_simulated(backends)
+    node = socket.gethostname()
+    folder = RecordingFolder.create(storage, name or default_name(command))
+    facts: dict[str, Any] = {
+        "kind": "recording",
+        "command": masked_arguments(command),
+        "backends": backends,
+        "simulated_device": simulated,
+        "node": node,
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wattune": __version__,
+        "closed": False,
+    }
+    told = None
+    if command:
+        facts["steps_asked"] = {
+            "source": str(steps.source),
+            "window": steps.window_text,
+            "tokens_per_step": steps.tokens_per_step,
+        }
+    with SignalRelay() as relay:
+        try:
+            folder.write_facts(facts)
+            told = CommandSteps(folder.path, steps) if command else None
+            rates_hz = SIMULATED_RATES_HZ if simulated else {}
+            sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
+        except BaseException:  # such as a full disk: nothing was recorded, so nothing stays
+            shutil.rmtree(folder.path)
+            raise
+        try:
+            with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
+            with _Renewal(sampler) as renewal:
+                _Session(folder, facts, renewal, relay, watcher, told).run(command, seconds, output)
+        finally:
+            sampler.stop(STOP_TIMEOUT_S)
+            if "window" in facts:
+                _close(folder, facts, told)
+            else:
+                shutil.rmtree(folder.path)
+    return folder.path
+
+
+class _Renewal:
+    """A thread that renews the sampler's lease while entered.
+
+    It does nothing else. What the watcher shows goes to a terminal, which Ctrl-S stops for as long as somebody likes.
+    """
+
+    def __init__(self, sampler: SamplerProcess) -> None:
+        self.sampler = sampler
+        self._failure: Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lease")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raises what renewing raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(TICK_S):
+                self.sampler.renew()
+        except Exception as error:  # raised where the recording goes on
+            self._failure = error
+
+
+class _Session:
+    """The time between a sampler's start and its end."""
+
+    def __init__(
+        self,
+        folder: RecordingFolder,
+        facts: dict[str, Any],
+        renewal: _Renewal,
+        relay: SignalRelay,
+        watcher: Watcher | None,
+        told: CommandSteps | None,
+    ) -> None:
+        self._folder, self._facts, self._told = folder, facts, told
+        self._renewal, self._relay, self._watcher = renewal, relay, watcher
+        self._unseen: Exception | None = None
+
+    def run(self, command: Sequence[str], seconds: float | None, output: Output) -> None:
+        """Runs the command, or waits; the facts then hold window and exit code, also where the watcher failed."""
+        self._linger(LEAD_S, until_signal=True)
+        with contextlib.ExitStack() as held:
+            started = self._start(command, output, held) if command and self._relay.received is None else None
+            start_ns = time.monotonic_ns() if started is None else started.start_mono_ns
+            self._facts["window"] = {"start_mono_ns": start_ns}
+            self._folder.write_facts(self._facts)
+            self._follow(started, start_ns, None if seconds is None else start_ns + s_to_ns(seconds))
+        if started is None:
+            end_ns, received = time.monotonic_ns(), self._relay.received
+            exit_code = 0 if received is None else 128 + received
+        else:
+            end_ns, exit_code = started.end_mono_ns, started.exit_code
+            self._unseen = self._unseen or started.unheard
+        self._facts |= {"window": {"start_mono_ns": start_ns, "end_mono_ns": end_ns}, "exit_code": exit_code}
+        self._linger(TAIL_S, until_signal=False)
+        if self._unseen is not None:
+            raise self._unseen
+
+    def _start(self, command: Sequence[str], output: Output, held: contextlib.ExitStack) -> Command:
+        stdout = stderr = None
+        if output == "log":
+            stdout = stderr = held.enter_context((self._folder.path / LOG).open("wb")).fileno()
+        elif output == "stderr":
+            stdout = _STDERR_FD
+        try:
+            started = Command(
+                command,
+                stdout=stdout,
+                stderr=stderr,
+                environment=None if self._told is None else self._told.environment,
+                listener=None if self._told is None else self._told.listener,
+            )
+        except OSError as error:
+            raise PlanError(f"{command[0]} cannot be started: {error}; see that it runs alone") from error
+        held.callback(started.ended_within, None)  # whatever fails beside it, the command runs to its end
+        self._relay.attach(started)
+        return started
+
+    def _follow(self, started: Command | None, start_ns: int, deadline_ns: int | None) -> None:
+        while not self._ended(started, deadline_ns):
+            if started is not None and deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                started.send(signal.SIGTERM)
+                deadline_ns = None
+            self._renewal.check()
+            if self._watcher is not None:
+                try:
+                    self._watcher(self._renewal.sampler.folder, start_ns)
+                except Exception as error:  # raised at the end: a terminal that is gone must not cost the recording
+                    self._watcher, self._unseen = None, error
+
+    def _ended(self, started: Command | None, deadline_ns: int | None) -> bool:
+        """Waits a tick at most, and says whether the recording is over."""
+        left_s = TICK_S if deadline_ns is None else min(TICK_S, max(ns_to_s(deadline_ns - time.monotonic_ns()), 0.0))
+        if started is not None:
+            return started.ended_within(left_s)
+        if self._relay.received is not None or left_s == 0.0:
+            return True
+        time.sleep(left_s)
+        return False
+
+    def _linger(self, duration_s: float, *, until_signal: bool) -> None:
+        """Lets the sampler go on for a while."""
+        deadline_s = time.monotonic() + duration_s
+        while (left_s := deadline_s - time.monotonic()) > 0 and not (until_signal and self._relay.received):
+            self._renewal.check()
+            time.sleep(min(left_s, TICK_S))
+
+
+def _close(folder: RecordingFolder, facts: dict[str, Any], told: CommandSteps | None) -> None:
+    """Turns the sampler's files into Parquet, and deletes them once everything else is in place.
+
+    Where it did not end well its log stays and says why.
+    """
+    sampler_folder = folder.node_folder(facts["node"])
+    tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
+    folder.write_telemetry(facts["node"], tables, with_calibrations(folder.storage, manifest))
+    if told is not None and "end_mono_ns" in facts["window"]:
+        spans, found = told_steps(told, facts, manifest)
+        facts |= found
+        if spans is not None:
+            folder.write_spans(spans)
+        told.discard()
+    folder.write_facts({**facts, "closed": True})
+    kept = {".parquet", ".json"} if manifest["closed"] else {".parquet", ".json", ".log"}
+    for path in sampler_folder.iterdir():
+        if path.suffix not in kept:
+            path.unlink()

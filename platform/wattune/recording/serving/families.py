@@ -1,0 +1,369 @@
+"""Names, types and help texts of the metrics that a recording exposes, in base units, as Prometheus asks for.
+
+Sources: https://prometheus.io/docs/practices/naming/, and the OpenMetrics specification 1.0. A name is that of a
+quantity and never of a device: device, uuid and node are labels. What was not read is absent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+from wattune.analysis.signals.readings import HOST
+from wattune.recording.serving.follower import LOOK_BACK_S, ClockLost, DeviceView, Latest, Peaks, Snapshot
+from wattune.schema import THROTTLE_REASON_BITS
+from wattune.units import NS_PER_S, ns_to_s, s_to_ns
+from wattune.version import __version__
+
+STALE_S: Final = 10.0
+"""Age from which a reading is not exposed. The sampler writes every 0.8 s, its slowest tier is read once a second."""
+
+_HZ_PER_MHZ: Final = 1e6
+
+DEVICE_LABELS: Final = ("node", "device", "uuid")
+NODE_LABELS: Final = ("node",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A column of a tier that is exposed."""
+
+    tier: str
+    column: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Besides those of the device."""
+    scale: float = 1.0
+    """From the column's unit to the metric's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A metric made of columns. Its unit is the last word of its name."""
+
+    name: str
+    unit: str
+    help: str
+    sources: tuple[Source, ...]
+    counter: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels besides those of the device."""
+        return tuple(self.sources[0].labels)
+
+
+def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> Source:
+    return Source(tier=tier, column=column, labels=labels, scale=scale)
+
+
+DEVICE_FAMILIES: Final = (
+    Family(
+        name="wattune_device_power_watts",
+        unit="watts",
+        help="Power of the device, the last reading.",
+        sources=(_column("fast", "power_instant_w"),),
+    ),
+    Family(
+        name="wattune_device_power_average_watts",
+        unit="watts",
+        help="Power as the driver averages it, on NVIDIA data-centre GPUs over 1 s.",
+        sources=(_column("slow", "power_average_w"),),
+    ),
+    Family(
+        name="wattune_device_power_limit_watts",
+        unit="watts",
+        help="Enforced power limit.",
+        sources=(_column("slow", "power_limit_w"),),
+    ),
+    Family(
+        name="wattune_device_energy_joules",
+        unit="joules",
+        help="Energy by the device's own counter, which begins when the driver is loaded.",
+        sources=(_column("slow", "energy_j"),),
+        counter=True,
+    ),
+    Family(
+        name="wattune_device_sm_clock_hertz",
+        unit="hertz",
+        help="SM clock, the last reading.",
+        sources=(_column("fast", "sm_clock_mhz", _HZ_PER_MHZ),),
+    ),
+    Family(
+        name="wattune_device_temperature_celsius",
+        unit="celsius",
+        help="Temperature of the core or of the memory.",
+        sources=(
+            _column("fast", "gpu_temp_c", sensor="core"),
+            _column("slow", "memory_temp_c", sensor="memory"),
+        ),
+    ),
+    Family(
+        name="wattune_device_thermal_margin_celsius",
+        unit="celsius",
+        help="Distance of the core to the temperature at which the device slows down.",
+        sources=(_column("slow", "thermal_margin_c"),),
+    ),
+    Family(
+        name="wattune_device_active_ratio",
+        unit="ratio",
+        help="Share of time in which a part of the device was active, since the reading before.",
+        sources=(
+            _column("counter", "sm_active_frac", part="sm"),
+            _column("counter", "tensor_active_frac", part="tensor"),
+            _column("counter", "dram_active_frac", part="dram"),
+        ),
+    ),
+    Family(
+        name="wattune_device_memory_used_bytes",
+        unit="bytes",
+        help="Memory in use on the device.",
+        sources=(_column("slow", "memory_used_bytes"),),
+    ),
+    Family(
+        name="wattune_device_link_bytes",
+        unit="bytes",
+        help="Bytes over all links of a kind, as the device counts them.",
+        sources=tuple(
+            _column("counter", f"{link}_{short}_bytes", link=link, direction=direction)
+            for link in ("nvlink", "pcie")
+            for short, direction in (("tx", "transmit"), ("rx", "receive"))
+        ),
+        counter=True,
+    ),
+    Family(
+        name="wattune_device_driver_throttle_seconds",
+        unit="seconds",
+        help="The driver's own count of time in which a cause was active. It also runs where no clock is lost.",
+        sources=tuple(
+            _column("slow", f"throttle_{cause}_ns", 1 / NS_PER_S, cause=cause) for cause in THROTTLE_REASON_BITS
+        ),
+        counter=True,
+    ),
+)
+"""Metrics of a device that are a reading as it is."""
+
+NODE_FAMILIES: Final = (
+    Family(
+        name="wattune_node_cpu_busy_ratio",
+        unit="ratio",
+        help="Share of the node's processors that were busy.",
+        sources=(_column(HOST, "cpu_busy_frac"),),
+    ),
+    Family(
+        name="wattune_node_power_watts",
+        unit="watts",
+        help="Power of the processor packages, and of the node's memory, by RAPL.",
+        sources=(_column(HOST, "package_power_w", domain="package"), _column(HOST, "dram_power_w", domain="dram")),
+    ),
+    Family(
+        name="wattune_node_memory_used_bytes",
+        unit="bytes",
+        help="Main memory in use.",
+        sources=(_column(HOST, "memory_used_bytes"),),
+    ),
+    Family(
+        name="wattune_node_network_bytes",
+        unit="bytes",
+        help="Bytes over all network ports of the node.",
+        sources=(
+            _column(HOST, "nic_tx_bytes", direction="transmit"),
+            _column(HOST, "nic_rx_bytes", direction="receive"),
+        ),
+        counter=True,
+    ),
+    Family(
+        name="wattune_node_cpu_temperature_celsius",
+        unit="celsius",
+        help="The hottest processor sensor.",
+        sources=(_column(HOST, "cpu_temp_max_c"),),
+    ),
+    Family(
+        name="wattune_node_pressure_ratio",
+        unit="ratio",
+        help="Share of time in which some task waited for a resource (Linux pressure stall information).",
+        sources=tuple(_column(HOST, f"psi_{each}_some_frac", resource=each) for each in ("cpu", "memory", "io")),
+    ),
+)
+"""Metrics of the node itself."""
+
+
+class _Made:
+    """Families by name, in the order of their first sample. Of samples with the same labels the first one counts."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, Metric] = {}
+        self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+
+    def gauge(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
+        if name not in self.families:
+            self.families[name] = GaugeMetricFamily(name, text, labels=list(labels), unit=unit)
+        self._add(name, name, labels, value)
+
+    def counter(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
+        if name not in self.families:
+            self.families[name] = CounterMetricFamily(name, text, labels=list(labels), unit=unit)
+        self._add(name, f"{name}_total", labels, value)
+
+    def info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
+        if name not in self.families:
+            self.families[name] = InfoMetricFamily(name, text)
+        self._add(name, f"{name}_info", labels, 1.0)
+
+    def _add(self, name: str, sample: str, labels: Mapping[str, str], value: float) -> None:
+        key = (sample, frozenset(labels.items()))
+        if key not in self._seen:
+            self._seen.add(key)
+            self.families[name].add_sample(sample, dict(labels), value)
+
+
+def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:
+    """Makes the metrics of the recordings that are followed.
+
+    Args:
+        snapshots: One of each, the newest recording first: of what several have, such as the node's processors, its
+            readings are exposed. Empty before a recording has begun.
+        now_mono_ns: This moment: a reading older than `STALE_S` is left out.
+        num_failures: Looks at the sampler's files that failed.
+
+    Returns:
+        Families with at least one sample each, none twice.
+    """
+    made = _Made()
+    made.info("wattune_build", "The version that exposes these metrics.", {"version": __version__})
+    made.counter("wattune_exporter_failed_looks", "", "Looks at the sampler's files that failed.", {}, num_failures)
+    for snapshot in snapshots:
+        _of_recording(made, snapshot, now_mono_ns)
+    return list(made.families.values())
+
+
+def _of_recording(made: _Made, snapshot: Snapshot, now_mono_ns: int) -> None:
+    _recording(made, snapshot)
+    for name, view in snapshot.devices.items():
+        labels = {"node": snapshot.node, "device": name, "uuid": str(view.facts.get("uuid", ""))}
+        fresh = _fresh(view.latest, now_mono_ns)
+        _device_facts(made, view, labels)
+        _columns(made, DEVICE_FAMILIES, fresh, labels)
+        _throttle_reasons(made, fresh, labels)
+        if fresh:
+            _peaks(made, "wattune_device_power", "the device's power", view.peaks, labels)
+            _clock_lost(made, view.clock_lost, labels)
+        _ages(made, view.latest, now_mono_ns, labels)
+    node_labels = {"node": snapshot.node}
+    host = {} if snapshot.host is None else {HOST: snapshot.host}
+    _columns(made, NODE_FAMILIES, _fresh(host, now_mono_ns), node_labels)
+    if any(_fresh(view.latest, now_mono_ns) for view in snapshot.devices.values()):
+        _peaks(
+            made, "wattune_node_devices_power", "the power of the node's devices together", snapshot.peaks, node_labels
+        )
+    _ages(made, host, now_mono_ns, {**node_labels, "device": HOST, "uuid": ""})
+    _sampler(made, snapshot)
+
+
+def _fresh(latest: Mapping[str, Latest], now_mono_ns: int) -> dict[str, Latest]:
+    return {tier: one for tier, one in latest.items() if now_mono_ns - one.mono_ns <= s_to_ns(STALE_S)}
+
+
+def _recording(made: _Made, snapshot: Snapshot) -> None:
+    labels = {"node": snapshot.node}
+    made.info(
+        "wattune_recording", "The recording whose readings these are.", {**labels, "recording": snapshot.recording}
+    )
+    made.gauge(
+        "wattune_recording_start_time_seconds",
+        "seconds",
+        "Start of the recording's window, in seconds since 1970.",
+        labels,
+        ns_to_s(snapshot.start_wall_ns),
+    )
+
+
+def _device_facts(made: _Made, view: DeviceView, labels: Mapping[str, str]) -> None:
+    facts = view.facts
+    made.info(
+        "wattune_device",
+        "Facts of a device: product, driver, slot, and the backend that reads it (replay plays an earlier recording).",
+        {**labels, **{name: str(facts.get(name, "")) for name in ("name", "driver", "slot", "backend")}},
+    )
+    if facts.get("sm_clock_max_mhz"):
+        made.gauge(
+            "wattune_device_sm_clock_max_hertz",
+            "hertz",
+            "Highest SM clock of the device.",
+            labels,
+            facts["sm_clock_max_mhz"] * _HZ_PER_MHZ,
+        )
+
+
+def _columns(made: _Made, listed: tuple[Family, ...], fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
+    for family in listed:
+        for source in family.sources:
+            value = fresh[source.tier].values.get(source.column) if source.tier in fresh else None
+            if value is not None:
+                add = made.counter if family.counter else made.gauge
+                add(family.name, family.unit, family.help, {**labels, **source.labels}, value * source.scale)
+
+
+def _throttle_reasons(made: _Made, fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
+    reasons = fresh["fast"].values.get("event_reasons") if "fast" in fresh else None
+    for cause, bits in THROTTLE_REASON_BITS.items() if reasons is not None else ():
+        made.gauge(
+            "wattune_device_throttle_reason_active",
+            "",
+            "1 where the driver names the cause. The power cause alone does not say that clock is lost.",
+            {**labels, "cause": cause},
+            float(bool(int(reasons or 0) & bits)),
+        )
+
+
+def _peaks(made: _Made, prefix: str, what: str, peaks: Peaks, labels: Mapping[str, str]) -> None:
+    for name, since, found in (
+        ("peak", "since the recording's start", peaks.since_start_w),
+        ("recent_peak", f"in the last {LOOK_BACK_S:.0f} s", peaks.recent_w),
+    ):
+        for window, peak_w in found.items():
+            text = f"Highest mean of {what} over a window of that length, {since}."
+            made.gauge(f"{prefix}_{name}_watts", "watts", text, {**labels, "window": window}, peak_w)
+
+
+def _clock_lost(made: _Made, lost: ClockLost, labels: Mapping[str, str]) -> None:
+    if not lost.assessed_s:
+        return
+    for name, text, value in (
+        ("assessed", "Time whose clock was assessed for throttling, since the recording's start.", lost.assessed_s),
+        ("throttled", "Assessed time with the clock below 0.98 of its maximum for a cause.", lost.throttled_s),
+        (
+            "clock_lost",
+            "Integral of 1 minus clock over maximum while throttled. Its rate is the share lost.",
+            lost.lost_s,
+        ),
+    ):
+        made.counter(f"wattune_device_{name}_seconds", "seconds", text, labels, value)
+    for cause, lost_s in lost.lost_by_cause_s.items():
+        text = "Clock lost while a cause was active. Causes overlap, so do not add them."
+        made.counter("wattune_device_clock_lost_by_cause_seconds", "seconds", text, {**labels, "cause": cause}, lost_s)
+
+
+def _ages(made: _Made, latest: Mapping[str, Latest], now_mono_ns: int, labels: Mapping[str, str]) -> None:
+    for tier, one in latest.items():
+        text = f"Age of the last reading. Readings older than {STALE_S:.0f} s are not exposed."
+        age_s = max(ns_to_s(now_mono_ns - one.mono_ns), 0.0)
+        made.gauge("wattune_reading_age_seconds", "seconds", text, {**labels, "tier": tier}, age_s)
+
+
+def _sampler(made: _Made, snapshot: Snapshot) -> None:
+    labels, manifest = {"node": snapshot.node}, snapshot.manifest
+    made.gauge("wattune_sampler_up", "", "1 while the sampler's process runs.", labels, float(snapshot.sampler_alive))
+    if "sampler" in manifest:
+        text = "CPU time of the sampler."
+        made.counter("wattune_sampler_cpu_seconds", "seconds", text, labels, manifest["sampler"]["cpu_s"])
+    for tier, record in manifest.get("tiers", {}).items():
+        text = "Reads of a tier that came too late to be made."
+        made.counter("wattune_sampler_missed_reads", "", text, {**labels, "tier": tier}, record["missed_ticks"])
+        for column, codes in record.get("errors", {}).items():
+            for code, count in codes.items():
+                more = {"tier": tier, "column": column, "code": code}
+                made.counter("wattune_sampler_failed_reads", "", "Reads that failed.", {**labels, **more}, count)
+    text = "CPU time that reading the sampler's files for these metrics has cost."
+    made.counter("wattune_exporter_cpu_seconds", "seconds", text, labels, snapshot.cpu_s)

@@ -1,0 +1,142 @@
+"""A recording read back: its window, its devices, and folders that hold none."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from wattune.clock import ClockAnchor
+from wattune.errors import TelemetryError
+from wattune.recording.recorder import record
+from wattune.recording.recording import (
+    LAG_S,
+    Measured,
+    command_window,
+    device_metrics,
+    load,
+    read_until_mono_ns,
+    sampled,
+)
+from wattune.schema import table_schema
+from wattune.steps.files import Step
+from wattune.steps.process.writer import StepWriter
+from wattune.steps.table import spans_of
+from wattune.telemetry.sampler.process import SamplerProcess
+from wattune.units import NS_PER_S
+
+
+def test_a_manifest_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[1]")
+    with pytest.raises(TelemetryError, match="is not a JSON object"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(TelemetryError, match="cannot be read"):
+        load(tmp_path)
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
+
+
+def host_rows(start_ns: int, count: int) -> pa.Table:
+    """One reading of the host a second."""
+    rows = [
+        {"node": "n0", "device": "host", "mono_ns": start_ns + second * NS_PER_S, "wall_ns": 10**18 + second * NS_PER_S}
+        | {"cpu_busy_frac": second / 10}
+        for second in range(count)
+    ]
+    return pa.Table.from_pylist(rows, schema=table_schema("host", backend="host", simulated=False))
+
+
+def test_a_window_is_the_command_s_and_without_its_end_goes_up_to_the_last_reading() -> None:
+    tables = {"host": host_rows(5 * NS_PER_S, 10)}
+    window = {"start_mono_ns": 6 * NS_PER_S}
+    facts = {"node": "n0", "window": window}
+    manifests = {"n0": {"node": "n0"}}
+    assert command_window(facts, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 9 * NS_PER_S)
+    whole = {**facts, "window": {**window, "end_mono_ns": 8 * NS_PER_S}}
+    assert command_window(whole, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 3 * NS_PER_S)
+    assert command_window({"node": "n0"}, tables, manifests) is None
+    assert command_window({**facts, "node": "n1"}, tables, manifests) is None
+
+
+def test_the_window_of_an_open_recording_ends_where_the_first_sensor_s_readings_do() -> None:
+    early, late = host_rows(0, 10), host_rows(0, 10)
+    late = late.set_column(1, "device", pa.array(["other"] * 10, late.schema.field("device").type))
+    tables = {"host": pa.concat_tables([early.slice(0, 9), late])}
+    assert read_until_mono_ns(tables) == 8 * NS_PER_S
+    silent = {"host": pa.concat_tables([early.slice(0, 2), late])}
+    assert read_until_mono_ns(silent) == 9 * NS_PER_S - round(LAG_S * NS_PER_S), "a device that is lost costs no more"
+    facts = {"node": "n0", "window": {"start_mono_ns": 6 * NS_PER_S}}
+    found = [command_window(facts, tables, {"n0": {"node": "n0"}}, second * NS_PER_S) for second in (8, 6, 5)]
+    assert found == [(10**18 + 6 * NS_PER_S, 10**18 + 8 * NS_PER_S), None, None]
+    told = {**facts, "window": {"start_mono_ns": 6 * NS_PER_S, "end_mono_ns": 9 * NS_PER_S}}
+    assert command_window(told, tables, {"n0": {"node": "n0"}}, 8 * NS_PER_S) == found[0]
+
+
+def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_path: Path) -> None:
+    """The recorder is gone and its sampler with it, and the command trains on."""
+    begun = record(["true"], storage=tmp_path, backends=["host"], name="a")
+    facts = json.loads((begun / "manifest.json").read_text())
+    start_ns = facts["window"]["start_mono_ns"]
+    sampler = SamplerProcess.start(tmp_path / "open", node=facts["node"])
+    sampler.stop()
+    for path in [*(begun / "telemetry").glob("*/*")]:
+        path.unlink()
+    for path in (tmp_path / "open").iterdir():
+        path.rename(begun / "telemetry" / facts["node"] / path.name)
+    until_ns = read_until_mono_ns(sampled(begun / "telemetry" / facts["node"], simulated_device=None)[0])
+    kept = {name: facts[name] for name in ("kind", "node", "simulated_device", "command", "steps_asked")}
+    (begun / "manifest.json").write_text(json.dumps({**kept, "window": {"start_mono_ns": start_ns}, "closed": False}))
+    (begun / "steps").mkdir()
+    writer = StepWriter("spans", str(begun / "steps"))
+    length_ns = (until_ns - start_ns) // 10
+    for at in range(100):
+        writer.step(start_ns + at * length_ns, start_ns + (at + 1) * length_ns)
+    writer.flush()
+    measured = load(begun)
+    assert measured.spans is not None and measured.spans.num_rows == measured.facts["steps"]["num_steps"] == 10
+    assert measured.facts["window"]["end_mono_ns"] <= until_ns
+
+
+def test_means_of_the_host_are_those_of_the_window() -> None:
+    tables = {"host": host_rows(0, 10)}
+    measured = Measured(tables=tables, manifests={}, window=(10**18 + NS_PER_S, 10**18 + 4 * NS_PER_S))
+    assert measured.window_s == 3.0
+    means = measured.host_means()
+    assert means["cpu_busy_frac"] == pytest.approx((0.2 + 0.3 + 0.4) / 3) and "package_power_w" not in means
+    assert Measured(tables=tables, manifests={}).host_means() == {}
+    rows = tables["host"].to_pylist()
+    for row in rows[:3]:  # before the wall clock was set
+        row["wall_ns"] -= 3600 * NS_PER_S
+    stepped = {"host": pa.Table.from_pylist(rows, schema=tables["host"].schema)}
+    assert Measured(tables=stepped, manifests={}, window=measured.window).host_means() == means
+    assert Measured(tables={"host": tables["host"].slice(0, 0)}, manifests={}, window=(0, 1)).host_means() == {}
+
+
+def test_figures_of_all_and_of_each_device_are_of_the_steps_that_were_chosen() -> None:
+    lengths, steps, at_ns = [2] * 4 + [1] * 20, [], 0
+    for index, length_s in enumerate(lengths):
+        steps.append(Step(index, at_ns, at_ns := at_ns + length_s * NS_PER_S))
+    spans = spans_of({0: steps}, node="n0", devices={0: "gpu0"}, anchor=ClockAnchor(mono_ns=0, wall_ns=10**18))
+    facts = {"window_why": "steps 0 to 23 of 24: as asked for", "steps": {"tokens_per_step": 7.0}}
+    manifests = {"n0": {"node": "n0", "devices": {"gpu0": {}}}}
+    measured = Measured(tables={"host": host_rows(0, 30)}, spans=spans, manifests=manifests, facts=facts)
+    for metrics in (measured.summary().metrics, device_metrics(measured, ("n0", "gpu0"))):
+        assert metrics["step_time_p95_s"] == 2.0  # the slow ones were asked for
+    assert measured.summary().metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
+    assert "tokens_per_s" not in device_metrics(measured, ("n0", "gpu0"))  # they are of all devices together
+    unchosen = Measured(tables=measured.tables, spans=spans, manifests=manifests)
+    assert unchosen.summary().metrics["step_time_p95_s"] == 1.0
+
+
+def test_a_device_alone_has_its_rows_and_its_facts_only() -> None:
+    measured = load(GOLDEN)
+    assert len(measured.devices) == 4
+    device = measured.devices[2]
+    alone = measured.only(device)
+    assert alone.devices == [device]
+    assert {name for table in alone.tables.values() for name in table["device"].to_pylist()} == {device[1]}
+    assert sum(measured.only(each).tables["ring"].num_rows for each in measured.devices) == (
+        measured.tables["ring"].num_rows
+    )
