@@ -186,6 +186,11 @@ def print_error(text: str) -> None:
     err.print(f"error: {printable(without_secrets(text))}", style="red", highlight=False, soft_wrap=True)
 
 
+def print_note(text: str) -> None:
+    """Prints what does not make a command fail, likewise."""
+    err.print(f"note: {printable(without_secrets(text))}", style="yellow", highlight=False, soft_wrap=True)
+
+
 def print_json(data: Any) -> None:
     """Prints the one object `--json` promises."""
     _Answer.printed = True

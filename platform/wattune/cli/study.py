@@ -25,8 +25,9 @@ from wattune.cli.shell import (
     print_error,
     print_json,
     print_line,
+    print_note,
 )
-from wattune.errors import TrackingError, WattuneError
+from wattune.errors import TrackingError
 from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
@@ -248,7 +249,6 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     Raises:
         TrackingError: Results could not be sent to the tracking store or the storage's URL. Of a study that was
             stopped it is only printed: a moment's time may not have sufficed.
-        WattuneError: The report could not be written, likewise.
     """
     ranking, uri, problem = outcome.ranking, outcome.tracking_uri, _problem(outcome)
     stopped = outcome.ending == "interrupted"
@@ -258,7 +258,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     if as_json:
         ended: dict[str, Any] = {"finished": outcome.finished, "ending": outcome.ending, "num_left": outcome.num_left}
         ended |= {"missing": list(outcome.missing), "stopped": list(outcome.stopped), "mlflow": ui}
-        ended["search_ended"] = outcome.search_ended
+        ended |= {"search_ended": outcome.search_ended, "report_problem": outcome.report_problem}
         if problem is not None:
             ended["error"] = {
                 "what": without_secrets(str(problem)),
@@ -287,19 +287,18 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
     return feasible_code(ranking) if outcome.finished or ranking.trials else 0
 
 
-def _problem(outcome: api.StudyOutcome) -> WattuneError | None:
-    """Returns the error of a study whose results could not be sent, or whose report could not be written."""
+def _problem(outcome: api.StudyOutcome) -> TrackingError | None:
+    """Returns the error of a study whose results could not be sent."""
     problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
-    if problems:
-        problems += filter(None, [outcome.report_problem])
-        return TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
-    if outcome.report_problem:
-        return WattuneError(f"{outcome.report_problem}; results are safe in {outcome.study.path}")
-    return None
+    if not problems:
+        return None
+    return TrackingError("\n".join([*problems, f"results are safe in {outcome.study.path}; run `wattune sync`"]))
 
 
 def _say_why(outcome: api.StudyOutcome) -> None:
-    """Prints why a study ended before its end, or its search before all was tried, if it did."""
+    """Prints why there is no report, and why a study ended before its end or its search before all was tried."""
+    if outcome.report_problem:  # the study itself did not fail: this is no error
+        print_note(f"{outcome.report_problem}; results are safe in {outcome.study.path}")
     if outcome.search_ended:
         err.print(f"search ended: {outcome.search_ended}", highlight=False, soft_wrap=True)
     if outcome.ending == "budget":

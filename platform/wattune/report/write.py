@@ -20,23 +20,16 @@ SHOWN_CLOSELY: Final = 4
 
 @contextmanager
 def _plotting(what: str, remedy: str) -> Iterator[None]:
-    """Turns a missing plotting library into one message.
-
-    Args:
-        what: The file that is asked for.
-        remedy: The command that writes it once the library is there.
-
-    Raises:
-        WattuneError: The plotting library is not installed.
-    """
+    """Turns a missing package, plotly or one that it needs, into one message with the command that comes after."""
     try:
         yield
     except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        if library != "plotly":
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "wattune"):
             raise
         raise WattuneError(
-            f"{what} cannot be written: plotly is not installed; install it, then run {remedy}"
+            f"{what} cannot be written: the package {package} is not installed; run `pip install {package}`, then "
+            f"{remedy}"
         ) from None
 
 

@@ -144,16 +144,16 @@ def test_a_run_without_plotly_keeps_its_results_and_says_in_one_line_how_to_get_
 ) -> None:
     hide_plotly(monkeypatch)
     arguments = ["run", "--storage", str(tmp_path), "--max-hours", "0", str(ROOT / "search_spaces" / "cpu_smoke.yaml")]
-    assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == 1
+    assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == 0, "the study itself ended well"
     study = StudyFolder(tmp_path / "cpu_smoke")
     assert (study.path / "ranking.parquet").is_file() and not study.report_path.exists()
     shown = capsys.readouterr()
-    (line,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    (line,) = [line for line in shown.err.splitlines() if "report of" in line]
     assert line == (
-        f"error: the report of cpu_smoke cannot be written: plotly is not installed; install it, then run "
-        f"`wattune report {study.path}`; results are safe in {study.path}"
+        "note: the report of cpu_smoke cannot be written: the package plotly is not installed; run `pip install "
+        f"plotly`, then `wattune report {study.path}`; results are safe in {study.path}"
     )
-    assert "Traceback" not in shown.err and "Report  " not in shown.out
+    assert "error" not in shown.err and "Traceback" not in shown.err and "Report  " not in shown.out
     monkeypatch.undo()
     wattune.api.report(wattune.load_study(study.path))
     assert study.report_path.is_file()
