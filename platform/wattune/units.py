@@ -108,6 +108,11 @@ def format_change(name: str, change: float) -> str:
     return format_quantity(name, change)
 
 
+def format_probability(probability: float) -> str:
+    """Formats a probability with two digits, and one that is small but not zero as `<0.01`."""
+    return "<0.01" if 0.0 < probability < 0.01 else f"{probability:.2f}"
+
+
 _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

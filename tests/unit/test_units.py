@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from wattune.units import (
     SUFFIX_UNITS,
     format_change,
+    format_probability,
     format_quantity,
     kib_to_bytes,
     mc_to_c,
@@ -108,3 +109,14 @@ def test_a_difference_of_temperatures_is_in_kelvin_and_of_fractions_in_points(
     name: str, change: float, text: str
 ) -> None:
     assert format_change(name, change) == text
+
+
+def test_a_probability_has_two_digits_and_is_zero_only_where_it_is() -> None:
+    assert [format_probability(value) for value in (0.0, 1e-9, 0.007, 0.01, 0.954, 1.0)] == [
+        "0.00",
+        "<0.01",
+        "<0.01",
+        "0.01",
+        "0.95",
+        "1.00",
+    ]

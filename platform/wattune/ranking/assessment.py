@@ -19,7 +19,7 @@ from wattune.ranking.bounds import RISK, Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
 from wattune.schema import METRICS
 from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
-from wattune.units import format_quantity
+from wattune.units import format_probability, format_quantity
 
 NOT_ITS_OWN: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
 """Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
@@ -305,7 +305,7 @@ def _broken_bound(margins: Sequence[Margin]) -> _Verdict | None:
 
 def _open_bound(margins: Sequence[Margin]) -> _Verdict | None:
     undecided = [
-        f"{one.constraint} undecided at {one.got:.6g}, P {one.holds_probability:.2f}"
+        f"{one.constraint} undecided at {one.got:.6g}, P {format_probability(one.holds_probability or 0.0)}"
         for one in margins
         if one.verdict is Holds.UNDECIDED
     ]

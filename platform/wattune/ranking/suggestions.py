@@ -21,6 +21,7 @@ from wattune.search.names import namer
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialSpec
+from wattune.units import format_probability
 
 MOST_SUGGESTED: Final = 20
 """Most suggestions, however long the budget."""
@@ -187,7 +188,8 @@ def _nothing(found: Suggestions, shortest_s: float | None, ranking: Ranking) -> 
     if ranking.best is None:
         parts.append("no repeat is likely to make a plan feasible; loosen a bound or widen the space")
     elif len(ranking.feasible) > 1:
-        parts.append(f"{_name(ranking.best, ranking)} is the best with P {ranking.best.best_probability or 0.0:.2f}")
+        likely = format_probability(ranking.best.best_probability or 0.0)
+        parts.append(f"{_name(ranking.best, ranking)} is the best with P {likely}")
     else:
         parts.append(f"{_name(ranking.best, ranking)} is the only feasible plan")
     return f"nothing is worth measuring: {'; '.join(parts)}"
@@ -245,7 +247,9 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
         if probability < _LEAST_DECIDED:
             continue
         open_ones = ", ".join(
-            one.constraint if one.holds_probability is None else f"{one.constraint} (P {one.holds_probability:.2f} now)"
+            one.constraint
+            if one.holds_probability is None
+            else f"{one.constraint} (P {format_probability(one.holds_probability)} now)"
             for one in row.undecided
         )
         leads = "" if ahead is None else f"; then it leads by {ahead:.1%}"
@@ -281,9 +285,8 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
     if len(rows) < 2 or (rows[0].best_probability or 0.0) >= SURE:
         return []
     first, second = rows
-    text = (
-        f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) "
-        f"{first.best_probability or 0.0:.2f} against {second.best_probability or 0.0:.2f}"
+    text = f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) " + " against ".join(
+        format_probability(row.best_probability or 0.0) for row in rows
     )
     return [
         Suggestion(

@@ -8,7 +8,7 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.report.figure import Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
-from wattune.units import format_quantity
+from wattune.units import format_probability, format_quantity
 
 PREDICTED_COLOR: Final = "#CC79A7"
 """Colour of what was never measured (Okabe and Ito)."""
@@ -100,9 +100,9 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
     ]
     if found is not None and found.holds_probability is not None:
         got = format_quantity(point.bound.metric, found.got)
-        lines.append(f"{point.bound.metric} {got}, P(holds) {found.holds_probability:.2f}")
+        lines.append(f"{point.bound.metric} {got}, P(holds) {format_probability(found.holds_probability)}")
     if row.best_probability is not None:
-        lines.append(f"P(best) {row.best_probability:.2f}")
+        lines.append(f"P(best) {format_probability(row.best_probability)}")
     return "<br>".join(lines)
 
 
@@ -112,8 +112,8 @@ def _predicted_text(point: FrontierPoint, one: PredictedPlan, metric: str) -> st
         plain(f"{one.spec.model.name} {one.label}"),
         plain(str(point.bound)),
         f"predicted {format_quantity(metric, one.value)} ({low} to {high}), never measured",
-        f"P(feasible) {one.feasible_probability:.2f}",
+        f"P(feasible) {format_probability(one.feasible_probability)}",
     ]
     if one.better_probability is not None:
-        lines.append(f"P(better than the measured best) {one.better_probability:.2f}")
+        lines.append(f"P(better than the measured best) {format_probability(one.better_probability)}")
     return "<br>".join(lines)

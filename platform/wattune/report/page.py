@@ -24,7 +24,6 @@ from wattune.report.predictions import predictions
 from wattune.report.race import race
 from wattune.report.sections import (
     method_section,
-    probability_text,
     quality_pill,
     range_text,
     rejections_section,
@@ -38,7 +37,7 @@ from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
 from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power
 from wattune.storage.spaces import StoredSpace
-from wattune.units import format_change, format_quantity
+from wattune.units import format_change, format_probability, format_quantity
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -234,7 +233,9 @@ def _headline(ranking: Ranking) -> Html:
             _price(ranking),
         )
     ties = sum(row.rank == 1 for row in ranking.feasible) - 1
-    shared = f"Best with probability {probability_text(best.best_probability or 0.0)}. " if ranking.feasible[1:] else ""
+    shared = (
+        f"Best with probability {format_probability(best.best_probability or 0.0)}. " if ranking.feasible[1:] else ""
+    )
     shared += f"Not told apart from {ties} more. " if ties else ""
     if ties and ranking.expected is not None:
         shared += f"Expected when run again: {format_quantity(ranking.objective.metric, ranking.expected)}. "

@@ -9,7 +9,7 @@ from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialStatus
-from wattune.units import format_quantity
+from wattune.units import format_probability, format_quantity
 
 
 def predictions(ranking: Ranking) -> Chart | None:
@@ -94,7 +94,7 @@ def _draw(
             plain(f"{row.spec.model.name} {row.label}")
             + f"<br>predicted {text(found.value)} ({text(found.low)} to {text(found.high)})"
             + f"<br>measured {text(measured)}"
-            + f"<br>P(feasible) {found.feasible_probability:.2f} before it ran"
+            + f"<br>P(feasible) {format_probability(found.feasible_probability)} before it ran"
             for row, found, measured in points
         ],
         hoverinfo="text",

@@ -8,6 +8,7 @@ from wattune.ranking.order import Ranking
 from wattune.ranking.racing import RACE_TAG, history
 from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.units import format_probability
 
 MOST_LINES: Final = 6
 """Most trials that are drawn: those that were ever the most likely ones."""
@@ -67,6 +68,9 @@ def _draw(figure: go.Figure, x: list[int], y: list[float], name: str, *, color: 
         name=name,
         line=look,
         marker={"color": color, "symbol": symbol, "size": 8},
-        hovertext=[f"{name}<br>P(best) {value:.2f} after {number} repeats" for number, value in zip(x, y, strict=True)],
+        hovertext=[
+            f"{name}<br>P(best) {format_probability(value)} after {number} repeats"
+            for number, value in zip(x, y, strict=True)
+        ],
         hoverinfo="text",
     )

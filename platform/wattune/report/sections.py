@@ -16,7 +16,7 @@ from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.markup import Html, fill, join, section, table
 from wattune.trial import TrialResult, TrialStatus
-from wattune.units import NS_PER_S, format_change, format_quantity
+from wattune.units import NS_PER_S, format_change, format_probability, format_quantity
 
 MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
@@ -54,13 +54,9 @@ def slack_text(margin: Margin) -> str:
     """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
     share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
     slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
-    likely = "" if margin.holds_probability is None else f" with probability {margin.holds_probability:.2f}"
-    return f"{slack.replace('-', '−')}, {margin.verdict}{likely and f', the next run keeps it{likely}'}"
-
-
-def probability_text(probability: float) -> str:
-    """Formats a probability that comes from draws: their number gives two digits."""
-    return "<0.01" if 0.0 < probability < 0.01 else f"{probability:.2f}"
+    likely = margin.holds_probability
+    kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
+    return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
 
 
 def repeats_text(row: RankedTrial) -> str:
@@ -116,7 +112,7 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
             "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it; "
             "point at it for its distance to the bound.",
             ["P(best)", "rank", *columns],
-            lambda row: [probability_text(row.best_probability or 0.0), str(row.rank), *measured(row)],
+            lambda row: [format_probability(row.best_probability or 0.0), str(row.rank), *measured(row)],
         ),
         part(
             ranking.undecided,

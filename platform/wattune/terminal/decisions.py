@@ -11,7 +11,7 @@ from wattune.ranking.frontier import Frontier, FrontierPoint
 from wattune.ranking.suggestions import Suggestion, Suggestions
 from wattune.terminal.tables import SIMULATED_NOTE, make_table, print_table, shown
 from wattune.trial import TrialSpec
-from wattune.units import format_quantity
+from wattune.units import format_probability, format_quantity
 
 READING_FRONTIER: Final = (
     "P(holds) is the probability that the next run holds the bound; P(best) is the probability to be the best feasible "
@@ -122,9 +122,7 @@ def _value(point: FrontierPoint) -> str:
 
 
 def _probability(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return "<0.01" if 0.0 < value < 0.005 else f"{value:.2f}"
+    return "-" if value is None else format_probability(value)
 
 
 def print_suggestions(console: Console, found: Suggestions) -> None:

@@ -22,7 +22,7 @@ from wattune.terminal.preview import basis_of, device_hours, duration, preview_l
 from wattune.terminal.tables import shown
 from wattune.terminal.tally import Running, Tally, key_of
 from wattune.trial import TrialSpec, TrialStatus
-from wattune.units import NS_PER_S, format_change, format_quantity
+from wattune.units import NS_PER_S, format_change, format_probability, format_quantity
 
 ASK_EVERY_S: Final = 1.0
 """Seconds between two requests for the workers' progress while a live view is shown."""
@@ -217,7 +217,9 @@ class StudyProgress:
         for margin in row.margins:
             line.append(f"\n{_INDENT}{margin.constraint}: {shown(margin.metric, margin.got)}, ")
             if margin.verdict is Holds.UNDECIDED:
-                likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
+                likely = (
+                    "" if margin.holds_probability is None else f", P {format_probability(margin.holds_probability)}"
+                )
                 line.append(f"undecided{likely}", style="yellow")
             else:
                 line.append(f"{format_change(margin.metric, abs(margin.slack))} within", style="green")

@@ -14,7 +14,7 @@ from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.order import Ranking
 from wattune.ranking.recordings import RankedRecording, RecordingRanking
 from wattune.terminal.tables import SIMULATED_NOTE, fits, make_table, print_table, shown
-from wattune.units import format_change
+from wattune.units import format_change, format_probability
 
 _STYLES: Final = {
     "feasible": "green",
@@ -36,11 +36,6 @@ READING: Final = (
 """Reading of the columns."""
 
 _RISK: Final = "P: probability that the next run keeps the bound; holds and breaks at a risk of {:g}"
-
-
-def probability_text(probability: float) -> str:
-    """Formats a probability of draws: their number gives two digits."""
-    return "<0.01" if 0.0 < probability < 0.01 else f"{probability:.2f}"
 
 
 def expected_text(ranking: Ranking) -> str:
@@ -107,7 +102,7 @@ def _print_rows(
         for row, cells in rows:
             margins = {margin.constraint: margin for margin in row.margins}
             table.add_row(
-                "-" if row.best_probability is None else probability_text(row.best_probability),
+                "-" if row.best_probability is None else format_probability(row.best_probability),
                 str(row.rank) if row.rank else "-",
                 row.trial_id,
                 *cells,
@@ -191,7 +186,7 @@ def _margin_cell(margin: Margin | None) -> Text:
     if margin is None:
         return Text("not measured", style="magenta")
     got, distance = shown(margin.metric, margin.got), format_change(margin.metric, abs(margin.slack))
-    likely = "" if margin.holds_probability is None else f", P {margin.holds_probability:.2f}"
+    likely = "" if margin.holds_probability is None else f", P {format_probability(margin.holds_probability)}"
     place = "within" if margin.holds else "past"
     return Text(f"{got} ({distance} {place}{likely}, {margin.verdict})", style=_BOUND_STYLES[margin.verdict])
 

@@ -35,6 +35,14 @@ def test_a_value_that_no_plan_holds_and_a_tie_are_said(study) -> None:
     assert "none holds every bound" in text and "none is likely feasible" in text and "100 W" in text
 
 
+def test_a_small_probability_reads_as_in_the_ranking(study) -> None:
+    """P = 0.007 was `<0.01` in `rank` and 0.01 in `frontier`."""
+    found = api.frontier(study)
+    points = [replace(one, best=one.best and replace(one.best, best_probability=0.007)) for one in found.points]
+    lines = printed(print_frontier, replace(found, points=tuple(points)), 160)
+    assert any(one.best for one in points) and any("<0.01" in line for line in lines)
+
+
 def test_warnings_are_printed(study) -> None:
     found = replace(api.frontier(study), warnings=("tokens_per_s of different work in one table",))
     assert "note: tokens_per_s of different work in one table" in printed(print_frontier, found, 160)
