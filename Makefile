@@ -58,6 +58,7 @@ hashes: setup
 	@$(BIN)/python constraints/hashes.py constraints/cpu.txt --out constraints/cpu.hashes.txt $(if $(TORCH_INDEX),-- --extra-index-url $(TORCH_INDEX))
 
 docs: setup
+	@$(BIN)/python docs/_site/rooms.py docs/pictures/rooms_after.svg
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
 

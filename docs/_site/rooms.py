@@ -1,9 +1,8 @@
-"""Draws the rooms of the package at a commit: floors as `.importlinter` declares them, modules as git lists them.
+"""Draws the rooms of the package: floors as `.importlinter` declares them, with every module.
 
-`docs/pictures/rooms_before.svg` and `rooms_after.svg` are made so:
+`make docs` draws the tree as it stands, into `docs/pictures/rooms_after.svg`; a commit is drawn so:
 
-    python docs/_site/rooms.py dddb227 docs/pictures/rooms_before.svg
-    python docs/_site/rooms.py HEAD docs/pictures/rooms_after.svg
+    python docs/_site/rooms.py docs/pictures/rooms_before.svg --commit dddb227
 """
 
 import argparse
@@ -113,14 +112,23 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def house(commit: str) -> list[list[Room]]:
-    """Returns the rooms of a commit by floor, the highest first."""
+def _files(commit: str | None) -> tuple[str, list[str]]:
+    """Returns the layers' file and the paths of the package."""
+    if commit is None:
+        paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))
+        return (ROOT / ".importlinter").read_text(), paths
+    return _git("show", f"{commit}:.importlinter"), _git("ls-tree", "-r", "--name-only", commit, PACKAGE).splitlines()
+
+
+def house(commit: str | None) -> list[list[Room]]:
+    """Returns the rooms by floor, the highest first: of a commit, or of the tree as it stands."""
+    declared, paths = _files(commit)
     settings = configparser.ConfigParser()
-    settings.read_string(_git("show", f"{commit}:.importlinter"))
+    settings.read_string(declared)
     layers = settings["importlinter:contract:layers"]["layers"].split("\n")
     floors = [[Room(name.strip()) for name in layer.split("|")] for layer in layers if layer.strip()]
     by_name = {room.name: room for floor in floors for room in floor}
-    for path in _git("ls-tree", "-r", "--name-only", commit, PACKAGE).splitlines():
+    for path in paths:
         *folders, name = path.removeprefix(PACKAGE).removesuffix(".py").split("/")
         if not path.endswith(".py") or name == "__init__" or not folders:
             continue
@@ -131,8 +139,8 @@ def house(commit: str) -> list[list[Room]]:
     return floors
 
 
-def picture(commit: str) -> str:
-    """Draws the house of a commit as SVG."""
+def picture(commit: str | None = None) -> str:
+    """Draws the house as SVG."""
     floors, y, drawn = house(commit), 44.0, list[str]()
     for floor in floors:
         top = y
@@ -153,13 +161,13 @@ def picture(commit: str) -> str:
         f"{modules} modules in {len(folders)} folders on {len(floors)} floors; imports point down; "
         f"the fullest folder, {largest.name}, has {len(largest.modules)} modules"
     )
-    day = _git("show", "-s", "--format=%cd, %h", "--date=format:%Y-%m-%d", commit).strip()
+    day = commit and _git("show", "-s", "--format= on %cd, %h", "--date=format:%Y-%m-%d", commit).rstrip()
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" width="{WIDTH}" height="{y:.0f}">',
             f"<style>{STYLE}</style>",
             f'<rect width="{WIDTH}" height="{y:.0f}" fill="#ffffff"/>',
-            f'<text class="head" x="{MARGIN}" y="24">{escape(f"wattune on {day}: {said}")}</text>',
+            f'<text class="head" x="{MARGIN}" y="24">{escape(f"wattune{day or str()}: {said}")}</text>',
             *drawn,
             "</svg>\n",
         ]
@@ -171,10 +179,10 @@ def _inside(room: Room) -> list[Room]:
 
 
 def main() -> None:
-    """Draws one commit."""
+    """Draws the house."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", help="commit to draw")
     parser.add_argument("out", type=Path, help="SVG file to write")
+    parser.add_argument("--commit", help="commit to draw; without it, the tree as it stands")
     arguments = parser.parse_args()
     arguments.out.write_text(picture(arguments.commit))
 
