@@ -38,7 +38,7 @@ demo: setup
 	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --storage $(STORAGE)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup
+	@$(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup
 
 check: setup
 	@$(BIN)/ruff format --check .

@@ -69,7 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="wt-")
     if config.getoption("dist", "no") != "no":
         # No test runs in this process: a stop, as of `timeout`, ends the run as any other end does.
-        signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped by SIGTERM", pytest.ExitCode.INTERRUPTED))
+        signal.signal(signal.SIGTERM, stop)
+
+
+def stop(*_: object) -> None:
+    """Ends the run, once: `timeout` sends its signal to the whole group, and `cpu_seconds.py` passes its own on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pytest.exit("stopped by SIGTERM", pytest.ExitCode.INTERRUPTED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

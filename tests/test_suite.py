@@ -69,6 +69,29 @@ def test_all_that_starts_ray_runs_in_one_process_that_goes_first_and_files_stay_
     assert len(set.union(*workers.values())) == 2
 
 
+BURNS = "import time\nwhile time.process_time() < 1: pass"
+
+
+def test_the_cpu_time_of_what_a_command_detaches_is_said_with_its_own() -> None:
+    """One second is used by a child, one by a process that nobody of ours has started and that outlives it."""
+    detached = [sys.executable, "-c", BURNS]
+    program = f"import subprocess\nsubprocess.Popen({detached!r}, start_new_session=True)\n{BURNS}\nraise SystemExit(7)"
+    command = [
+        sys.executable,
+        str(TESTS / "cpu_seconds.py"),
+        "sh",
+        "-c",
+        '"$@"; exit $?',
+        "sh",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = done.stdout.splitlines()[-1].removeprefix("CPU seconds, children included: ")
+    assert done.returncode == 7 and 2 <= int(said) <= 4, done.stdout + done.stderr
+
+
 def test_a_run_that_leaves_a_process_behind_fails_and_ends_it(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES_ONE)
     done = _pytest_here(tmp_path, "-s")
