@@ -1,6 +1,7 @@
 # Two commands: `make demo` runs the main job, `make test` the tests. Each installs what it needs first.
 # Variables: PYTHON (python3), TORCH_INDEX (package index of the torch wheel; the public default is the CUDA build),
-# JOBS (processes that `make test` runs the tests in; 3, of which one mostly waits for Ray).
+# JOBS (processes that `make test` runs the tests in; 3, of which one mostly waits for Ray),
+# ROOM (`make test ROOM=ranking` runs the tests of wattune/ranking alone; so do nested rooms and folders of tests).
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -11,15 +12,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STORAGE := wattune-studies
+ROOM ?=
+TESTS := $(if $(ROOM),$(wildcard $(addsuffix $(ROOM),tests/unit/ tests/) $(addprefix tests/unit/test_$(ROOM),.py _*.py)),tests)
 
-.PHONY: setup demo test check e2e fuzz hashes docs notebook format clean help
+.PHONY: setup demo test check nightly fuzz hashes docs notebook format clean help
 
 help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
-	@echo "make test    unit, contract, golden and quick end-to-end tests"
+	@echo "make test    the quick tests; set ROOM to a folder of wattune for its own alone"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make docs    build the documentation into site/"
-	@echo "make e2e     every end-to-end test, and every other slow one"
+	@echo "make nightly all other tests: every plan of every engine, long lives of Ray, bounds of speed"
 	@echo "make fuzz    mutated spaces and damaged folders for an hour; set FUZZ_SECONDS and FUZZ_SEED"
 	@echo "make hashes  pins with hashes, for pip install --require-hashes"
 	@echo "make setup   only install, into $(VENV)"
@@ -38,7 +41,8 @@ demo: setup
 	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --storage $(STORAGE)
 
 test: setup
-	@$(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup
+	@test -n "$(TESTS)" || { echo "there are no tests of ROOM=$(ROOM); give a folder of platform/wattune, as ranking or telemetry/nvml" >&2; exit 2; }
+	@$(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup $(TESTS)
 
 check: setup
 	@$(BIN)/ruff format --check .
@@ -46,9 +50,8 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-e2e: setup
-	@$(BIN)/python -m pytest tests/e2e -m "not gpu"
-	@$(BIN)/python -m pytest tests/unit tests/contracts tests/fuzz -m "slow and not gpu"
+nightly: setup
+	@$(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "slow and not gpu"
 
 fuzz: setup
 	@PYTHONPATH=tests/fakes $(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)

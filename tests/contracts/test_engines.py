@@ -376,12 +376,37 @@ CASES = {
     if engine in PARITY_OF
 }
 
+QUICK = {
+    "torch": "accumulation mixtral-full mixtral-capacity bf16 offload lora-full prefill-accumulation balanced-capacity "
+    "compiled-selective dp2-none-overlap-none dp2-zero1-overlap-grad dp2-zero2-overlap-none "
+    "dp2-zero3-overlap-grad_param gpt-tp2-full biased-tp2 odd-tied-tp2-bf16 pp2-uneven gpt-pp2-vpp2-uneven "
+    "mixtral-pp2 ep2-capacity offload-dp2-zero3 offload-pp2-vpp2 lora-tp2 lora-ep2 lora-dp2-zero3 prefill-pp2 "
+    "prefill-gpt-tp2 skewed-tp2 learned-ep2-full compiled-gpt-tp2-full "
+    "full skewed-ep2 prefill-dp2-zero3 prefill-ep2 learned-tp2 compiled-dp2-zero3-overlap-grad gated-tp2 odd-tp2 "
+    "hsdp2-dp4-zero3-grad_param tp2-dp2-zero1",
+    "deepspeed": "accumulation mixtral-full compiled-lora-full dp2-none-overlap-none dp2-zero1-overlap-grad "
+    "dp2-zero2-overlap-grad dp2-zero3-overlap-grad_param dp2-zero3-bf16 gpt-tp2-full gpt-pp2 pp2-full-bf16 "
+    "pp2-uneven ep2-zero3 ep2-tp2-etp1 lora-dp2-zero1 lora-pp2-bf16 lora-ep2 learned-ep2-zero1-bf16 "
+    "skewed-prefill-ep2 prefill-gpt-pp2 prefill-gpt-tp2 compiled-gpt-pp2 "
+    "selective lora-dp2-zero3 ep2 balanced-ep2 skewed-ep2-tp2-etp1",
+}
+"""Every mechanism once, on two ranks where one shows it and on four where two do not; the rest runs at night."""
+
+
+def is_quick(engine: str, name: str) -> bool:
+    if name in PARITY_OF[engine]:
+        return name in QUICK[engine].split()
+    each = CASES[engine][name]
+    if name in REFUSED_OF[engine]:
+        return each.world_size <= 2
+    return any(each.reference == PARITY_OF[other][asked].reference for other in QUICK for asked in QUICK[other].split())
+
 
 @cache
-def outcomes_of(engine: str, world_size: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
+def outcomes_of(engine: str, world_size: int, quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """Runs cases of one world size, the quick ones or the rest, in one set of processes; outcomes by case and rank."""
     chosen = {name: each for name, each in CASES[engine].items() if each.world_size == world_size}
-    return run({name: (engine, each) for name, each in chosen.items()}, world_size)
+    return run({name: (engine, each) for name, each in chosen.items() if is_quick(engine, name) == quick}, world_size)
 
 
 def run(chosen: Mapping[str, tuple[str, Case]], world_size: int) -> dict[str, list[dict[str, Any]]]:
@@ -412,15 +437,14 @@ def run_specs(
 
 
 def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
-    return outcomes_of(engine, CASES[engine][name].world_size)[name]
+    return outcomes_of(engine, CASES[engine][name].world_size, is_quick(engine, name))[name]
 
 
 def each_of(cases: Mapping[str, Mapping[str, Case]]) -> pytest.MarkDecorator:
     chosen = [
-        # Eight ranks take a minute on two processors.
-        pytest.param(engine, name, marks=[pytest.mark.slow] if each.world_size > 4 else [])
+        pytest.param(engine, name, marks=[] if is_quick(engine, name) else [pytest.mark.slow])
         for engine, named in cases.items()
-        for name, each in named.items()
+        for name in named
     ]
     return pytest.mark.parametrize(("engine", "name"), chosen)
 
@@ -500,7 +524,13 @@ def test_routing_and_its_loss_change_what_is_trained() -> None:
     assert by_routing[2]["expert_tokens"] != free["expert_tokens"] or by_routing[2]["losses"] != free["losses"]
 
 
-@pytest.mark.parametrize("name", [each.reference for each in REFERENCES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each.reference, marks=[] if is_quick("torch", each.reference) else [pytest.mark.slow])
+        for each in REFERENCES
+    ],
+)
 def test_the_reference_moves(name: str) -> None:
     """Parity would mean nothing if all steps were alike: they differ by far more than the tolerance."""
     reference = outcomes("torch", name)[0]

@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "constraints" / "hashes.py"
 
 
+pytestmark = pytest.mark.slow
+
+
 def make_wheel(folder: Path, name: str, version: str, text: str = "") -> Path:
     """Makes a wheel of one module that says `text`."""
     info = f"{name}-{version}.dist-info"

@@ -14,6 +14,7 @@ from wattune.schema import METRICS
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 
 
+@pytest.mark.slow
 def test_the_script_runs_without_a_notebook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

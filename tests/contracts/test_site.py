@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//', re.IGNORECASE)
 
 
+pytestmark = pytest.mark.slow  # `make docs` builds it anyway
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")

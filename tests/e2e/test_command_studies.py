@@ -114,6 +114,7 @@ def test_ctrl_c_ends_a_command_that_will_not_end_and_the_same_call_continues(
     assert not commands(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("example", "samples"), [("plain_loop", 8), ("hf_trainer", 2)])
 def test_a_shipped_example_runs_from_its_space(
     wattune, results, storage: Path, tmp_path: Path, example: str, samples: int

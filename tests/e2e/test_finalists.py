@@ -9,6 +9,7 @@ from own_study import own_space
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("on_standing_cluster")]
 
 
+@pytest.mark.slow
 def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
     wattune, results, storage: Path, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ with connect() as cluster, Lanes() as lanes:
     assert len({one["pid"] for one in ranks}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_standing_cluster")
 def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
     start_wattune, write_two_trials, results, storage: Path, standing_cluster: Raylets

@@ -70,6 +70,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str,
     return {one["part"]: one for one in results(done.stdout)}
 
 
+@pytest.mark.slow
 def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(parts: dict[str, dict[str, Any]]) -> None:
     seen = parts["hygiene"]
     assert "error" not in seen, seen["error"]
@@ -87,6 +88,7 @@ def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(parts: dict[str,
     assert seen["tags"]["ray.dashboard"].startswith("127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_a_killed_actor_comes_back_to_its_sampler(parts: dict[str, dict[str, Any]]) -> None:
     # Longer than a lease: without the restarted actor's care the sampler would have ended by itself.
     said = parts["killed_actor"]

@@ -114,6 +114,7 @@ def test_a_dead_store_stops_no_study_and_sync_sends_what_waits(
         revived.stop()
 
 
+@pytest.mark.slow
 def test_a_recording_goes_to_the_url_too(
     wattune: Run, environment: dict[str, str], tmp_path: Path, storage: Path, url: str
 ) -> None:

@@ -16,7 +16,10 @@ SAYS_WHERE_IT_IS = "import json, os, time; print('in', json.dumps([os.getcwd(), 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_standing_cluster")]
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["run", "no_such_space.yaml", "--json"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [pytest.param(["--version"], 0, marks=pytest.mark.slow), (["run", "no_such_space.yaml", "--json"], 2)],
+)
 def test_exit_code_and_both_streams_are_those_of_the_command(
     wattune, environment: dict[str, str], tmp_path: Path, arguments: list[str], code: int
 ) -> None:
@@ -26,6 +29,7 @@ def test_exit_code_and_both_streams_are_those_of_the_command(
     assert (fork.stdout, fork.stderr) == (real.stdout, real.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_folder_and_environment_are_the_tests_and_a_signal_ends_it(

@@ -81,7 +81,8 @@ def test_any_plain_data_is_no_space_or_one() -> None:
     sound(found)
 
 
-def test_a_damaged_folder_costs_itself_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_damaged_folder_costs_itself_alone(tmp_path: Path, count: int) -> None:
     found, study = Tally("study folders"), Study(tmp_path)
-    repeat(lambda number: fuzz_folder(found, study, SEED, number), 200, 2 * SECONDS)
+    repeat(lambda number: fuzz_folder(found, study, SEED, number), count, 2 * SECONDS)
     sound(found)

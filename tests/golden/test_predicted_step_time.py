@@ -18,6 +18,9 @@ from wattune.trial import TrialSpec
 ROOT = Path(__file__).parents[2]
 
 
+pytestmark = pytest.mark.slow  # fitting takes half a minute
+
+
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:

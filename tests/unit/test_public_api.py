@@ -57,6 +57,7 @@ def test_modules_load_under_a_name_and_leave_the_interface_as_it_is() -> None:
     assert run(code) == "True 1 wattune.recording.recorder"
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
     asking = tmp_path / "asking.py"
     asking.write_text(

@@ -39,6 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return one
 
 
+@pytest.mark.slow
 def test_it_says_what_it_found_and_that_it_is_simulated(found: dict[str, Any]) -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["simulated"] is True
@@ -51,6 +52,7 @@ def test_it_says_what_it_found_and_that_it_is_simulated(found: dict[str, Any]) -
     assert 0 <= cost["sampler_cpu_frac"] < 1
 
 
+@pytest.mark.slow
 def test_a_study_keeps_a_devices_limits_with_its_manifest(found: dict[str, Any], tmp_path: Path) -> None:
     path = write_calibration(tmp_path, found)
     assert path == tmp_path / "calibration" / f"{found['uuid']}.json"

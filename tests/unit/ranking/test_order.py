@@ -358,6 +358,7 @@ def test_a_tighter_bound_never_makes_a_trial_feasible(pairs):
     assert tight <= loose
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_are_ranked_in_two_seconds():
     dice = random.Random(0)
     (spec, _), constraints = speed(1, 1.0), [POWER, CAPPED]

@@ -96,6 +96,7 @@ def test_temperatures_have_their_own_scale_and_the_step_of_their_sensor():
     assert found.variance[0] >= 1 / 12
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_take_well_below_a_second():
     rng = np.random.default_rng(0)
     values, trial = rng.uniform(1.0, 2.0, 20_000), np.repeat(np.arange(10_000), 2)

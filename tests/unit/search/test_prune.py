@@ -168,6 +168,7 @@ def test_a_space_without_a_valid_combination_says_which_rules_and_remedies():
         prune(study({"ep": [2]}, model="llama3_8b")).require_kept()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_combinations_take_seconds():
     space = {
         **{name: [1, 2, 3, 4, 6, 8] for name in ("tp", "pp", "ep", "micro_batch_size")},

@@ -130,6 +130,7 @@ def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
     assert seen.left_s(2) == 60
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event judges its own trial's repeats and no other's, however many trials there were."""
     judged: list[int] = []

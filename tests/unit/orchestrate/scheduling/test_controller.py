@@ -517,6 +517,7 @@ def test_a_study_of_another_process_is_read_once(world, make_specs, monkeypatch)
     assert len(world.drain(controller)) == 4
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeypatch) -> None:
     """The controller is as quick at the end of a long study as at its start; the disk is left out."""
     monkeypatch.setattr("os.fsync", lambda _file: None)

@@ -8,7 +8,7 @@ from wattune.search.strategies.optuna_samplers import gp, tpe
 from wattune.trial import TrialResult, TrialStatus
 
 
-@pytest.mark.parametrize(("make", "num_trials"), [(tpe, 90), (gp, 30)])
+@pytest.mark.parametrize(("make", "num_trials"), [(tpe, 90), pytest.param(gp, 30, marks=pytest.mark.slow)])
 def test_a_good_feasible_plan_is_found(make, num_trials):
     assert min(regrets(make(problem()), num_trials)) <= 0.1
 
