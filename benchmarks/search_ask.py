@@ -18,7 +18,7 @@ import numpy as np
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question
 from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import RELEVANCE_AT, Hyperprior, fit
@@ -96,8 +96,7 @@ def time_questions(specs: list[TrialSpec]) -> dict[str, tuple[float, float]]:
     problem = Problem(
         specs=specs,
         seed=0,
-        objective=parse_objective("maximize tokens_per_s"),
-        constraints=tuple(map(parse_constraint, ("node_device_power_peak_1s_w <= 5600", "device_temp_max_c <= 70"))),
+        question=Question.of("maximize tokens_per_s", "node_device_power_peak_1s_w <= 5600", "device_temp_max_c <= 70"),
         estimates=Estimates(values={"tokens_per_s": guess}),
     )
     strategy = timed("making it, once a study", lambda: ModelGuided(problem, stops=False))

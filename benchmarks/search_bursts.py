@@ -6,14 +6,14 @@ full measurement and `BURST_ERRORS`.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
 from wattune.trial import TrialResult
 from wattune.units import NS_PER_S
@@ -63,16 +63,9 @@ def costs_s(row: Mapping[str, Any], window_s: float | None) -> tuple[float, floa
     return took_s - own_s + full_s, took_s - own_s + max(BURST_S, BURST_STEPS * step_s)
 
 
-def make_ladder(objective: Objective, constraints: Sequence[Constraint], promote_frac: float) -> Ladder:
+def make_ladder(question: Question, promote_frac: float) -> Ladder:
     """Makes a study's own ladder, with bursts of the default length."""
-    rule = LadderRule(
-        min_steps=BURST_STEPS,
-        min_seconds=BURST_S,
-        promote_frac=promote_frac,
-        objective=objective,
-        constraints=tuple(constraints),
-    )
-    return Ladder(rule)
+    return Ladder(LadderRule(min_steps=BURST_STEPS, min_seconds=BURST_S, promote_frac=promote_frac, question=question))
 
 
 def burst_of(result: TrialResult, dice: np.random.Generator) -> TrialResult:

@@ -38,7 +38,7 @@ from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, mak
 from search_estimates import held_out_estimates
 from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
@@ -78,16 +78,15 @@ class Case:
 
     name: str
     trials: tuple[Trial, ...]
-    objective: Objective
-    constraints: tuple[Constraint, ...]
+    question: Question
     warm: tuple[Trial, ...] = ()
 
     def value(self, trial: Trial) -> float:
         """The objective as a number of which more is better; minus infinity where the trial is not feasible."""
-        value = trial.metrics.get(self.objective.metric)
-        if value is None or not all(bound.holds(trial.metrics) for bound in self.constraints):
+        value = trial.metrics.get(self.question.objective.metric)
+        if value is None or not self.question.kept(trial.metrics):
             return -math.inf
-        return value if self.objective.maximize else -value
+        return value if self.question.objective.maximize else -value
 
     def regret(self, value: float, best: float) -> float:
         """The relative distance to the best feasible trial."""
@@ -215,12 +214,11 @@ def replay(
     problem = Problem(
         specs=list(by_spec),
         seed=seed,
-        objective=case.objective,
-        constraints=case.constraints,
+        question=case.question,
         estimates=estimates_of(trials),
     )
     strategy = make(problem)
-    ladder = None if promote_frac is None else make_ladder(case.objective, case.constraints, promote_frac)
+    ladder = None if promote_frac is None else make_ladder(case.question, promote_frac)
     proposed: dict[TrialSpec, Prediction | None] = {}
     done, costs, spent_s, ask_s = list[Trial](), list[float](), 0.0, 0.0
     inside: list[bool] = []
@@ -272,7 +270,7 @@ def surrogate_pairs(
     case: Case, strategy: ModelGuided, trials: Sequence[Trial], ran: Container[TrialSpec]
 ) -> float | None:
     """Share of pairs that a strategy's surrogate of the objective orders rightly, one of each not yet run."""
-    metric = case.objective.metric
+    metric = case.question.objective.metric
     known = [trial for trial in trials if metric in trial.metrics]
     found = strategy.predict([trial.spec for trial in known])
     if found is None:
@@ -298,7 +296,7 @@ def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float
 
 def pairwise_accuracy(case: Case) -> float | None:
     """Share of pairs of completed trials that the estimate of the objective puts in their order."""
-    name, key = case.objective.metric, ESTIMATES + case.objective.metric
+    name, key = case.question.objective.metric, ESTIMATES + case.question.objective.metric
     known = [(t.metrics[name], t.estimate[key]) for t in case.trials if name in t.metrics and key in t.estimate]
     pairs = [(a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in itertools.combinations(known, 2) if a[0] != b[0]]
     return sum(pairs) / len(pairs) if pairs else None
@@ -362,7 +360,7 @@ def _short(number: float) -> float | str:
 
 def _hypervolume_frac(case: Case, runs: Sequence[Run], power: str) -> float | str:
     """Median share of the table's hypervolume of objective against power that the runs found."""
-    name, sign = case.objective.metric, 1.0 if case.objective.maximize else -1.0
+    name, sign = case.question.objective.metric, 1.0 if case.question.objective.maximize else -1.0
 
     def points(trials: Sequence[Trial]) -> list[tuple[float, float]]:
         return [(sign * t.metrics[name], t.metrics[power]) for t in trials if name in t.metrics and power in t.metrics]
@@ -426,8 +424,7 @@ def cases_of(
         case = Case(
             name=one["name"] + _window_suffix(window_s),
             trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False), window_s=window_s),
-            objective=parse_objective(one["objective"]),
-            constraints=tuple(map(parse_constraint, one["where"])),
+            question=Question.of(one["objective"], *one["where"]),
             warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
         )
         yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
@@ -483,8 +480,7 @@ def main() -> None:
         case = Case(
             name=given.name or given.table.stem + _window_suffix(given.window),
             trials=read_table(given.table, given.estimates, held_out=given.held_out, window_s=given.window),
-            objective=given.objective,
-            constraints=tuple(given.where),
+            question=Question(objective=given.objective, constraints=tuple(given.where)),
             warm=read_table(given.warm) if given.warm else (),
         )
         cases = [(case, {"others": given.most}, [])]

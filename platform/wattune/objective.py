@@ -2,34 +2,33 @@
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`. A
 bound at several values is `METRIC OP LOW..HIGH step STEP`, with `* METRIC` after it where it is a share of a limit.
-Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too. Requirements of a space are
-conditions that may have products of numbers and fields on both sides, and alternatives, such as
-`tp * pp <= 8 or dtype == fp32`.
+Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too.
 """
 
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
 from wattune.schema import METRICS
 
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
-_CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
+_CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
 _VARIED: Final = re.compile(
-    rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s+step\s+({_NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
+    rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*\.\.\s*({NUMBER})\s+step\s+({NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
 )
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.\-]+)\s*", re.ASCII)
-_LONGEST_TEXT: Final = 200
+LONGEST_TEXT: Final = 200
+"""Most characters of one objective, constraint or condition."""
 
 MOST_VALUES: Final = 100
 """Most values of a varied bound."""
 
-_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "==": operator.eq,
@@ -37,6 +36,13 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+"""The comparison of each operator of the grammar."""
+
+RISK: Final = 0.05
+"""Probability of a wrong verdict on a bound that is accepted unless another is asked for."""
+
+MOST_RISK: Final = 0.5
+"""A larger risk would call a bound both held and broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +86,18 @@ class Constraint:
     def slack(self, metrics: Mapping[str, float]) -> float | None:
         """Computes the distance of the metric to its bound, in the metric's unit. Negative means violated.
 
-        None where a metric is absent. The constraint is then unknown, neither held nor violated.
+        None where a metric is absent or not finite. The constraint is then unknown, neither held nor violated.
         """
         value, bound = metrics.get(self.metric), self.bound(metrics)
         if value is None or bound is None:
             return None
-        return bound - value if self.operator.startswith("<") else value - bound
+        slack = bound - value if self.operator.startswith("<") else value - bound
+        return slack if math.isfinite(slack) else None
+
+    def excess_frac(self, metrics: Mapping[str, float]) -> float | None:
+        """Computes how far past its bound the metric is, as a share of it: negative within it, None where unknown."""
+        slack, bound = self.slack(metrics), self.bound(metrics)
+        return None if slack is None or bound is None else -slack / max(abs(bound), 1e-9)
 
     def holds(self, metrics: Mapping[str, float]) -> bool | None:
         """Tells whether the metric is within the bound; None where that is unknown."""
@@ -95,6 +107,57 @@ class Constraint:
     def keeps(self, slack: float) -> bool:
         """Tells whether a metric at a distance from its bound is within it."""
         return slack > 0 if self.operator in ("<", ">") else slack >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The question that is asked of trials: which of them is the best one that keeps every bound."""
+
+    objective: Objective
+    constraints: tuple[Constraint, ...] = ()
+    risk: float = RISK
+    """Accepted probability that a verdict on a bound is wrong: above 0 and below `MOST_RISK`."""
+
+    def __post_init__(self) -> None:
+        """Checks the risk.
+
+        Raises:
+            SpaceError: It is out of range.
+        """
+        if not 0.0 < self.risk < MOST_RISK:
+            raise SpaceError(
+                f"got risk {self.risk:g}; give the accepted probability of a wrong verdict, above 0 and below 0.5"
+            )
+
+    @classmethod
+    def of(cls, objective: str, *constraints: str, risk: float = RISK) -> "Question":
+        """Reads a question from its texts.
+
+        Raises:
+            SpaceError: One of them cannot be used as written.
+        """
+        bounds = tuple(map(parse_constraint, constraints))
+        return cls(objective=parse_objective(objective), constraints=bounds, risk=risk)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The metrics that objective and bounds need, each once."""
+        bounded = (name for one in self.constraints for name in one.missing({}))
+        return tuple(dict.fromkeys((self.objective.metric, *bounded)))
+
+    def kept(self, metrics: Mapping[str, float]) -> bool | None:
+        """Tells whether one measurement is within every bound; None where a bound's metric was not measured.
+
+        This is the one rule for a bound that was not measured: it is unknown, neither kept nor broken. False needs a
+        bound that was measured and broken. What follows from None:
+
+        - The ranking calls the trial unknown (`wattune.ranking.assessment.Verdict`): it has no rank.
+        - `model_guided` learns what was measured of it, and never takes it for the plan to beat.
+        - Optuna's samplers and Ray's searchers know only kept and broken: they are told nothing of it.
+        - The ladder holds a burst back where a bound is broken: a full measurement may find what a short one lacks.
+        """
+        held = [one.holds(metrics) for one in self.constraints]
+        return False if False in held else None if None in held else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +192,7 @@ class Condition:
 
     def holds(self, value: int | float | str) -> bool:
         """Tells whether a configuration with this value of the field keeps the condition."""
-        return _COMPARE[self.operator](value, self.value)
+        return COMPARE[self.operator](value, self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +250,18 @@ def parse_objective(text: str) -> Objective:
     Raises:
         SpaceError: The text has another form, or names an unknown metric.
     """
-    match = _OBJECTIVE.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    match = _OBJECTIVE.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
-        named = [METRICS[word] for word in re.findall(r"\w+", text[:_LONGEST_TEXT]) if word in METRICS]
+        named = [METRICS[word] for word in re.findall(r"\w+", text[:LONGEST_TEXT]) if word in METRICS]
         verb = "minimize" if named and named[0].better == "lower" else "maximize"
         form = f'"{verb} {named[0].name}"' if len(named) == 1 else '"maximize METRIC" or "minimize METRIC"'
-        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not an objective; write {form}')
+        raise SpaceError(f'"{text[:LONGEST_TEXT]}" is not an objective; write {form}')
     return Objective(metric=_metric(match[2], text), maximize=match[1] == "maximize")
 
 
-_WITH_UNIT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({_NUMBER})\s*([A-Za-z%°/*]+)\s*", re.ASCII)
-_TURNED: Final = re.compile(rf"\s*({_NUMBER})\s*(<=|>=|<|>)\s*(\w+)\s*", re.ASCII)
-_OTHER_OPERATOR: Final = re.compile(rf"\s*(\w+)\s*(==|=<|=>|=|≤|≥|is|below|under|above|over)\s*({_NUMBER})\s*")
+_WITH_UNIT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*([A-Za-z%°/*]+)\s*", re.ASCII)
+_TURNED: Final = re.compile(rf"\s*({NUMBER})\s*(<=|>=|<|>)\s*(\w+)\s*", re.ASCII)
+_OTHER_OPERATOR: Final = re.compile(rf"\s*(\w+)\s*(==|=<|=>|=|≤|≥|is|below|under|above|over)\s*({NUMBER})\s*")
 _OPERATORS: Final = {
     "=<": "<=",
     "≤": "<=",
@@ -259,11 +322,11 @@ def parse_constraint(text: str) -> Constraint:
         SpaceError: The text has another form or names an unknown metric. Or its number is not finite, or is a
             percentage where the metric is a fraction.
     """
-    match = _CONSTRAINT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    match = _CONSTRAINT.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
-        remedy = _meant(text) if len(text) <= _LONGEST_TEXT else None
+        remedy = _meant(text) if len(text) <= LONGEST_TEXT else None
         form = 'write "METRIC OP NUMBER" or "METRIC OP NUMBER * METRIC" with OP one of <= < >= >'
-        raise SpaceError(f'"{text[:_LONGEST_TEXT]}" is not a constraint; {remedy or form}')
+        raise SpaceError(f'"{text[:LONGEST_TEXT]}" is not a constraint; {remedy or form}')
     factor = float(match[3])
     if not math.isfinite(factor):
         raise SpaceError(f'the bound of "{text}" is not a finite number; write one that is')
@@ -285,10 +348,10 @@ def parse_varied(text: str) -> VariedBound:
         SpaceError: The text has another form or names an unknown metric. Or its values are not a range that rises by a
             positive step, are more than `MOST_VALUES`, or are percentages where the metric is a fraction.
     """
-    match = _VARIED.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    match = _VARIED.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
         raise SpaceError(
-            f'"{text[:_LONGEST_TEXT]}" is not a range of a bound; write "METRIC OP LOW..HIGH step STEP" with OP one of '
+            f'"{text[:LONGEST_TEXT]}" is not a range of a bound; write "METRIC OP LOW..HIGH step STEP" with OP one of '
             '<= < >= >, such as "node_device_power_peak_1s_w <= 2000..2800 step 100"'
         )
     low, high, step = (float(match[group]) for group in (3, 4, 5))
@@ -321,7 +384,7 @@ def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Cond
         SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it
             cannot have.
     """
-    match = _CONDITION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    match = _CONDITION.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None or match[1] not in fields:
         if match is not None and match[1] not in METRICS:
             raise SpaceError(
@@ -330,9 +393,9 @@ def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Cond
             )
         if match is not None and match[2] in ("==", "!="):
             raise SpaceError(f'"{text}": a metric is measured and never equal; use one of <= < >= >')
-        if match is None and not _CONSTRAINT.fullmatch(text[:_LONGEST_TEXT]):
+        if match is None and not _CONSTRAINT.fullmatch(text[:LONGEST_TEXT]):
             raise SpaceError(
-                f'"{text[:_LONGEST_TEXT]}" is not a condition; write "FIELD OP VALUE" such as "tp <= 2" or '
+                f'"{text[:LONGEST_TEXT]}" is not a condition; write "FIELD OP VALUE" such as "tp <= 2" or '
                 '"engine == torch", or "METRIC OP NUMBER" such as "mfu_frac > 0.3"'
             )
         return parse_constraint(text)
@@ -343,7 +406,7 @@ def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Cond
             raise SpaceError(f'"{text}": {name} is a whole number, got "{value}"; write such as "{name} {sign} 2"')
         return Condition(field=name, operator=sign, value=int(value))
     if field.kind is float:
-        if not re.fullmatch(_NUMBER, value, re.ASCII):
+        if not re.fullmatch(NUMBER, value, re.ASCII):
             raise SpaceError(f'"{text}": {name} is a number, got "{value}"; write such as "{name} {sign} 0.5"')
         return Condition(field=name, operator=sign, value=float(value))
     if sign not in ("==", "!="):
@@ -353,119 +416,7 @@ def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Cond
     return Condition(field=name, operator=sign, value=value)
 
 
-_SIDES: Final = re.compile(r"(.+?)(<=|>=|==|!=|<|>)(.+)", re.ASCII)
-_FACTOR: Final = re.compile(r"[\w.\-+/]+", re.ASCII)
-
-Value = int | float | str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two products that are compared, or a field and a name."""
-
-    left: tuple[Value, ...]
-    """Factors: numbers, and names of fields."""
-    operator: str
-    right: tuple[Value, ...]
-    name: str | None = None
-    """The name that the field on the left is compared with; None where both sides are products."""
-
-    def holds(self, values: Mapping[str, Value]) -> bool:
-        """Tells whether a configuration keeps it.
-
-        Args:
-            values: A value for each field it names.
-        """
-        if self.name is not None:
-            return _COMPARE[self.operator](str(values[str(self.left[0])]), self.name)
-        return _COMPARE[self.operator](_product(self.left, values), _product(self.right, values))
-
-    def shown(self, values: Mapping[str, Value]) -> list[str]:
-        """Lists the fields it names with their values, such as `tp=2`."""
-        return [f"{factor}={values[factor]}" for factor in (*self.left, *self.right) if isinstance(factor, str)]
-
-
-def _product(factors: Sequence[Value], values: Mapping[str, Value]) -> float:
-    return math.prod(float(values[one]) if isinstance(one, str) else one for one in factors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
-    """A condition that every trial of a space keeps: one of several comparisons holds."""
-
-    text: str
-    either: tuple[Comparison, ...]
-
-    def __str__(self) -> str:
-        """The text it was parsed from."""
-        return self.text
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields it names."""
-        return frozenset(factor for one in self.either for factor in (*one.left, *one.right) if isinstance(factor, str))
-
-    def problem(self, values: Mapping[str, Value]) -> str | None:
-        """Says why a configuration does not keep it, with its numbers; None where it does."""
-        if any(one.holds(values) for one in self.either):
-            return None
-        shown = dict.fromkeys(text for one in self.either for text in one.shown(values))
-        return f'"{self.text}" does not hold at {", ".join(shown)}; change these values, or the requirement'
-
-
-def parse_requirement(text: str, fields: Mapping[str, Field]) -> Requirement:
-    """Reads a requirement of a space.
-
-    Args:
-        text: Such as `micro_batch_size <= 8`, `tp * pp <= world_size` or `nccl_algo == Ring or tp == 1`.
-        fields: The fields of a configuration by name.
-
-    Raises:
-        SpaceError: The text has another form, names no field, or compares what cannot be compared.
-    """
-    if len(text) > _LONGEST_TEXT:
-        raise SpaceError(f'"{text[:60]}..." is longer than {_LONGEST_TEXT} characters; write several requirements')
-    parts = re.split(r"\sor\s", text)
-    return Requirement(text=" ".join(text.split()), either=tuple(_comparison(part, text, fields) for part in parts))
-
-
-def _comparison(part: str, text: str, fields: Mapping[str, Field]) -> Comparison:
-    found = _SIDES.fullmatch(part)
-    if found is None:
-        raise SpaceError(
-            f'"{text}" is not a requirement; write "FIELD OP VALUE" such as "micro_batch_size <= 8", '
-            '"tp * pp <= world_size" or "nccl_algo == Ring or tp == 1"'
-        )
-    left, sign, right = found.groups()
-    name, wanted = left.strip(), right.strip()
-    if name in fields and fields[name].kind is str:
-        condition = parse_condition(f"{name} {sign} {wanted}", {name: fields[name]})
-        assert isinstance(condition, Condition)
-        return Comparison(left=(name,), operator=sign, right=(), name=str(condition.value))
-    sides = [_factors(side, text, fields) for side in (left, right)]
-    if not any(isinstance(factor, str) for side in sides for factor in side):
-        raise SpaceError(f'"{text}" names no field; {closest(name, fields)}')
-    return Comparison(left=sides[0], operator=sign, right=sides[1])
-
-
-def _factors(side: str, text: str, fields: Mapping[str, Field]) -> tuple[Value, ...]:
-    """Reads a product of numbers and fields that are numbers."""
-    factors: list[Value] = []
-    for word in (one.strip() for one in side.split("*")):
-        if re.fullmatch(_NUMBER, word, re.ASCII):
-            factors.append(float(word) if any(sign in word for sign in ".eE") else int(word))
-        elif not _FACTOR.fullmatch(word):
-            raise SpaceError(f'"{text}" has "{word}" where a field or a number stands; write such as "tp * pp <= 8"')
-        elif word not in fields:
-            raise SpaceError(f'"{word}" in "{text}" is no field of a configuration; {closest(word, fields)}')
-        elif fields[word].kind is str:
-            raise SpaceError(f'"{text}": {word} is a name, which is no number; write such as "{word} == NAME"')
-        else:
-            factors.append(word)
-    return tuple(factors)
-
-
-def field_of(values: Iterable[Value | bool]) -> Field:
+def field_of(values: Iterable[int | float | str | bool]) -> Field:
     """Returns the field that a flag is in conditions, by its values: a count, a number, or a name."""
     listed = list(values)
     kinds = {type(value) for value in listed}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.search.strategies.protocol import Problem
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
@@ -69,7 +69,9 @@ BEST = max(filter(is_feasible, SPECS), key=lambda spec: metrics(spec)["tokens_pe
 
 def problem(**changed) -> Problem:
     """The problem of that space."""
-    return Problem(**({"specs": SPECS, "seed": 0, "objective": OBJECTIVE, "constraints": (POWER,)} | changed))
+    asked = {name: changed.pop(name) for name in ("objective", "constraints") if name in changed}
+    question = Question(**({"objective": OBJECTIVE, "constraints": (POWER,)} | asked))
+    return Problem(**({"specs": SPECS, "seed": 0, "question": question} | changed))
 
 
 def regrets(strategy, most: int) -> list[float]:

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective, parse_constraint, parse_objective, parse_varied
+from wattune.objective import Constraint, Objective, Question, parse_constraint, parse_objective, parse_varied
 from wattune.schema import METRICS
 
 METRIC = st.sampled_from(sorted(METRICS))
@@ -190,3 +190,27 @@ def test_a_range_that_is_none_is_refused_in_one_line(text, said) -> None:
     with pytest.raises(SpaceError, match=re.escape(said)) as raised:
         parse_varied(text)
     assert len(str(raised.value)) < 450
+
+
+@pytest.mark.parametrize(
+    ("metrics", "kept"),
+    [
+        ({"device_temp_max_c": 70.0, "throttle_frac": 0.05}, True),
+        ({"device_temp_max_c": 90.0, "throttle_frac": 0.05}, False),
+        ({"device_temp_max_c": 70.0}, None),
+        ({"device_temp_max_c": 90.0}, False),
+        ({"device_temp_max_c": float("nan"), "throttle_frac": 0.05}, None),
+        ({}, None),
+    ],
+)
+def test_a_bound_on_what_was_not_measured_is_unknown_unless_another_one_is_broken(metrics, kept):
+    asked = Question.of("maximize tokens_per_s", "device_temp_max_c <= 80", "throttle_frac < 0.1")
+    assert asked.kept(metrics) is kept
+    assert asked.needed == ("tokens_per_s", "device_temp_max_c", "throttle_frac")
+    assert Question.of("maximize tokens_per_s").kept(metrics) is True
+
+
+@pytest.mark.parametrize("risk", [0.0, 0.5, -1.0, float("nan")])
+def test_a_risk_is_between_nothing_and_a_coin(risk):
+    with pytest.raises(SpaceError, match=r"above 0 and below 0\.5"):
+        Question.of("maximize tokens_per_s", risk=risk)

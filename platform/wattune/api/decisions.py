@@ -177,8 +177,7 @@ def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constr
     problem = Problem(
         specs=specs,
         seed=planned.spec.search.seed,
-        objective=planned.spec.objective,
-        constraints=tuple(constraints),
+        question=replace(planned.spec.question, constraints=tuple(constraints)),
         estimates=estimates,
         warm=warm,
     )
@@ -195,19 +194,19 @@ def _taught(results: Results, problem: Problem) -> set[str]:
 
     Half of them are the best that hold every bound. The others are spread evenly over the rest, best to worst.
     """
-    objective, first = problem.objective, {result.trial_id: result for _, result in reversed(results)}
-    assert objective is not None, "a study has an objective"
+    question, first = problem.question, {result.trial_id: result for _, result in reversed(results)}
+    assert question is not None, "a study asks one"
     if len(first) <= MOST_EARLIER:
         return set(first)
-    sign = -1.0 if objective.maximize else 1.0
+    sign = -1.0 if question.objective.maximize else 1.0
 
     def worse(result: TrialResult) -> float:
-        value = sign * result.metrics.get(objective.metric, math.nan)
+        value = sign * result.metrics.get(question.objective.metric, math.nan)
         return value if math.isfinite(value) else math.inf
 
     ordered = sorted(first.values(), key=worse)
     measured = [one for one in ordered if worse(one) < math.inf]
-    good = [one for one in measured if all(bound.holds(one.metrics) for bound in problem.constraints)]
+    good = [one for one in measured if question.kept(one.metrics)]
     leaders = [one.trial_id for one in good[: MOST_EARLIER // 2]]
     rest = [one.trial_id for one in ordered if one.trial_id not in set(leaders)]
     count = MOST_EARLIER - len(leaders)

@@ -20,7 +20,6 @@ from wattune.errors import PlanError, WattuneError
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
-from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.study_run import StudyRun
@@ -292,15 +291,9 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
         order=spec.search.order,
         reference=planned.reference,
         candidates=planned.candidates.specs,
-        race=None
-        if raced is None
-        else RaceRule(
-            until=raced.until, max_share=raced.max_share, objective=spec.objective, constraints=spec.constraints
-        ),
+        race=None if raced is None else RaceRule(until=raced.until, max_share=raced.max_share, question=spec.question),
         ladder=_ladder_rule(spec),
-        early_stop=EarlyStopRule(objective=spec.objective, constraints=spec.constraints)
-        if spec.search.early_stop
-        else None,
+        early_stop=spec.question if spec.search.early_stop else None,
         budget=budget,
         outdated=_outdated(study, spec.limits),
         duration_s=expected_durations(planned, folder),
@@ -317,8 +310,7 @@ def _ladder_rule(spec: StudySpec) -> LadderRule | None:
         min_steps=ladder.burst.min_steps,
         min_seconds=ladder.burst.min_seconds,
         promote_frac=ladder.promote,
-        objective=spec.objective,
-        constraints=spec.constraints,
+        question=spec.question,
     )
 
 

@@ -133,17 +133,8 @@ class StudyPlan:
         if is_searcher(name):
             from wattune.orchestrate.ray_searcher import RaySearcher  # planning does not wait for Ray
 
-            problem = Problem(specs=specs, seed=seed, objective=spec.objective, constraints=spec.constraints)
-            return RaySearcher(name, problem)
-        return make_strategy(
-            name,
-            specs,
-            seed=seed,
-            objective=spec.objective,
-            constraints=spec.constraints,
-            estimates=estimates,
-            warm=warm,
-        )
+            return RaySearcher(name, Problem(specs=specs, seed=seed, question=spec.question))
+        return make_strategy(name, specs, seed=seed, question=spec.question, estimates=estimates, warm=warm)
 
 
 def _window_s(metric: str) -> float:

@@ -30,10 +30,11 @@ class RaySearcher:
         Raises:
             SpaceError: There is no such class, it is not a searcher of Ray's, or it refuses objective or space.
         """
-        assert problem.objective is not None, "a strategy that learns needs an objective"
+        assert problem.question is not None, "a strategy that learns has a question"
         self.stopped_because: str | None = None
-        self._name, self._problem = name, problem
-        self._mode = "max" if problem.objective.maximize else "min"
+        self._name, self._seed, self._question = name, problem.seed, problem.question
+        self._metric = self._question.objective.metric
+        self._mode = "max" if self._question.objective.maximize else "min"
         self._axes = Axes(problem.specs, seed=problem.seed)
         self._searcher = self._made(_load(name))
         self._asked: dict[int, str] = {}
@@ -58,7 +59,10 @@ class RaySearcher:
         return asked
 
     def tell(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Passes a result on: the objective, or the worst so far where a bound is broken or the trial failed."""
+        """Passes a result on: the objective, or the worst so far where a bound is broken or the trial failed.
+
+        A result whose bounds are not all known says nothing that the searcher could take in.
+        """
         row = self._axes.take(spec)
         if row is None or row in self._told:
             return
@@ -75,25 +79,19 @@ class RaySearcher:
         if value is not None:
             self._told.add(row)
 
-    @property
-    def _metric(self) -> str:
-        assert self._problem.objective is not None
-        return self._problem.objective.metric
-
     def _value(self, result: TrialResult) -> float | None:
         """The objective as the searcher is told it; None where the result says nothing."""
         value = result.metrics.get(self._metric) if result.status is TrialStatus.COMPLETED else None
-        if value is not None and math.isfinite(value):
+        kept = self._question.kept(result.metrics)
+        if value is not None and math.isfinite(value) and kept is not None:
             worse = min if self._mode == "max" else max
             self._worst = value if self._worst is None else worse(self._worst, value)
-            if all(bound.holds(result.metrics) is not False for bound in self._problem.constraints):
-                return value
-            return self._worst
+            return value if kept else self._worst
         return self._worst if result.status in FAILED else None
 
     def _made(self, kind: type[Searcher]) -> Searcher:
         """Makes the searcher with what its constructor takes, and gives it the space."""
-        known = {"metric": self._metric, "mode": self._mode, "seed": self._problem.seed}
+        known = {"metric": self._metric, "mode": self._mode, "seed": self._seed}
         accepted = inspect.signature(kind.__init__).parameters
         space = {name: tune.choice(values) for name, values in self._axes.values.items()}
         try:

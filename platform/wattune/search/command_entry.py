@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
-from wattune.objective import Constraint, Field, Objective, field_of, parse_requirement
+from wattune.objective import Constraint, Field, Objective, field_of
 from wattune.plans.axes import AXES
 from wattune.plans.engines import CAPABILITIES, COMMAND
 from wattune.plans.program import (
@@ -30,6 +30,7 @@ from wattune.plans.program import (
 from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
+from wattune.search.requirements import parse_requirement
 from wattune.steps.source import KINDS, PRESETS, parse_source
 
 MOST_VALUES: Final = 1000

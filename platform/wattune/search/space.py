@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL, ModelSpec
 from wattune.errors import SpaceError
-from wattune.objective import Constraint, Objective, Requirement, parse_requirement
+from wattune.objective import Constraint, Objective, Question
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
@@ -20,6 +20,7 @@ from wattune.search.command_entry import fields_of
 from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
+from wattune.search.requirements import Requirement, parse_requirement
 from wattune.storage.documents import yaml_tree
 from wattune.trial import UNKNOWN_WORKLOAD, Measure, Workload
 
@@ -103,6 +104,11 @@ class StudySpec:
     search: Search
     document: Mapping[str, Any]
     """The file as plain data with every default, as `study.yaml` keeps it. It is itself a valid space."""
+
+    @property
+    def question(self) -> Question:
+        """The question that the study asks of its trials."""
+        return Question(objective=self.objective, constraints=self.constraints)
 
     @property
     def num_combinations(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from wattune.errors import SpaceError, closest
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.search.strategies.listed import Grid, Random
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.optuna_samplers import gp, tpe
@@ -61,8 +61,7 @@ def make_strategy(
     specs: Sequence[TrialSpec],
     *,
     seed: int,
-    objective: Objective | None = None,
-    constraints: Sequence[Constraint] = (),
+    question: Question | None = None,
     estimates: Estimates | None = None,
     warm: Sequence[Observation] = (),
 ) -> Strategy:
@@ -72,8 +71,7 @@ def make_strategy(
         name: A key of `STRATEGIES`. A searcher of Ray's is made by `wattune.orchestrate.ray_searcher`.
         specs: Every candidate.
         seed: Seed of the proposals.
-        objective: Metric to optimize. `grid` and `random` need none.
-        constraints: Bounds that the best trial holds.
+        question: Metric to optimize, and bounds. `grid` and `random` need none.
         estimates: Predicted metrics of the candidates, in their order; `model_guided` uses them.
         warm: Results of earlier studies; `model_guided` uses those of the same kind of device.
 
@@ -82,9 +80,6 @@ def make_strategy(
     """
     if name not in STRATEGIES:
         raise SpaceError(f'unknown strategy "{name}"; {closest(name, STRATEGIES)}')
-    if objective is None and name not in _LISTED:
+    if question is None and name not in _LISTED:
         raise SpaceError(f"strategy {name} learns and has no objective; pass one")
-    problem = Problem(
-        specs=specs, seed=seed, objective=objective, constraints=constraints, estimates=estimates, warm=warm
-    )
-    return STRATEGIES[name](problem)
+    return STRATEGIES[name](Problem(specs=specs, seed=seed, question=question, estimates=estimates, warm=warm))

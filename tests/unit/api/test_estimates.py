@@ -192,7 +192,7 @@ def test_another_device_of_the_same_name_teaches_nothing(
     own = made()
     _, warm = known_before(own, tmp_path)
     learner = ModelGuided(
-        Problem(specs=own.candidates.specs, seed=0, objective=own.spec.objective, warm=warm), stops=False
+        Problem(specs=own.candidates.specs, seed=0, question=own.spec.question, warm=warm), stops=False
     )
     assert len(learner._warm) == num_known
     assert simulated or len(warm) == num_known

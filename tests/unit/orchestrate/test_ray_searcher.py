@@ -1,7 +1,7 @@
 """Ray Tune's own searchers as strategies: they propose candidates, learn, and are refused with a reason."""
 
 import pytest
-from known_space import SPECS, problem, result
+from known_space import BEST, SPECS, problem, result
 
 from wattune.errors import SpaceError
 from wattune.orchestrate.ray_searcher import RaySearcher
@@ -44,6 +44,21 @@ def test_what_the_cluster_failed_teaches_nothing():
     (spec,) = strategy.ask(1)
     strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.INFRA_FAILED))
     assert spec not in strategy.ask(30)
+
+
+@pytest.mark.parametrize("value", [1e9, 1.0])
+def test_a_bound_that_was_not_measured_is_neither_kept_nor_broken(value):
+    """Such a trial is told as one without a figure: it moves neither the best nor the worst value."""
+    strategy = RaySearcher(OPTUNA, problem())
+    first, second, third = strategy.ask(3)
+    blind = TrialResult(
+        trial_id=first.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics={"tokens_per_s": value}
+    )
+    strategy.tell(first, blind)
+    strategy.tell(second, result(BEST, tokens_per_s=5e4))
+    strategy.tell(third, TrialResult(trial_id=third.trial_id, repeat=0, status=TrialStatus.OUT_OF_MEMORY))
+    told = [trial.value for trial in strategy._searcher._ot_study.get_trials()]
+    assert told == [None, 5e4, 5e4]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.plans.axes import Plan
 from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
@@ -26,11 +26,11 @@ SPECS = [
 ]
 
 
-OBJECTIVE = parse_objective("maximize tokens_per_s")
+QUESTION = Question.of("maximize tokens_per_s")
 
 
 def made(name, seed=0):
-    return make_strategy(name, SPECS, seed=seed, objective=OBJECTIVE)
+    return make_strategy(name, SPECS, seed=seed, question=QUESTION)
 
 
 def done(spec):

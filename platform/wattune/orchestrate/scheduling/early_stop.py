@@ -1,24 +1,15 @@
 """The bar of early stops: the step time above which a trial cannot be better than the best so far. No Ray here."""
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.ranking.work import work_of
 from wattune.trial import TrialResult, TrialSpec
 
 _RUN_SCATTERS: Final = 2.0
 """Standard deviations of run-to-run scatter that a run may have been unlucky by: 97.7 % of runs are within."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStopRule:
-    """The question that a study asks, where losers stop early."""
-
-    objective: Objective
-    constraints: tuple[Constraint, ...]
 
 
 class EarlyStop:
@@ -30,9 +21,9 @@ class EarlyStop:
     ranking's risk. Trials of another model or sequence length are no match for it: the ranking compares within one.
     """
 
-    def __init__(self, rule: EarlyStopRule) -> None:
+    def __init__(self, question: Question) -> None:
         """Starts without any result."""
-        self._rule = rule
+        self._question = question
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
         self._worst: dict[str, float] = {}
         """By size of work, the objective that a run must be worse than to lose."""
@@ -45,7 +36,7 @@ class EarlyStop:
 
     def stop_above_s(self, spec: TrialSpec) -> float | None:
         """Returns the mean step time above which a trial loses; None while none of its work keeps every bound."""
-        metric = self._rule.objective.metric
+        metric = self._question.objective.metric
         worst = self._worst_of_best().get(work_of(spec, metric), 0.0)
         if worst <= 0:
             return None
@@ -59,13 +50,13 @@ class EarlyStop:
     def _worst_of_best(self) -> dict[str, float]:
         """Returns the objective that a run must be worse than to lose, by size of work."""
         if not self._known:
-            rule, self._known, self._worst = self._rule, True, {}
-            ranking = rank([*self._results.values()], rule.objective, rule.constraints)
+            objective, self._known, self._worst = self._question.objective, True, {}
+            ranking = rank([*self._results.values()], self._question.objective, self._question.constraints)
             for row in reversed(ranking.feasible):  # the first of each size stays
                 assert row.objective is not None, "a feasible trial has its objective"
                 shared = ranking.shared[""]
                 spread_frac = max(shared["spread_frac"], shared["host_bound_spread_frac"] or 0.0)
                 scatter = math.exp(_RUN_SCATTERS * spread_frac)
-                worst = row.objective.low / scatter if rule.objective.maximize else row.objective.high * scatter
-                self._worst[work_of(row.spec, rule.objective.metric)] = worst
+                worst = row.objective.low / scatter if objective.maximize else row.objective.high * scatter
+                self._worst[work_of(row.spec, objective.metric)] = worst
         return self._worst

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.ranking.assessment import finite
@@ -35,8 +35,7 @@ class LadderRule:
     min_seconds: float
     promote_frac: float
     """Share of the bursts that is measured in full."""
-    objective: Objective
-    constraints: tuple[Constraint, ...]
+    question: Question
 
     def burst(self, measure: Measure) -> Measure:
         """Returns the settings of a burst: those of the study, few steps, no profile."""
@@ -112,13 +111,13 @@ class Ladder:
         return unknown + (keeping[:num] if keeping or searching else ordered[:1])
 
     def _place(self, result: TrialResult) -> tuple[float, float]:
-        """Returns the place of a burst among others: by the worst broken bound, then by the objective."""
-        metrics, objective = result.metrics, self.rule.objective
-        worst = 0.0
-        for bound in self.rule.constraints:
-            slack, limit = bound.slack(metrics), bound.bound(metrics)
-            if slack is not None and limit is not None and -slack > MOST_VIOLATED_FRAC * abs(limit):
-                worst = max(worst, -slack / max(abs(limit), 1e-9))
+        """Returns the place of a burst among others: by the worst broken bound, then by the objective.
+
+        A bound that was not measured breaks nothing: a peak over a second has no figure in a shorter window.
+        """
+        metrics, objective = result.metrics, self.rule.question.objective
+        excess = [bound.excess_frac(metrics) for bound in self.rule.question.constraints]
+        worst = max((one for one in excess if one is not None and one > MOST_VIOLATED_FRAC), default=0.0)
         value = metrics.get(objective.metric)
         # Without its objective a burst comes last: nothing says that the trial is good.
         return worst, math.inf if value is None else -value if objective.maximize else value

@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_soak
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.racing import RACE_TAG, Standings, standings
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
@@ -23,8 +23,7 @@ class RaceRule:
     """P(best) at which it ends."""
     max_share: float
     """Most repeats of the race, as a share of the search's completed runs (reference and long runs not counted)."""
-    objective: Objective
-    constraints: tuple[Constraint, ...]
+    question: Question
 
 
 class Race:
@@ -122,7 +121,9 @@ class Race:
 
     def _standings(self) -> Standings:
         if self._found is None:
-            self._found = standings([*self._results.values()], self.rule.objective, self.rule.constraints)
+            self._found = standings(
+                [*self._results.values()], self.rule.question.objective, self.rule.question.constraints
+            )
             self._step = None
         return self._found
 

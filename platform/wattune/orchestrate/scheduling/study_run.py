@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.objective import Question
 from wattune.orchestrate.events import Role
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
@@ -44,7 +44,7 @@ class StudyRun:
     """Settings of the race of finalists; None runs none."""
     ladder: LadderRule | None = None
     """Settings of the fidelity ladder; None measures every trial in full."""
-    early_stop: EarlyStopRule | None = None
+    early_stop: Question | None = None
     """None measures every trial to its end."""
     budget: Budget | None = None
     retry: frozenset[TrialStatus] = frozenset()

@@ -20,7 +20,7 @@ from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observat
 from wattune.search.strategies.surrogate import Quantity, Surrogate
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
-RISK: Final = 0.05
+LEAST_FEASIBLE: Final = 0.05
 """A candidate that holds every bound with a smaller probability is proposed only when no other is left."""
 
 DOUBT: Final = 2.0
@@ -76,11 +76,13 @@ class ModelGuided:
         """Takes the problem.
 
         Args:
-            problem: Candidates, objective, constraints, estimates and earlier observations.
+            problem: Candidates, question, estimates and earlier observations.
             models_constraints: False leaves bounds and failures without a model, for comparison only.
             stops: False goes on until no candidate is left.
         """
-        assert problem.objective is not None, "a strategy that learns needs an objective"
+        assert problem.question is not None, "a strategy that learns has a question"
+        self._question = problem.question
+        objective = self._question.objective
         self.stopped_because: str | None = None
         self._specs = list(problem.specs)
         self._index = {spec: row for row, spec in enumerate(self._specs)}
@@ -90,10 +92,10 @@ class ModelGuided:
         warm = [one for one in problem.warm if one.spec.cluster.sensed_device.counted in devices]
         self._features = make_features([*self._specs, *(one.spec for one in warm)], len(warm))
         self._problem, self._warm = problem, warm
-        self._goal = Quantity(metric=problem.objective.metric)
-        self._sign = 1.0 if problem.objective.maximize else -1.0
+        self._goal = Quantity(metric=objective.metric)
+        self._sign = 1.0 if objective.maximize else -1.0
         self._objective = self._surrogate(self._goal)
-        self._bounds = [self._bound(one) for one in problem.constraints] if models_constraints else []
+        self._bounds = [self._bound(one) for one in self._question.constraints] if models_constraints else []
         self._success = Surrogate(self._features, signed=True)
         self._memory = self._memory_bound() if models_constraints else None
         self._models_constraints, self._stops = models_constraints, stops
@@ -165,7 +167,7 @@ class ModelGuided:
         found = self.predict([spec])
         if found is None:
             return None
-        return found.one(0, self._goal.metric, self._problem.constraints if self._models_constraints else ())
+        return found.one(0, self._goal.metric, self._question.constraints if self._models_constraints else ())
 
     def predict(self, specs: Sequence[TrialSpec]) -> Predictions | None:
         """Predicts candidates by all results so far, running trials left out; None while too little is known."""
@@ -279,7 +281,7 @@ class ModelGuided:
         metrics, burst = result.metrics, is_burst(result)
         value = self._goal.of(metrics)
         if is_candidate:
-            holds = value is not None and all(one.holds(metrics) for one in self._problem.constraints)
+            holds = value is not None and self._question.kept(metrics) is True
             self._judge(row, holds=holds, burst=burst)
         if is_soak(result) and self._objective.has(row):
             return  # of a hot machine: beside ordinary runs it would pass for scatter
@@ -332,7 +334,7 @@ class ModelGuided:
             pending = np.array([*self._pending, *chosen], dtype=np.intp)
             processes = [one.process(pending) for one in (self._objective, *(bound.surrogate for bound in bounds))]
             score, log_feasible = self._score(rows, processes, bounds)
-            allowed = log_feasible >= math.log(RISK)
+            allowed = log_feasible >= math.log(LEAST_FEASIBLE)
             score = np.where(allowed | ~allowed.any(), score, score - 1e6)
             order = np.argsort(-score, kind="stable")
             if not chosen and self._gains_too_little(rows[order[:_MOST_FOR_STOP]], processes, bounds):

@@ -5,11 +5,10 @@ constraints of failed trials. So a failure is told as a completed trial that is 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from wattune.fidelity import is_burst
-from wattune.objective import Constraint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
 from wattune.search.strategies.snapping import Axes
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -32,10 +31,10 @@ class OptunaStrategy:
         """Takes the problem, and what makes the sampler of a seed. Estimates and earlier studies are not used."""
         import optuna  # only this strategy waits for it
 
-        assert problem.objective is not None, "a strategy that learns needs an objective"
+        assert problem.question is not None, "a strategy that learns has a question"
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.stopped_because: str | None = None
-        self._problem, self._optuna = problem, optuna
+        self._question, self._optuna = problem.question, optuna
         self._axes = Axes(problem.specs, seed=problem.seed)
         distributions = optuna.distributions
         self._space: dict[str, BaseDistribution] = {
@@ -44,7 +43,7 @@ class OptunaStrategy:
             else distributions.CategoricalDistribution(values)
             for name, values in self._axes.values.items()
         }
-        direction = "maximize" if problem.objective.maximize else "minimize"
+        direction = "maximize" if self._question.objective.maximize else "minimize"
         self._study = optuna.create_study(direction=direction, sampler=make_sampler(problem.seed))
         self._asked: dict[int, Trial] = {}
         self._worst: float | None = None
@@ -63,7 +62,10 @@ class OptunaStrategy:
         return asked
 
     def tell(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Adds a result under the candidate's own values; the proposal that led to it is closed."""
+        """Adds a result under the candidate's own values; the proposal that led to it is closed.
+
+        A completed run whose bounds are not all known is left out: a sampler knows kept and broken alone.
+        """
         row = self._axes.take(spec)
         if row is None:
             return
@@ -72,7 +74,8 @@ class OptunaStrategy:
             self._study.tell(trial, state=states.FAIL)  # such trials teach a sampler nothing
         if result.status in TEACHES_NOTHING or row in self._told:
             return
-        bounds, value = self._problem.constraints, self._value(result)
+        excess = {str(bound): bound.excess_frac(result.metrics) for bound in self._question.constraints}
+        value = None if None in excess.values() else self._value(result)
         if value is None and result.status not in FAILED:
             return
         if not is_burst(result):  # a full measurement after it is told too, as another trial of the same values
@@ -80,10 +83,12 @@ class OptunaStrategy:
         if value is None:
             self._failed_first.append(row)
         else:
-            self._add(row, value, {_RUNS: 0.0, **{str(bound): _violation(bound, result.metrics) for bound in bounds}})
+            self._add(
+                row, value, {_RUNS: 0.0, **{name: _violation(one) for name, one in excess.items() if one is not None}}
+            )
         if self._worst is not None:
             for failed in self._failed_first:
-                self._add(failed, self._worst, {_RUNS: 1.0, **{str(bound): 1.0 for bound in bounds}})
+                self._add(failed, self._worst, {_RUNS: 1.0, **dict.fromkeys(excess, 1.0)})
             self._failed_first.clear()
 
     def _add(self, row: int, value: float, constraints: dict[str, float]) -> None:
@@ -99,8 +104,7 @@ class OptunaStrategy:
 
     def _value(self, result: TrialResult) -> float | None:
         """Returns the objective that a result measured, and keeps the worst one; None where it measured none."""
-        objective = self._problem.objective
-        assert objective is not None
+        objective = self._question.objective
         value = result.metrics.get(objective.metric) if result.status is TrialStatus.COMPLETED else None
         if value is None or not math.isfinite(value):
             return None
@@ -109,16 +113,12 @@ class OptunaStrategy:
         return value
 
 
-def _violation(bound: Constraint, metrics: Mapping[str, float]) -> float:
+def _violation(excess: float) -> float:
     """Returns the relative excess e over a bound as e / (1 + e), and e itself where the bound holds: it is negative.
 
-    So every measured excess is below 1, which a failure and an unknown value count. Optuna adds up the violations of a
-    trial. By e itself a failure would be preferred to every plan that runs, where a bound is far from all of them.
+    So every measured excess is below 1, which a failure counts. Optuna adds up the violations of a trial. By e itself
+    a failure would be preferred to every plan that runs, where a bound is far from all of them.
     """
-    slack, limit = bound.slack(metrics), bound.bound(metrics)
-    if slack is None or limit is None or not math.isfinite(slack):
-        return 1.0
-    excess = float(-slack / max(abs(limit), 1e-9))
     return excess / (1.0 + excess) if excess > 0 else excess
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 TEACHES_NOTHING = frozenset({TrialStatus.INFRA_FAILED, TrialStatus.INTERRUPTED, TrialStatus.REJECTED})
@@ -52,8 +52,8 @@ class Problem:
     specs: Sequence[TrialSpec]
     """Every candidate, each once."""
     seed: int
-    objective: Objective | None = None
-    constraints: Sequence[Constraint] = ()
+    question: Question | None = None
+    """None of a strategy that learns nothing."""
     estimates: Estimates | None = None
     warm: Sequence[Observation] = ()
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from wattune.objective import parse_constraint, parse_objective
-from wattune.orchestrate.scheduling.early_stop import EarlyStop, EarlyStopRule
+from wattune.objective import Question, parse_constraint, parse_objective
+from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.trial import TrialResult, TrialStatus
 
 POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
 
 
 def bar(objective: str) -> EarlyStop:
-    return EarlyStop(EarlyStopRule(objective=parse_objective(objective), constraints=(POWER,)))
+    return EarlyStop(Question(objective=parse_objective(objective), constraints=(POWER,)))
 
 
 def ended(spec, speed: float, power_w: float = 800.0) -> TrialResult:

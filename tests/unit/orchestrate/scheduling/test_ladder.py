@@ -1,7 +1,9 @@
 """The ladder: what is promoted, by bursts that hold their bounds, fail, or measured nothing."""
 
+from dataclasses import replace
+
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
 from wattune.trial import Measure, TrialResult, TrialStatus
 
@@ -10,8 +12,7 @@ RULE = LadderRule(
     min_steps=3,
     min_seconds=1.5,
     promote_frac=0.25,
-    objective=parse_objective("maximize tokens_per_s"),
-    constraints=(POWER,),
+    question=Question(objective=parse_objective("maximize tokens_per_s"), constraints=(POWER,)),
 )
 
 
@@ -118,3 +119,12 @@ def test_a_figure_that_is_no_number_counts_as_not_measured(make_specs):
     nan = float("nan")
     ladder = told(specs, [nan, 5, nan, 8, 2, nan, 7, 6])
     assert taken(ladder, searching=True) == [specs[3], specs[6]]
+
+
+def test_a_bound_that_was_not_measured_is_neither_kept_nor_broken(make_specs):
+    """The full measurement of such a trial tells; one that broke a bound is held back."""
+    kept, blind, broken = make_specs(3)
+    ladder = Ladder(replace(RULE, promote_frac=1.0))
+    for spec, power_w in ((kept, 900.0), (blind, None), (broken, 1500.0)):
+        ladder.note(spec, burst(spec, 1.0 if spec is kept else 9.0, power_w=power_w))
+    assert taken(ladder, searching=True) == [blind, kept]

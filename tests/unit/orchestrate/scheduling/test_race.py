@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.orchestrate.scheduling.race import Race, RaceRule
 from wattune.ranking.racing import RACE_TAG
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
@@ -15,9 +15,7 @@ MakeSpecs = Callable[..., list[TrialSpec]]
 
 
 def rule(until: float = 0.95, max_share: float = 1.0) -> RaceRule:
-    return RaceRule(
-        until=until, max_share=max_share, objective=parse_objective("maximize tokens_per_s"), constraints=()
-    )
+    return RaceRule(until=until, max_share=max_share, question=Question.of("maximize tokens_per_s"))
 
 
 def ended(spec: TrialSpec, value: float, repeat: int = 0, **more: Any) -> TrialResult:

@@ -9,10 +9,9 @@ import pytest
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.early_stop import EarlyStopRule
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.search.strategies.prediction import Prediction
@@ -295,7 +294,7 @@ def test_what_a_device_measured_before_its_fp8_peak_was_known_is_learned_from(wo
     specs = make_specs(4, ClusterSpec(device="mine", devices_per_node=1, own_device=known))
     assert [one.trial_id for one in specs] == [one.trial_id for one in before] and specs != before
     world.write(before[0])
-    taught = make_strategy("model_guided", specs, seed=1, objective=parse_objective("maximize tokens_per_s"))
+    taught = make_strategy("model_guided", specs, seed=1, question=Question.of("maximize tokens_per_s"))
     world.controller(specs, strategy=taught, candidates=specs)
     assert sorted(one.trial_id for one in taught.ask(4)) == sorted(one.trial_id for one in specs[1:])
 
@@ -353,7 +352,7 @@ def test_a_trial_that_was_stopped_runs_again_whatever_the_strategy_would_propose
     settings = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
     world.write(specs[0])
     world.write(specs[6], status=TrialStatus.INTERRUPTED)
-    learning = make_strategy(strategy, specs, seed=0, objective=parse_objective("maximize tokens_per_s"))
+    learning = make_strategy(strategy, specs, seed=0, question=Question.of("maximize tokens_per_s"))
     controller = world.controller(specs, strategy=learning, **settings)
     assert controller.num_left == 4
     sizes = first_sizes(world.drain(controller))
@@ -440,7 +439,7 @@ def test_as_many_trials_run_as_are_announced(
 
 
 def race_rule(max_share: float = 1.0) -> RaceRule:
-    return RaceRule(until=0.95, max_share=max_share, objective=parse_objective("maximize tokens_per_s"), constraints=())
+    return RaceRule(until=0.95, max_share=max_share, question=Question.of("maximize tokens_per_s"))
 
 
 def alike(spec: TrialSpec, repeat: int) -> dict[str, float]:
@@ -643,9 +642,7 @@ def test_a_strategy_that_can_tell_is_asked_for_gain_per_second(world, make_specs
     assert asked_s == [[60, 60, 60], [16, 22, 22]], "first all workers are new, then some trials are warm"
 
 
-LADDER = LadderRule(
-    min_steps=3, min_seconds=1, promote_frac=0.25, objective=parse_objective("maximize tokens_per_s"), constraints=()
-)
+LADDER = LadderRule(min_steps=3, min_seconds=1, promote_frac=0.25, question=Question.of("maximize tokens_per_s"))
 
 
 def faster(spec: TrialSpec, _repeat: int = 0) -> dict[str, float]:
@@ -698,7 +695,7 @@ def test_bursts_bring_no_reference_trial_and_never_count_as_one(world, make_spec
 def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
     world.measured = faster
     specs = make_specs(12)
-    rule = EarlyStopRule(objective=parse_objective("maximize tokens_per_s"), constraints=())
+    rule = Question.of("maximize tokens_per_s")
     measure = Measure(reference_every=5, soak_finalists=1)
     ran = world.drain(world.controller(specs, measure=measure, early_stop=rule, finalists=specs[-1:]))
     assert ran[0].stop_above_s is None, "nothing is known yet"
