@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 
 from wattune import api
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
@@ -247,7 +247,7 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
         finalists=list,
         clusters=(specs[0].cluster,),
     )
-    view = StudyProgress(Console(file=io.StringIO(), force_terminal=True, width=120), parse_objective(OBJECTIVE))
+    view = StudyProgress(Console(file=io.StringIO(), force_terminal=True, width=120), Question.of(OBJECTIVE))
     with Delivery(study, Tracker(default_uri(root), study.name, document=study.document()), None) as delivery:
 
         def heard(event: Event) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.plans.axes import Plan
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)
-OBJECTIVE = parse_objective("maximize tokens_per_s")
-CONSTRAINTS = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
+QUESTION = Question.of("maximize tokens_per_s", "node_device_power_peak_1s_w <= 1000")
 
 
 def spec(size: int) -> TrialSpec:

@@ -5,13 +5,11 @@ of the Llama. Those of the GPT came later and are a blind test of it.
 """
 
 import itertools
-import json
 import math
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from stored_tables import results_of
 
 from wattune.fidelity import is_burst
 from wattune.intervals import t_quantile
@@ -19,10 +17,8 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.ranking.bounds import RISK
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
-from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialStatus
 
-DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 TABLES = ("dense_llama_1b_h200", "dense_llama_1b_h200_ladder")
 LATER = ("dense_gpt_1b_h200_before", "dense_gpt_1b_h200", "dense_gpt_1b_h200_guided")
 PEAK = "node_device_power_peak_1s_w"
@@ -30,25 +26,7 @@ BOUNDS = (450, 500, 550, 600, 620, 640, 660)
 
 
 def runs(table: str, *, without: tuple[str, ...] = ()):
-    return [pair for pair in _read(table, without) if pair[1].status is TrialStatus.COMPLETED]
-
-
-def _read(table: str, without: tuple[str, ...]):
-    return [
-        (
-            TrialSpec.from_json(json.loads(row["spec"])),
-            TrialResult(
-                trial_id=row["trial_id"],
-                repeat=row["repeat"],
-                status=TrialStatus(row["status"]),
-                start_wall_ns=row["start_wall_ns"],
-                quality=row["quality"],
-                metrics={name: row[name] for name in METRICS.keys() - {*without} if row.get(name) is not None},
-                tags=json.loads(row["tags"]),
-            ),
-        )
-        for row in pq.read_table(DATA / f"{table}.parquet").to_pylist()
-    ]
+    return [pair for pair in results_of(table, without=without) if pair[1].status is TrialStatus.COMPLETED]
 
 
 def promises(tables=TABLES, *, without: tuple[str, ...] = ()) -> tuple[list[tuple[str, int, float]], float]:

@@ -210,7 +210,7 @@ def in_order() -> Iterator[None]:
 
 def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:
     """Returns a view of a study for `wattune.run_study` to report to; enter it to see it live."""
-    view = StudyProgress(console, planned.spec.objective, planned.spec.constraints)
+    view = StudyProgress(console, planned.spec.question)
     STOP.say = view.stopping
     return view
 

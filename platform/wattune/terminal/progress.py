@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat, is_soak
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
@@ -62,8 +62,7 @@ class StudyProgress:
     def __init__(
         self,
         console: Console,
-        objective: Objective,
-        constraints: Sequence[Constraint] = (),
+        question: Question,
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,12 +70,11 @@ class StudyProgress:
 
         Args:
             console: Output.
-            objective: The metric of the best trial.
-            constraints: Bounds whose margins are shown.
+            question: The metric of the best trial, and the bounds whose margins are shown.
             clock_s: The clock of elapsed times.
         """
         self._console, self._clock_s = console, clock_s
-        self._tally = Tally(objective, constraints)
+        self._tally = Tally(question)
         self._preview: Preview | None = None
         self._plan = namer(())
         self._lock = threading.RLock()  # a Ctrl-C may come while it is held, and `stopping` draws the view
@@ -158,7 +156,7 @@ class StudyProgress:
             parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
             if tally.race is not None:
                 parts.append(Text(str(tally.race), style="magenta"))
-            leaders = [row for row in (tally.best, tally.undecided) if row is not None]
+            leaders = [row for row in tally.leaders(patient=True) if row is not None]
             if leaders:
                 parts += map(self._leader_line, leaders)
             elif tally.done > tally.failed.total() - tally.failed[TrialStatus.INFRA_FAILED]:
@@ -208,7 +206,7 @@ class StudyProgress:
         return grid
 
     def _leader_line(self, row: RankedTrial) -> Text:
-        metric = self._tally.objective.metric
+        metric = self._tally.question.objective.metric
         assert row.objective is not None, "a feasible or undecided trial has its objective"
         name, figure = f"{row.spec.model.name} {self._plan(row.spec)}", f"{metric} {shown(metric, row.objective)}"
         alone = len(_INDENT) + len(name) + len(figure) + 2 > self._console.width
@@ -271,7 +269,7 @@ class StudyProgress:
         if result.status is not TrialStatus.COMPLETED:
             again = "; tried again" if event.again else ""
             return line.append(f"{result.status}: {result.reason}{again}", style="red")
-        metric = self._tally.objective.metric
+        metric = self._tally.question.objective.metric
         value = result.metrics.get(metric)
         figures = [Text(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")]
         if event.predicted is not None:

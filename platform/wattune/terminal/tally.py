@@ -2,15 +2,23 @@
 
 import math
 import statistics
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
-from wattune.objective import Constraint, Objective
+from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
-from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+_CHEAP_S: Final = 0.1
+"""Seconds of a ranking below which a view never waits for it."""
+
+_WAITS: Final = 20.0
+"""Times its own cost that a ranking is drawn before it is made anew: 5 % of the time at most."""
 
 
 @dataclass
@@ -24,10 +32,12 @@ class Running:
 
 @dataclass
 class Tally:
-    """State of a study from its events; each event costs the same, however many came before."""
+    """State of a study from its events; each event costs the same, however many came before.
 
-    objective: Objective
-    constraints: Sequence[Constraint]
+    The best trial is that of the ranking of all results: one rule, as `wattune rank` says it afterwards.
+    """
+
+    question: Question
     total: int = 0
     """Trials with all repeats, including those done before, without those left to a later call."""
     done: int = 0
@@ -48,18 +58,17 @@ class Tally:
     """Expected seconds to the end before the first trial, if finished trials give an estimate."""
     end_s: float = math.inf
     """Time at which this call's budget of hours is used, on the clock of `add`."""
-    best: RankedTrial | None = None
-    """The best trial that surely keeps every bound."""
-    undecided: RankedTrial | None = None
-    """The best trial whose bounds the runs so far do not decide, if it is ahead of `best`."""
     stopped: list[str] = field(default_factory=list)
     """Descriptions of trials that are not started, because those before them failed alike."""
     race: RaceStep | None = None
     """The latest step of the race of finalists."""
     _measured: bool = False
-    _repeats: dict[str, list[tuple[TrialSpec, TrialResult]]] = field(default_factory=dict)
-    _leaders: dict[str, RankedTrial] = field(default_factory=dict)
-    """Feasible and undecided trials by id."""
+    _results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = field(default_factory=dict)
+    _leaders: tuple[RankedTrial | None, RankedTrial | None] = (None, None)
+    _is_ranked: bool = True
+    _ranked_s: float = 0.0
+    _cost_s: float = 0.0
+    """Seconds of the last ranking."""
 
     def add(self, event: Event, now_s: float) -> None:
         """Adds an event."""
@@ -98,38 +107,40 @@ class Tally:
         self.skipped += event.kind == "skipped"
         if event.result.status is not TrialStatus.COMPLETED:
             self.failed[event.result.status] += 1
-        self._assess(event.spec, event.result)
+        self._results[event.result.trial_id, event.result.repeat] = event.spec, event.result
+        self._is_ranked = False
 
-    def _assess(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Updates the best feasible trial and the undecided one ahead of it, by their worst repeats."""
-        repeats = self._repeats.setdefault(result.trial_id, [])
-        repeats.append((spec, result))
-        ranking = rank(repeats, self.objective, self.constraints)
-        before = self._leaders.pop(result.trial_id, None)
-        row = next(iter((*ranking.feasible, *ranking.undecided)), None)
-        if row is not None:
-            self._leaders[result.trial_id] = row
-        if before is not None and (before is self.best or before is self.undecided):
-            found: Iterable[RankedTrial] = self._leaders.values()  # its worst repeat may have become worse
-            self.best = self.undecided = None
-        else:
-            found = [one for one in (row, self.undecided) if one is not None]
-            self.undecided = None
-        for one in found:
-            if one.verdict is Verdict.FEASIBLE:
-                self.best = self._better(one, self.best)
-            else:
-                self.undecided = self._better(one, self.undecided)
-        if self.best is not None and self._better(self.best, self.undecided) is self.best:
-            self.undecided = None
+    @property
+    def best(self) -> RankedTrial | None:
+        """The best trial that surely keeps every bound: the first of the ranking of all results so far."""
+        return self.leaders()[0]
 
-    def _better(self, one: RankedTrial, other: RankedTrial | None) -> RankedTrial:
-        return one if other is None or self._score(one) > self._score(other) else other
+    @property
+    def undecided(self) -> RankedTrial | None:
+        """The best trial whose bounds the runs so far do not decide, if it is ahead of `best`."""
+        return self.leaders()[1]
 
-    def _score(self, row: RankedTrial) -> float:
-        """Returns the middle of the interval, by which the ranking lists too: a narrow interval is not a better one."""
-        assert row.objective is not None, "a feasible or undecided trial has its objective"
-        return row.objective.value if self.objective.maximize else -row.objective.value
+    def leaders(self, *, patient: bool = False) -> tuple[RankedTrial | None, RankedTrial | None]:
+        """Returns `best` and `undecided`, ranked anew where results came since the last time.
+
+        Args:
+            patient: Takes earlier ones where a ranking costs much and is no older than `_WAITS` times that: a view
+                that is drawn twice a second then takes a small share of the time, however many trials there are.
+        """
+        now_s = time.perf_counter()
+        waits = patient and self._cost_s > _CHEAP_S and now_s - self._ranked_s < _WAITS * self._cost_s
+        if not self._is_ranked and not waits:
+            ranking = rank([*self._results.values()], self.question.objective, self.question.constraints)
+            best, undecided = ranking.best, next(iter(ranking.undecided), None)
+            if best is not None and undecided is not None and not self._is_ahead(undecided, best):
+                undecided = None
+            self._leaders, self._is_ranked, self._ranked_s = (best, undecided), True, time.perf_counter()
+            self._cost_s = self._ranked_s - now_s
+        return self._leaders
+
+    def _is_ahead(self, one: RankedTrial, other: RankedTrial) -> bool:
+        assert one.objective is not None and other.objective is not None, "both were measured"
+        return (one.objective.value > other.objective.value) == self.question.objective.maximize
 
     def left_s(self, now_s: float) -> float | None:
         """Returns expected seconds to the end, None if unknown.

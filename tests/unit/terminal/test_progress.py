@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_events import CLUSTER, CONSTRAINTS, OBJECTIVE, ended, placement, preview, spec, started
+from made_events import CLUSTER, QUESTION, ended, placement, preview, spec, started
 from rich.console import Console
 from rich.text import Text
 
+from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep, RowStopped, TrialProgress
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
@@ -20,7 +21,7 @@ from wattune.trial import TrialResult, TrialStatus
 
 def plain(*events: Any) -> list[str]:
     out = io.StringIO()
-    progress = StudyProgress(Console(file=out, width=160), OBJECTIVE, CONSTRAINTS, clock_s=lambda: 0.0)
+    progress = StudyProgress(Console(file=out, width=160), QUESTION, clock_s=lambda: 0.0)
     with progress:
         for event in events:
             progress(event)
@@ -94,7 +95,7 @@ def test_many_skipped_trials_are_counted_and_not_listed() -> None:
 def test_on_a_narrow_terminal_lines_fold_between_words_and_in_a_file_not_at_all() -> None:
     for is_terminal, num_lines in ((True, 2), (False, 1)):
         console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
-        progress = StudyProgress(console, OBJECTIVE, CONSTRAINTS)
+        progress = StudyProgress(console, QUESTION)
         event = ended(1, status=TrialStatus.ABORTED)
         assert event.result is not None
         reason = "stopped while running: power of node n0 was 3000 W over 1 s, the hard limit is 2900 W"
@@ -116,7 +117,7 @@ def rendered(progress: StudyProgress) -> str:
 
 def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
     now_s = [0.0]
-    progress = StudyProgress(Console(file=io.StringIO()), OBJECTIVE, CONSTRAINTS, clock_s=lambda: now_s[0])
+    progress = StudyProgress(Console(file=io.StringIO()), QUESTION, clock_s=lambda: now_s[0])
     assert "starting" in rendered(progress)
     told = TrialProgress(part="measure", done=12, total=20)
     for event in (
@@ -140,7 +141,7 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
 
 
 def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
-    progress = StudyProgress(Console(file=io.StringIO()), OBJECTIVE, CONSTRAINTS)
+    progress = StudyProgress(Console(file=io.StringIO()), QUESTION)
     progress(preview(6))
     progress(ended(1, status=TrialStatus.OUT_OF_MEMORY))
     assert "best" not in rendered(progress), "nothing was measured"
@@ -165,7 +166,7 @@ def test_a_log_is_told_from_time_to_time_how_far_trials_are(monkeypatch: pytest.
             return super().write(text)
 
     console = Console(file=Log(), width=100)
-    with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
+    with StudyProgress(console, QUESTION) as progress:
         progress(preview(2))
         progress(started(1, progress=lambda: TrialProgress(part="measure", done=7, total=20)))
         assert told.wait(60)
@@ -183,7 +184,7 @@ def test_workers_that_do_not_answer_hold_up_nothing() -> None:
         waited.append(over.wait(10))
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with StudyProgress(console, OBJECTIVE, CONSTRAINTS) as progress:
+    with StudyProgress(console, QUESTION) as progress:
         progress(preview(1))
         progress(started(1, progress=slow))
         assert asked.wait(60), "it asks by itself"
@@ -216,7 +217,7 @@ def test_a_ctrl_c_in_the_middle_of_a_line_does_not_wait_for_the_screen() -> None
     has_view, is_handled = threading.Event(), threading.Event()
     refreshing = threading.Thread(target=refresh, daemon=True)
     console = Console(file=(screen := Screen()), force_terminal=True, width=80)
-    with (progress := StudyProgress(console, OBJECTIVE, CONSTRAINTS)):
+    with (progress := StudyProgress(console, QUESTION)):
         writing = threading.Thread(target=progress._print, args=(Text("a line"),), daemon=True)
         writing.start()
         writing.join(20)
@@ -255,7 +256,7 @@ def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
         "racing: P(best) 0.71 -> 0.84 for llama3_8b dp2 mbs2, 3 of at most 8 repeats",
         "racing: P(best) 0.84 -> 0.96 for llama3_8b dp2 mbs2, 4 of at most 8 repeats; the best is told apart",
     ]
-    progress = StudyProgress(Console(file=io.StringIO(), width=120), OBJECTIVE)
+    progress = StudyProgress(Console(file=io.StringIO(), width=120), Question(objective=QUESTION.objective))
     for event in (preview(8), race_step(), started(2, role="race")):
         progress(event)
     shown = rendered(progress)
@@ -265,7 +266,7 @@ def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:
     made = Prediction(metric="tokens_per_s", value=12300.0, low=11000.0, high=13700.0, feasible_probability=0.9)
     out = io.StringIO()
-    progress = StudyProgress(Console(file=out, width=160), OBJECTIVE, CONSTRAINTS, clock_s=lambda: 0.0)
+    progress = StudyProgress(Console(file=out, width=160), QUESTION, clock_s=lambda: 0.0)
     progress(replace(started(1), predicted=made))
     running = io.StringIO()
     Console(file=running, width=160).print(progress.view())
@@ -282,7 +283,7 @@ def test_trials_of_a_study_of_several_sizes_are_named_with_theirs() -> None:
     step = race_step(leader_name="dp2 mbs2 seq8")
     lines = plain(preview(4, workloads=workloads), ended(2, 250), step)
     assert "llama3_8b dp2 mbs2 seq8 " in lines[-2] and "for llama3_8b dp2 mbs2 seq8, 3 of" in lines[-1]
-    progress = StudyProgress(Console(file=io.StringIO(), width=160), OBJECTIVE)
+    progress = StudyProgress(Console(file=io.StringIO(), width=160), Question(objective=QUESTION.objective))
     for event in (preview(8, workloads=workloads), ended(2, 250), started(4)):
         progress(event)
     shown = rendered(progress)

@@ -5,17 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_events import CLUSTER, CONSTRAINTS, OBJECTIVE, ended, placement, preview, started
+from made_events import CLUSTER, QUESTION, ended, placement, preview, started
+from stored_tables import results_of, studies
 
-from wattune.objective import parse_objective
-from wattune.orchestrate.events import RowStopped
+from wattune.objective import Question
+from wattune.orchestrate.events import RowStopped, TrialEvent
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.terminal.tally import Tally
 from wattune.trial import TrialResult, TrialStatus
 
 
 def tally() -> Tally:
-    return Tally(OBJECTIVE, CONSTRAINTS)
+    return Tally(QUESTION)
 
 
 def best(of: Tally) -> int | None:
@@ -41,7 +43,7 @@ def test_the_best_while_it_runs_is_the_first_of_the_ranking(metric: str) -> None
     """Also where one trial was repeated and its interval is wide, and another's is narrow or of the prior alone."""
     rng, results = random.Random(7), []
     better = "maximize" if metric == "tokens_per_s" else "minimize"
-    seen = Tally(parse_objective(f"{better} {metric}"), ())
+    seen = Tally(Question.of(f"{better} {metric}"))
     for _ in range(16):
         size = rng.choice([1, 2, 4, 8])
         event = ended(size, 0)
@@ -49,9 +51,29 @@ def test_the_best_while_it_runs_is_the_first_of_the_ranking(metric: str) -> None
         result = replace(event.result, repeat=repeat, metrics={metric: round(rng.uniform(0.2, 0.3 + size / 100), 3)})
         results.append((event.spec, result))
         seen.add(replace(event, repeat=repeat, result=result), 0)
-        first = rank(results, seen.objective, ()).best
+        first = rank(results, seen.question.objective, ()).best
         assert first is not None and seen.best is not None
         assert seen.best.trial_id == first.trial_id
+
+
+@pytest.mark.parametrize(("table", "question"), [*studies()])
+def test_the_best_while_it_runs_is_that_of_the_ranking_in_every_stored_study(table: str, question: Question) -> None:
+    """Runs of other trials, drift and node sets say what one trial alone does not."""
+    pairs = results_of(table)
+    seen = Tally(question)
+    for spec, result in sorted(pairs, key=lambda pair: pair[1].start_wall_ns):
+        event = TrialEvent(kind="finished", spec=spec, repeat=result.repeat, result=result, nodes=("n0",))
+        seen.add(event, 0)
+    ranking = rank(pairs, question.objective, question.constraints)
+    ahead = [row for row in ranking.undecided[:1] if ranking.best is None or ahead_of(row, ranking.best, question)]
+    expected = [None if row is None else row.trial_id for row in (ranking.best, next(iter(ahead), None))]
+    assert [None if row is None else row.trial_id for row in (seen.best, seen.undecided)] == expected
+
+
+def ahead_of(row: RankedTrial, best: RankedTrial, question: Question) -> bool:
+    assert row.objective is not None and best.objective is not None
+    sign = 1.0 if question.objective.maximize else -1.0
+    return sign * row.objective.value > sign * best.objective.value
 
 
 def undecided(of: Tally) -> int | None:
@@ -130,23 +152,43 @@ def test_before_the_cluster_is_known_no_time_left_is_told() -> None:
     assert seen.left_s(2) == 60
 
 
-@pytest.mark.slow
-def test_a_thousand_trials_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event judges its own trial's repeats and no other's, however many trials there were."""
-    judged: list[int] = []
+def test_an_event_ranks_nothing_and_a_view_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand results of an earlier call come at once, and the view is drawn twice a second."""
+    ranked: list[int] = []
 
     def counted(results: Any, *others: Any) -> Any:
-        judged.append(len(results))
+        ranked.append(len(results))
         return rank(results, *others)
 
     monkeypatch.setattr("wattune.terminal.tally.rank", counted)
     seen = tally()
-    seen.add(preview(1000), 0)
-    for size in range(1, 1001):
-        seen.add(started(size), size)
-        seen.add(ended(size, 100 + size % 7), size + 1)
-    assert judged == [1] * 1000
-    assert seen.done == 1000
+    for size in range(1, 101):
+        seen.add(ended(size, 100 + size % 7), size)
+    assert ranked == []
+    assert seen.best is not None and seen.undecided is None and seen.leaders(patient=True)[0] is seen.best
+    assert ranked == [100]
+
+
+def test_where_a_ranking_takes_long_a_view_shows_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+
+    def slow(*asked: Any) -> Any:
+        now_s[0] += 2.0
+        return rank(*asked)
+
+    monkeypatch.setattr("wattune.terminal.tally.rank", slow)
+    monkeypatch.setattr("wattune.terminal.tally.time.perf_counter", lambda: now_s[0])
+    seen = tally()
+    seen.add(ended(1, 100), 0)
+    first = seen.leaders(patient=True)[0]
+    seen.add(ended(2, 200), 1)
+    now_s[0] += 39.0
+    assert seen.leaders(patient=True)[0] is first
+    now_s[0] += 2.0
+    second = seen.leaders(patient=True)[0]
+    assert second is not None and second.spec.plan.micro_batch_size == 2
+    seen.add(ended(4, 300), 2)
+    assert best(seen) == 4, "whoever asks for the best itself never gets an old one"
 
 
 def test_failures_of_the_cluster_count_once_and_a_row_that_stops_is_kept() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from wattune.cost.defaults import default_coefficients
 from wattune.doctor import Finding
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.orchestrate.events import TrialEvent, TrialProgress
 from wattune.plans.axes import Plan
 from wattune.ranking.comparison import Recorded, Side, compare
@@ -224,7 +224,7 @@ def test_a_bound_is_a_line_of_its_own_where_it_is_narrow_and_a_column_where_ther
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_study_while_it_runs_fits(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    view = StudyProgress(console, SPEED, BOUNDS, clock_s=lambda: 0.0)
+    view = StudyProgress(console, Question(objective=SPEED, constraints=tuple(BOUNDS)), clock_s=lambda: 0.0)
     for row in ranking().trials[:2]:
         view(TrialEvent(kind="finished", spec=row.spec, repeat=0, result=row.repeats[0]))
     spec = trial(9)[0]

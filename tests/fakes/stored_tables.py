@@ -1,0 +1,41 @@
+"""The measured studies of `benchmarks/data`: specification and result of every trial, and what each study asked."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import yaml
+
+from wattune.objective import Question
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data"
+
+
+def results_of(table: str, *, without: tuple[str, ...] = ()) -> list[tuple[TrialSpec, TrialResult]]:
+    """Reads every repeat of a table, without some metrics."""
+    return [
+        (
+            TrialSpec.from_json(json.loads(row["spec"])),
+            TrialResult(
+                trial_id=row["trial_id"],
+                repeat=row["repeat"],
+                status=TrialStatus(row["status"]),
+                start_wall_ns=row["start_wall_ns"],
+                quality=row["quality"],
+                metrics={name: row[name] for name in METRICS.keys() - {*without} if row.get(name) is not None},
+                tags=json.loads(row["tags"]),
+            ),
+        )
+        for row in pq.read_table(DATA / f"{table}.parquet").to_pylist()
+    ]
+
+
+def studies() -> Iterator[tuple[str, Question]]:
+    """Yields each table that is a study with its space, and the question of it."""
+    for path in sorted(DATA.glob("*.yaml")):
+        space = yaml.safe_load(path.read_text())
+        if "objective" in space and path.with_suffix(".parquet").is_file():
+            yield path.stem, Question.of(space["objective"], *space.get("constraints", ()))
