@@ -117,11 +117,42 @@ def test_pure_rooms_load_no_vendor_library(name: str) -> None:
     assert vendors_of_pure_rooms()[name] == []
 
 
-def test_a_command_that_only_reads_waits_for_no_heavy_library() -> None:
-    heavy = ("ray", "torch", "mlflow", "pandas", "plotly", "optuna")
-    code = f"import sys, wattune.cli\nprint([name for name in {heavy!r} if name in sys.modules])"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert seen.stdout.strip() == "[]"
+def modules_after(code: str) -> set[str]:
+    """Returns the modules that are loaded after a program of one's own."""
+    whole = f"import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\n{code}"
+    seen = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True, timeout=60)
+    return set(seen.stderr.split())
+
+
+@pytest.mark.parametrize("verb", ["rank", "compare", "report", "analyze", "plan", "suggest", "export", "doctor"])
+def test_a_command_that_only_reads_waits_for_no_heavy_library(verb: str) -> None:
+    loaded = modules_after(f"from wattune.cli.verbs import load\nload({verb!r})")
+    assert loaded & {"ray", "torch", "mlflow", "pandas", "plotly", "optuna"} == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_what_names_no_verb_loads_none(arguments: list[str]) -> None:
+    """`--help` is read while one types: it loads the list of verbs and what prints it."""
+    code = f"sys.argv = ['wattune', *{arguments!r}]\nfrom wattune.cli.verbs import app\nimport wattune.cli.shell\n"
+    loaded = modules_after(f"{code}try: app()\nexcept SystemExit: pass")
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("wattune.")}
+    assert rooms == {"cli", "deadline", "errors", "forced_exit", "lazy_names", "masking", "version"}
+    assert {name for name in loaded if name.startswith("wattune.cli.")} == {"wattune.cli.shell", "wattune.cli.verbs"}
+    assert loaded & {"numpy", "pyarrow", "pydantic", "yaml", "asyncio"} == set()
+
+
+def test_a_shell_completes_words_of_a_verb_without_the_others() -> None:
+    code = (
+        "import os\nos.environ |= {'_WATTUNE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'wattune export --t', "
+        "'COMP_CWORD': '2'}\nfrom wattune.cli.verbs import app\nimport wattune.cli.shell\n"
+        "try: app(prog_name='wattune')\nexcept SystemExit: pass"
+    )
+    loaded = modules_after(code)
+    assert {name for name in loaded if name.startswith("wattune.cli.")} == {
+        "wattune.cli.shell",
+        "wattune.cli.verbs",
+        "wattune.cli.export",
+    }
 
 
 def test_name_to_class_tables_name_classes_that_exist_and_stay_in_their_room() -> None:

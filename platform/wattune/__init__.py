@@ -3,10 +3,9 @@
 The names in `__all__` are the whole public interface. Each is loaded at its first use, so `import wattune` is light.
 """
 
-import importlib
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from wattune.lazy_names import lazy_names
 from wattune.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ _HOMES: Final = {
     "wattune.recording.recording": "Recording",
     "wattune.trial": "TrialResult TrialSpec",
 }
-_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "Comparison",
@@ -76,16 +74,4 @@ __all__ = [
     "suggest",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name at its first use."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    setattr(sys.modules[__name__], name, value)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,11 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from small_study import make_study
 
-from wattune.cli import app
+from wattune.cli import verbs
 from wattune.objective import Field, parse_constraint, parse_objective
 from wattune.ranking.conditions import parse_where
 from wattune.schema import METRICS
@@ -18,7 +17,7 @@ from wattune.search.space import parse_space
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "benchmarks", "experiments", "tests")
 PAGES = sorted({*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))})
-VERBS = typer.main.get_command(app).commands
+VERBS = {name: verbs.load(name) for name in verbs.VERBS}
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _MISSING = "Missing parameter"
 

@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 LIBRARIES: Final = (
-    "wattune.cli",
+    "wattune.cli.study",
+    "wattune.cli.results",
+    "wattune.cli.machine",
+    "wattune.api.runs",
+    "wattune.api.results",
     "wattune.orchestrate.run_study",
     "wattune.tracking.artifacts",
     "wattune.report.page",

@@ -1,43 +1,53 @@
-"""Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on."""
+"""Functions behind the command line and `import wattune`: plan a space, run a study, rank it, report it, send it on.
 
-from wattune.api.decisions import frontier, suggest
-from wattune.api.estimates import beside_result, estimate, fit
-from wattune.api.exports import export
-from wattune.api.recordings import analyze, calibrate, calibrate_links, record, send_recording
-from wattune.api.reports import figures, report
-from wattune.api.results import compare, rank, rank_recordings, sync
-from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
-from wattune.api.spaces import Space, StudyPlan, catalog, plan
-from wattune.api.studies import Study, Trial, find_recording, load_study
+Each is loaded at its first use, with what it needs: a verb that reads does not wait for what only a run needs.
+"""
 
-__all__ = [
-    "RETRIABLE",
-    "Space",
-    "Study",
-    "StudyOutcome",
-    "StudyPlan",
-    "Trial",
-    "analyze",
-    "beside_result",
-    "calibrate",
-    "calibrate_links",
-    "catalog",
-    "compare",
-    "estimate",
-    "export",
-    "figures",
-    "find_recording",
-    "fit",
-    "frontier",
-    "load_study",
-    "plan",
-    "preview",
-    "rank",
-    "rank_recordings",
-    "record",
-    "report",
-    "run_study",
-    "send_recording",
-    "suggest",
-    "sync",
-]
+from typing import TYPE_CHECKING, Final
+
+from wattune.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from wattune.api.decisions import frontier as frontier
+    from wattune.api.decisions import suggest as suggest
+    from wattune.api.estimates import beside_result as beside_result
+    from wattune.api.estimates import estimate as estimate
+    from wattune.api.estimates import fit as fit
+    from wattune.api.exports import export as export
+    from wattune.api.recordings import analyze as analyze
+    from wattune.api.recordings import calibrate as calibrate
+    from wattune.api.recordings import calibrate_links as calibrate_links
+    from wattune.api.recordings import record as record
+    from wattune.api.recordings import send_recording as send_recording
+    from wattune.api.reports import figures as figures
+    from wattune.api.reports import report as report
+    from wattune.api.results import compare as compare
+    from wattune.api.results import rank as rank
+    from wattune.api.results import rank_recordings as rank_recordings
+    from wattune.api.results import sync as sync
+    from wattune.api.runs import RETRIABLE as RETRIABLE
+    from wattune.api.runs import StudyOutcome as StudyOutcome
+    from wattune.api.runs import preview as preview
+    from wattune.api.runs import run_study as run_study
+    from wattune.api.spaces import Space as Space
+    from wattune.api.spaces import StudyPlan as StudyPlan
+    from wattune.api.spaces import catalog as catalog
+    from wattune.api.spaces import plan as plan
+    from wattune.api.studies import Study as Study
+    from wattune.api.studies import Trial as Trial
+    from wattune.api.studies import find_recording as find_recording
+    from wattune.api.studies import load_study as load_study
+
+_HOMES: Final = {
+    "wattune.api.decisions": "frontier suggest",
+    "wattune.api.estimates": "beside_result estimate fit",
+    "wattune.api.exports": "export",
+    "wattune.api.recordings": "analyze calibrate calibrate_links record send_recording",
+    "wattune.api.reports": "figures report",
+    "wattune.api.results": "compare rank rank_recordings sync",
+    "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",
+    "wattune.api.spaces": "Space StudyPlan catalog plan",
+    "wattune.api.studies": "Study Trial find_recording load_study",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -5,7 +5,7 @@ Tables and progress are for people; `--json` prints one object on standard outpu
 was asked for, a failure is an object too: `{"error": {"what": ..., "kind": ..., "exit_code": ...}}`.
 """
 
-from wattune.cli import author, decide, export, machine, results, study
-from wattune.cli.shell import app, main
+from wattune.cli.shell import main
+from wattune.cli.verbs import app
 
-__all__ = ["app", "author", "decide", "export", "machine", "main", "results", "study"]
+__all__ = ["app", "main"]

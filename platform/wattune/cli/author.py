@@ -12,7 +12,8 @@ from wattune import api
 from wattune.catalog.hardware import device_of_product
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import MODELS, model
-from wattune.cli.shell import JsonOption, app, err, out, print_json, print_line
+from wattune.cli.shell import JsonOption, err, out, print_json, print_line
+from wattune.cli.verbs import app
 from wattune.errors import PlanError, TelemetryError, WattuneError, closest
 from wattune.metric_meanings import MEANINGS
 from wattune.objective import parse_objective
@@ -26,13 +27,11 @@ from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import nvidia_products
 from wattune.terminal.tables import print_catalog, print_metric_list
 
-_PANEL: Final = "Write a search space"
-
 _SPACE_NAME: Final = "space.yaml"
 _OBJECTIVE: Final = "maximize tokens_per_s"
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)] = Path(_SPACE_NAME),
     model_name: Annotated[
@@ -194,7 +193,7 @@ def _write(path: Path, text: str) -> None:
     print_line(f"wrote {path}; next: wattune plan {path}")
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def schema(
     page: Annotated[bool, typer.Option("--page", help="Print the reference page in Markdown instead.")] = False,
 ) -> None:
@@ -207,7 +206,7 @@ SearchOption = Annotated[
 ]
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
     """Lists every metric: its unit, what it means, which direction is better, and the tables it comes from."""
     found = [
@@ -228,7 +227,7 @@ def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
         print_metric_list(out, found)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
     """Lists the devices and models search spaces can name, with sources."""
     known = api.catalog()

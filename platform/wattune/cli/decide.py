@@ -1,17 +1,16 @@
 """`frontier` and `suggest`: the price of a bound, and the next trials to measure. Both only read the study's folder."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from wattune import api
-from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, app, out, print_json
+from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, out, print_json
+from wattune.cli.verbs import app
 from wattune.terminal.decisions import print_frontier, print_suggestions
 
-_PANEL: Final = "Decide"
 
-
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def frontier(
     study: StudyArgument,
     vary: Annotated[
@@ -33,7 +32,7 @@ def frontier(
         print_frontier(out, found)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def suggest(
     study: StudyArgument,
     budget: Annotated[str, typer.Option(help="Time for all of it, such as 90s, 10m or 1h30m.")] = "10m",

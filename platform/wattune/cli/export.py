@@ -8,12 +8,13 @@ import typer
 
 from wattune import api
 from wattune.api.exports import FORMATS, ROWS, Format, Rows
-from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, app, err, print_json, print_line
+from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, err, print_json, print_line
+from wattune.cli.verbs import app
 from wattune.masking import printable
 from wattune.storage.files import write_asked_bytes
 
 
-@app.command(rich_help_panel="Decide")
+@app.command()
 def export(
     study: StudyArgument,
     storage: StorageOption = None,

@@ -11,7 +11,6 @@ from wattune import api
 from wattune.cli.shell import (
     JsonOption,
     StorageOption,
-    app,
     end_in_order,
     err,
     out,
@@ -19,6 +18,7 @@ from wattune.cli.shell import (
     print_json,
     print_line,
 )
+from wattune.cli.verbs import app
 from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
 from wattune.recording.recorder import Output, Watcher
@@ -27,15 +27,13 @@ from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.terminal.tables import print_calibration, print_findings
 
-_PANEL: Final = "Look at this machine"
-
 _MINUTES: Final = 5.0
 
 LONGEST_S: Final = 1e9
 """Longest recording: thirty years, which nanoseconds in 64 bits still count."""
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Says what this machine has, what it lacks, and what follows."""
     findings = examine()
@@ -45,7 +43,7 @@ def doctor(as_json: JsonOption = False) -> None:
         print_findings(out, findings)
 
 
-@app.command(rich_help_panel=_PANEL, context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def record(
     command: Annotated[
         list[str] | None, typer.Argument(help="The command to record, after --.", show_default=False)
@@ -172,7 +170,7 @@ def _together(*watchers: Watcher) -> Watcher | None:
     return watch if watchers else None
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def calibrate(
     backend: Annotated[
         str, typer.Option(help="Sensors to calibrate: nvml, or simulated on any machine; with --links nvml or cpu.")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -13,13 +13,13 @@ from wattune.cli.shell import (
     StorageOption,
     StudyArgument,
     TrackingOption,
-    app,
     complete_stored,
     feasible_code,
     out,
     print_json,
     print_line,
 )
+from wattune.cli.verbs import app
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
@@ -30,8 +30,6 @@ from wattune.terminal.estimate_and_result import print_beside
 from wattune.terminal.forecast import print_fit
 from wattune.terminal.ranking import print_comparison, print_front, print_ranking, print_recordings
 from wattune.terminal.tables import print_metrics
-
-_PANEL: Final = "Decide"
 
 
 class FrontOf(StrEnum):
@@ -45,7 +43,7 @@ def _front_json(front: Sequence[RankedTrial], metrics: Sequence[str], of: FrontO
     return {"pareto": [row.to_json() for row in front], "pareto_metrics": list(metrics), "pareto_of": str(of)}
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def rank(
     study: Annotated[
         list[str],
@@ -194,7 +192,7 @@ def _are_recordings(names: Sequence[str], storage: str | None) -> bool:
     return bool(recorded)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def compare(
     a: Annotated[
         str,
@@ -243,7 +241,7 @@ def compare(
         print_comparison(out, comparison)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def fit(
     study: Annotated[
         list[str] | None, typer.Argument(help="Names or folders of one or several studies.", show_default=False)
@@ -268,7 +266,7 @@ def fit(
         print_line(f"kept in {path}; `wattune plan --estimate` with this storage uses it")
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def report(
     study: StudyArgument,
     storage: StorageOption = None,
@@ -289,7 +287,7 @@ def report(
             print_line(str(written))
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def analyze(
     folder: Annotated[
         str,
@@ -334,7 +332,7 @@ def analyze(
             print_beside(out, found)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def sync(
     study: StudyArgument,
     storage: StorageOption = None,

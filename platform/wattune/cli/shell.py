@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from wattune.cli.verbs import app
 from wattune.errors import WattuneError
 from wattune.forced_exit import end_now
 from wattune.masking import printable, without_secrets
-from wattune.ranking.order import Ranking
-from wattune.ranking.recordings import RecordingRanking
-from wattune.storage.documents import json_text
-from wattune.storage.files import find_storage
 from wattune.version import __version__
+
+if TYPE_CHECKING:
+    from wattune.ranking.order import Ranking
+    from wattune.ranking.recordings import RecordingRanking
 
 WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
@@ -49,19 +50,13 @@ _UNSEEN_WIDTH: Final = 200
 out = Console(markup=False, width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
 err = Console(markup=False, stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
 
-app = typer.Typer(
-    name="wattune",
-    help="Finds the fastest, or cheapest in energy, training configuration a power and cooling budget allows.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
 
 
 def complete_stored(incomplete: str) -> list[str]:
     """Lists the studies and recordings of the storage that begin with a text, for a shell to complete."""
+    from wattune.storage.files import find_storage
+
     try:
         folder = find_storage().folder
         found = [one.parent.name for one in folder.glob("*/study.yaml")]
@@ -193,6 +188,8 @@ def print_note(text: str) -> None:
 
 def print_json(data: Any) -> None:
     """Prints the one object `--json` promises."""
+    from wattune.storage.documents import json_text
+
     _Answer.printed = True
     print(json_text(data))  # noqa: T201
 
@@ -202,7 +199,7 @@ def print_line(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True)
 
 
-def feasible_code(ranking: Ranking | RecordingRanking) -> int:
+def feasible_code(ranking: "Ranking | RecordingRanking") -> int:
     """Returns exit code 3 where nothing is feasible, and says so; else 0."""
     if ranking.best is not None:
         return 0

@@ -17,7 +17,6 @@ from wattune.cli.shell import (
     SpaceArgument,
     StorageOption,
     TrackingOption,
-    app,
     end_in_order,
     err,
     feasible_code,
@@ -27,6 +26,7 @@ from wattune.cli.shell import (
     print_line,
     print_note,
 )
+from wattune.cli.verbs import app
 from wattune.errors import TrackingError
 from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
@@ -37,8 +37,6 @@ from wattune.terminal.progress import StudyProgress
 from wattune.terminal.ranking import print_ranking
 from wattune.terminal.tables import print_candidates, print_rejections
 from wattune.tracking.store import ui_command, ui_url
-
-_PANEL: Final = "Run a study"
 
 _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
@@ -53,7 +51,7 @@ _TOO_LATE: Final = f"{_STOPPED}; what did not end in time was ended by force, an
 """The last line where a part of it hung."""
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def plan(
     space: SpaceArgument,
     estimate: Annotated[
@@ -110,7 +108,7 @@ def _print_estimates(
         raise typer.Exit(NOTHING_FEASIBLE)
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def run(
     space: SpaceArgument,
     storage: StorageOption = None,
