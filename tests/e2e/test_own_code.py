@@ -20,7 +20,7 @@ from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
 from wattune.steps.source import AUTO
 from wattune.trial import Measure, TrialStatus
-from wattune.workers.command.launcher import Launch, run_command
+from wattune.workers.command.measured_run import MeasuredRun
 
 pytestmark = pytest.mark.timeout(300)  # these libraries take long to load on a busy machine
 
@@ -202,17 +202,15 @@ def test_without_triton_torchtitan_fails_in_one_clear_line(tmp_path: Path) -> No
     for name in ("steps", "output"):
         (tmp_path / name).mkdir()
     torchrun = [*TORCHRUN[:-1], "1", "-m", "torchtitan.train", "--training.steps", "10"]
-    outcome = run_command(
-        Launch(
-            arguments=torchrun,
-            environment={**os.environ, "OMP_NUM_THREADS": "1"},
-            steps_folder=tmp_path / "steps",
-            source=AUTO,
-            measure=Measure(timeout_s=200),
-            leads=True,
-        ),
+    outcome = MeasuredRun(
+        torchrun,
+        {**os.environ, "OMP_NUM_THREADS": "1"},
+        steps_folder=tmp_path / "steps",
+        source=AUTO,
+        measure=Measure(timeout_s=200),
+        leads=True,
         orders=lambda timeout_s: time.sleep(timeout_s),
-    )
+    ).until_over()
     assert outcome.status is TrialStatus.CRASHED
     assert outcome.reason.startswith("exit code 1: rank 0: ModuleNotFoundError: No module named 'triton'")
     assert "\n" not in outcome.reason

@@ -16,9 +16,8 @@ from wattune.inspection import Analysis, inspect
 from wattune.recording.recorder import Output, Watcher
 from wattune.recording.recorder import record as record_command
 from wattune.recording.recording import Recording
-from wattune.recording.steps import StepsAsked
 from wattune.steps.files import MOST_TOKENS
-from wattune.steps.source import parse_source_text
+from wattune.steps.source import parse_source
 from wattune.storage.files import (
     CALIBRATIONS,
     find_storage,
@@ -98,7 +97,7 @@ def record(
     if not command and any(of_a_command.values()):
         named = ", ".join(name for name, given in of_a_command.items() if given)
         raise PlanError(f"{named}: a recording of the machine alone has no steps and is whole; give a command after --")
-    asked = StepsAsked.of(parse_source_text(steps), window, tokens_per_step)
+    source = parse_source(steps)
     place = find_storage(storage)
     if place.url:
         RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
@@ -111,7 +110,9 @@ def record(
             backends=backends,
             output=output,
             watcher=watcher,
-            steps=asked,
+            steps=source,
+            window=window,
+            tokens_per_step=tokens_per_step,
         )
     )
 

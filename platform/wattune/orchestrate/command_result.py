@@ -1,6 +1,6 @@
 """Outcomes of a command's nodes, made into what every trial has: spans of all ranks, window, telemetry."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,14 @@ import pyarrow.compute as pc
 
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import TOLD_TOKENS, WINDOW_TAGS
+from wattune.clock import ClockAnchor
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.program import is_command
-from wattune.schema import SPANS
+from wattune.steps.files import Step
 from wattune.trial import TrialSpec
-from wattune.workers.outcome import CommandFacts, RankOutcome
+from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.outcome import RankOutcome
 
 
 def num_answers(spec: TrialSpec) -> int:
@@ -22,8 +24,8 @@ def num_answers(spec: TrialSpec) -> int:
     return spec.cluster.num_nodes if is_command(spec) else spec.cluster.world_size
 
 
-def leading(outcomes: Sequence[RankOutcome]) -> CommandFacts | None:
-    """Returns what the leading node of a command told; None for other trials, and where it told nothing."""
+def leading(outcomes: Sequence[RankOutcome]) -> ProgramOutcome | None:
+    """Returns what came of a command on its leading node; None for other trials, and where it told nothing."""
     return next((one.command for one in outcomes if one.rank == 0), None)
 
 
@@ -44,59 +46,54 @@ def command_spans(
         None where no measured step is known.
     """
     lead = leading(outcomes)
-    if lead is None or not lead.told_steps or not lead.end_index:
+    if lead is None or not lead.end_index:
         return None
-    tables = {one.rank: one for one in outcomes if one.spans is not None and one.command is not None}
-    first = tables[0].spans
-    assert first is not None, "the leading node told steps"
-    model = first.filter(pc.equal(first["rank"], pc.min(first["rank"])))
-    found = []
-    for outcome in tables.values():
-        assert outcome.command is not None
-        spans = outcome.spans
-        if not outcome.command.told_steps or spans is None or not spans.num_rows:
-            spans = _copied(model, _on_node(outcome.rank, places), outcome.command.wall_minus_mono_ns, clock_offsets_ns)
-        found.append(spans)
-    whole = pa.concat_tables([table.cast(SPANS) for table in found]).unify_dictionaries()
-    whole = whole.filter(pc.less(whole["step"], lead.end_index))
-    shifted = pc.subtract(whole["step"], lead.first_index).cast(SPANS.field("step").type)
-    return whole.set_column(whole.schema.get_field_index("step"), SPANS.field("step"), shifted)
+    model = next(each for _, each in sorted(lead.steps.items()) if each)
+    wall_ns = {place.node: clock_offsets_ns.get(place.node, 0) for place in places}
+    first_node = next(place.node for place in places if place.rank == 0)
 
+    def of_node(node: str, own: ProgramOutcome) -> Steps:
+        if any(own.steps.values()):
+            return own.steps
+        ahead_ns = wall_ns[node] - wall_ns[first_node] + lead.wall_minus_mono_ns - own.wall_minus_mono_ns
+        shift = [
+            replace(step, start_mono_ns=step.start_mono_ns + ahead_ns, end_mono_ns=step.end_mono_ns + ahead_ns)
+            for step in model
+        ]
+        return {0: shift}
 
-def _on_node(number: int, places: Sequence[Place]) -> list[Place]:
-    """Returns the places of a node's ranks: nodes have equally many, in order."""
-    each = max(len(places) // max(len({place.node for place in places}), 1), 1)
-    return [place for place in places if place.rank // each == number]
-
-
-def _copied(
-    model: pa.Table, places: Sequence[Place], wall_minus_mono_ns: int, clock_offsets_ns: Mapping[str, int]
-) -> pa.Table:
-    """Returns a rank's spans as those of other ranks, on their node's clocks."""
-    copies = []
-    for place in places:
-        for row in model.to_pylist():
-            ahead_ns = clock_offsets_ns.get(place.node, 0) - clock_offsets_ns.get(row["node"], 0)
-            start_ns, end_ns = row["start_wall_ns"] + ahead_ns, row["end_wall_ns"] + ahead_ns
-            own = {"node": place.node, "device": place.device, "rank": place.rank}
-            own |= {"start_wall_ns": start_ns, "start_mono_ns": start_ns - wall_minus_mono_ns}
-            own |= {"end_wall_ns": end_ns, "end_mono_ns": end_ns - wall_minus_mono_ns}
-            copies.append({**row, **own})
-    return pa.Table.from_pylist(copies, schema=SPANS)
+    return _spans(outcomes, places, of_node, lead)
 
 
 def run_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> pa.Table | None:
     """Returns the run of a command without steps as one span of each rank, from which sensors are simulated."""
-    by_node = {one.rank: one.command for one in outcomes if one.command is not None}
-    rows = []
-    for number, facts in by_node.items():
-        for place in _on_node(number, places) if facts.end_mono_ns > facts.start_mono_ns else ():
-            times = {"start": facts.start_mono_ns, "end": facts.end_mono_ns}
-            clocks = {f"{name}_mono_ns": at for name, at in times.items()}
-            clocks |= {f"{name}_wall_ns": at + facts.wall_minus_mono_ns for name, at in times.items()}
-            own = {"node": place.node, "device": place.device, "rank": place.rank, "step": 0, "phase": "step"}
-            rows.append({**own, "micro_batch": None, "chunk": None, **clocks})
-    return pa.Table.from_pylist(rows, schema=SPANS) if rows else None
+
+    def of_node(_: str, own: ProgramOutcome) -> Steps:
+        ran = own.end_mono_ns > own.start_mono_ns
+        return {0: [Step(0, own.start_mono_ns, own.end_mono_ns)]} if ran else {}
+
+    spans = _spans(outcomes, places, of_node, ProgramOutcome())
+    return spans if spans is not None and spans.num_rows else None
+
+
+def _spans(
+    outcomes: Sequence[RankOutcome],
+    places: Sequence[Place],
+    steps_of: Callable[[str, ProgramOutcome], Steps],
+    lead: ProgramOutcome,
+) -> pa.Table | None:
+    """Makes the spans of every node's ranks, numbered as the leading node's. Nodes have equally many, in order."""
+    each = max(len(places) // max(len({place.node for place in places}), 1), 1)
+    found = []
+    for one in outcomes:
+        own = [place for place in places if place.rank // each == one.rank]
+        if one.command is None or not own:
+            continue
+        anchor = ClockAnchor(mono_ns=0, wall_ns=one.command.wall_minus_mono_ns)
+        devices, node = {place.rank: place.device for place in own}, own[0].node
+        numbered = replace(lead, steps=steps_of(node, one.command))
+        found.append(numbered.spans(node=node, devices=devices, anchor=anchor))
+    return pa.concat_tables(found).unify_dictionaries() if found else None
 
 
 def command_tags(outcomes: Sequence[RankOutcome], places: Sequence[Place], *, has_steps: bool) -> dict[str, str]:

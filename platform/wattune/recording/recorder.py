@@ -13,15 +13,19 @@ from typing import Any, Final, Literal, Self
 
 from wattune.errors import PlanError
 from wattune.masking import masked_arguments
-from wattune.recording.command import Command, SignalRelay
 from wattune.recording.recording import sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
-from wattune.recording.steps import CommandSteps, StepsAsked, told_steps
+from wattune.recording.signals import SignalRelay
+from wattune.recording.steps import FOLDER, told_steps
+from wattune.recording.window import STEADY, parse_window
+from wattune.steps.source import AUTO, StepSource
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 from wattune.version import __version__
+from wattune.workers.command.process import TerminalProcess
+from wattune.workers.command.program_run import ProgramRun
 
 LEAD_S: Final = 1.1
 """From the sampler's start to the command's: every tier, read once a second or more often, has been read by then."""
@@ -41,8 +45,6 @@ _STDERR_FD: Final = 2
 
 Output = Literal["own", "stderr", "log"]
 """Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
-
-DEFAULT_STEPS: Final = StepsAsked()
 
 Watcher = Callable[[Path, int], None]
 """Called with the sampler's folder, and the window's start on the monotonic clock."""
@@ -64,7 +66,9 @@ def record(
     backends: Sequence[str] = (),
     output: Output = "own",
     watcher: Watcher | None = None,
-    steps: StepsAsked = DEFAULT_STEPS,
+    steps: StepSource = AUTO,
+    window: str = STEADY,
+    tokens_per_step: float | None = None,
 ) -> Path:
     """Records a command from start to end, or this machine for some seconds.
 
@@ -81,13 +85,16 @@ def record(
             is `default_backends`.
         output: Destination of the command's output.
         watcher: Looks on twice a second, until it fails.
-        steps: How the command's steps are found, and which of them the figures are of.
+        steps: How the command's steps are found.
+        window: The part that the figures are of (`wattune.recording.window.parse_window`).
+        tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
 
     Returns:
         The recording's folder.
 
     Raises:
-        PlanError: There is nothing to record, the command cannot be run, or the name is taken; nothing was written.
+        PlanError: There is nothing to record, the command cannot be run, the window cannot be read, or the name is
+            taken; nothing was written.
         TelemetryError: A backend or a device's calibration cannot be used, and nothing was written; or the samples
             could not be written.
     """
@@ -95,6 +102,7 @@ def record(
         raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
     if command and shutil.which(command[0]) is None:
         raise PlanError(f"{command[0]} cannot be executed; check the name, or give its path")
+    parse_window(window)
     backends = list(backends) or default_backends()
     read, simulated = split_simulated(backends)
     node = socket.gethostname()
@@ -109,17 +117,15 @@ def record(
         "wattune": __version__,
         "closed": False,
     }
-    told = None
+    run = None
     if command:
-        facts["steps_asked"] = {
-            "source": str(steps.source),
-            "window": steps.window_text,
-            "tokens_per_step": steps.tokens_per_step,
-        }
+        facts["steps_asked"] = {"source": steps.text, "window": window, "tokens_per_step": tokens_per_step}
+        run = ProgramRun(folder.path / FOLDER, steps, keeps_lines=True)
     with SignalRelay() as relay:
         try:
             folder.write_facts(facts)
-            told = CommandSteps(folder.path, steps) if command else None
+            if run is not None and steps.kind != "none":
+                (folder.path / FOLDER).mkdir(mode=0o700)
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
             sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
         except BaseException:  # such as a full disk: nothing was recorded, so nothing stays
@@ -128,11 +134,11 @@ def record(
         try:
             with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
             with _Renewal(sampler) as renewal:
-                _Session(folder, facts, renewal, relay, watcher, told).run(command, seconds, output)
+                _Session(folder, facts, renewal, relay, watcher, run).run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
             if "window" in facts:
-                _close(folder, facts, told)
+                _close(folder, facts, run)
             else:
                 shutil.rmtree(folder.path)
     return folder.path
@@ -181,9 +187,9 @@ class _Session:
         renewal: _Renewal,
         relay: SignalRelay,
         watcher: Watcher | None,
-        told: CommandSteps | None,
+        run: ProgramRun | None,
     ) -> None:
-        self._folder, self._facts, self._told = folder, facts, told
+        self._folder, self._facts, self._run = folder, facts, run
         self._renewal, self._relay, self._watcher = renewal, relay, watcher
         self._unseen: Exception | None = None
 
@@ -207,27 +213,22 @@ class _Session:
         if self._unseen is not None:
             raise self._unseen
 
-    def _start(self, command: Sequence[str], output: Output, held: contextlib.ExitStack) -> Command:
+    def _start(self, command: Sequence[str], output: Output, held: contextlib.ExitStack) -> TerminalProcess:
+        assert self._run is not None, "there is a command"
         stdout = stderr = None
         if output == "log":
             stdout = stderr = held.enter_context((self._folder.path / LOG).open("wb")).fileno()
         elif output == "stderr":
             stdout = _STDERR_FD
         try:
-            started = Command(
-                command,
-                stdout=stdout,
-                stderr=stderr,
-                environment=None if self._told is None else self._told.environment,
-                listener=None if self._told is None else self._told.listener,
-            )
+            started = self._run.in_terminal(command, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise PlanError(f"{command[0]} cannot be started: {error}; see that it runs alone") from error
         held.callback(started.ended_within, None)  # whatever fails beside it, the command runs to its end
         self._relay.attach(started)
         return started
 
-    def _follow(self, started: Command | None, start_ns: int, deadline_ns: int | None) -> None:
+    def _follow(self, started: TerminalProcess | None, start_ns: int, deadline_ns: int | None) -> None:
         while not self._ended(started, deadline_ns):
             if started is not None and deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 started.send(signal.SIGTERM)
@@ -239,7 +240,7 @@ class _Session:
                 except Exception as error:  # raised at the end: a terminal that is gone must not cost the recording
                     self._watcher, self._unseen = None, error
 
-    def _ended(self, started: Command | None, deadline_ns: int | None) -> bool:
+    def _ended(self, started: TerminalProcess | None, deadline_ns: int | None) -> bool:
         """Waits a tick at most, and says whether the recording is over."""
         left_s = TICK_S if deadline_ns is None else min(TICK_S, max(ns_to_s(deadline_ns - time.monotonic_ns()), 0.0))
         if started is not None:
@@ -257,7 +258,7 @@ class _Session:
             time.sleep(min(left_s, TICK_S))
 
 
-def _close(folder: RecordingFolder, facts: dict[str, Any], told: CommandSteps | None) -> None:
+def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | None) -> None:
     """Turns the sampler's files into Parquet, and deletes them once everything else is in place.
 
     Where it did not end well its log stays and says why.
@@ -265,12 +266,12 @@ def _close(folder: RecordingFolder, facts: dict[str, Any], told: CommandSteps | 
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
     folder.write_telemetry(facts["node"], tables, with_calibrations(folder.storage, manifest))
-    if told is not None and "end_mono_ns" in facts["window"]:
-        spans, found = told_steps(told, facts, manifest)
+    if run is not None and "end_mono_ns" in facts["window"]:
+        spans, found = told_steps(run, facts, manifest)
         facts |= found
         if spans is not None:
             folder.write_spans(spans)
-        told.discard()
+        run.discard()
     folder.write_facts({**facts, "closed": True})
     kept = {".parquet", ".json"} if manifest["closed"] else {".parquet", ".json", ".log"}
     for path in sampler_folder.iterdir():

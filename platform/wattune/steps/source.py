@@ -31,6 +31,13 @@ class StepSource:
     preset: str = ""
     """Name in `PRESETS` that it comes from."""
 
+    @property
+    def text(self) -> str:
+        """The source as one text, which `parse_source` reads back."""
+        if self.kind != "pattern":
+            return self.kind
+        return self.preset or f"pattern/{self.unit}:{self.pattern}"
+
     def __str__(self) -> str:
         """Returns it in words, for results."""
         if self.kind != "pattern":
@@ -73,24 +80,15 @@ AUTOMATIC_PRESETS: Final = ("megatron", "torchtitan", "nemo")
 """Presets that `auto` looks for. Any program may show progress bars, also of what is no training."""
 
 
-_TEXT: Final = re.compile(r"pattern(?:/(\w+))?:(.*)", re.DOTALL)
-
-
-def parse_source_text(text: str) -> StepSource:
-    """Reads a source of a command line: a word as in a space, or `pattern:REGULAR_EXPRESSION`, `pattern/ms:...`.
-
-    Raises:
-        SpaceError: It is none of these, or its pattern cannot be used.
-    """
-    found = _TEXT.fullmatch(text)
-    return parse_source(text if found is None else {"pattern": found[2], "unit": found[1] or "s"})
+_PATTERN: Final = re.compile(r"pattern(?:/(\w+))?:(.*)", re.DOTALL)
 
 
 def parse_source(value: Any) -> StepSource:
     """Reads a source as a space or a command line gives it.
 
     Args:
-        value: A kind, the name of a preset, `{pattern: ..., unit: ...}`, or a `StepSource`; None is `auto`.
+        value: A kind, the name of a preset, `pattern:REGULAR_EXPRESSION` or `pattern/ms:...`, `{pattern: ..., unit:
+            ...}`, or a `StepSource`; None is `auto`.
 
     Raises:
         SpaceError: It is none of these, or its pattern cannot be used.
@@ -99,6 +97,8 @@ def parse_source(value: Any) -> StepSource:
         return value
     if value is None:
         return AUTO
+    if isinstance(value, str) and (found := _PATTERN.fullmatch(value)):
+        value = {"pattern": found[2], "unit": found[1] or "s"}
     if isinstance(value, str):
         if value in PRESETS:
             return PRESETS[value]

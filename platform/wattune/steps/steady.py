@@ -1,4 +1,4 @@
-"""The steady part of step times while they are measured: the same test as the loop of the built-in engines."""
+"""The end of warm-up, by one test for built-in engines, commands and recordings: whole rounds until one is stable."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,6 +13,9 @@ ROUND_STEPS: Final = 5
 LEAST_STEPS: Final = 4
 """Fewest steps whose halves can be compared."""
 
+MOST_WARMUP_ROUNDS: Final = 4
+"""Rounds after which a trial is measured although its step time is not stable."""
+
 
 def is_stable(times_s: Sequence[float]) -> bool:
     """Returns True where the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
@@ -26,18 +29,22 @@ def is_stable(times_s: Sequence[float]) -> bool:
     return abs(second - first) <= STABLE_FRAC * second
 
 
-def steady_from(step_times_s: Sequence[float], *, round_steps: int = ROUND_STEPS) -> int | None:
-    """Finds the end of the warm-up: whole rounds of steps, until one is stable.
+def warmup(
+    times_s: Sequence[float], round_steps: int = ROUND_STEPS, most_rounds: int | None = MOST_WARMUP_ROUNDS
+) -> tuple[int | None, bool]:
+    """Finds the end of warm-up.
 
     Args:
-        step_times_s: Step times in order, in seconds, from the program's first step.
-        round_steps: Steps of a round, at least `LEAST_STEPS`.
+        times_s: Times of all steps so far in order, from the program's first one.
+        round_steps: Steps of a round: the fewest of warm-up.
+        most_rounds: Rounds after which it ends anyhow; None goes on until one is stable.
 
     Returns:
-        Index of the first step after the warm-up; None where no whole round is stable yet.
+        Steps of warm-up, None while it goes on, and whether step time was stable at its end.
     """
-    size = max(round_steps, LEAST_STEPS)
-    for start in range(0, len(step_times_s) - size + 1, size):
-        if is_stable(step_times_s[start : start + size]):
-            return start + size
-    return None
+    size = max(round_steps, 1)
+    whole = len(times_s) // size
+    for number in range(1, (whole if most_rounds is None else min(whole, most_rounds)) + 1):
+        if is_stable(times_s[(number - 1) * size : number * size]):
+            return number * size, True
+    return (None, False) if most_rounds is None or whole < most_rounds else (most_rounds * size, False)

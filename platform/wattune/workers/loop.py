@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
-from wattune.steps.steady import is_stable
+from wattune.steps.steady import MOST_WARMUP_ROUNDS, is_stable
 from wattune.trial import Measure, TrialSpec, TrialStatus
 from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
@@ -27,9 +27,6 @@ from wattune.workers.out_of_memory import first_line, is_out_of_memory, out_of_m
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import Span, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
-
-MOST_WARMUP_ROUNDS: Final = 4
-"""Rounds of `warmup_steps` after which measuring begins anyway; the outcome then says it was not steady."""
 
 Progress = Callable[[str, int, int], None]
 """Called on every rank with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do;

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from wattune.trial import TrialStatus
+from wattune.workers.command.program_run import ProgramOutcome
 from wattune.workers.engine import ExpertTokens
 
 
@@ -49,28 +50,6 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandFacts:
-    """Facts of a command's node beside its outcome (`wattune.workers.command`)."""
-
-    first_index: int
-    """Index of the first measured step: its spans count every step from 0."""
-    end_index: int
-    """Index after the last measured step; 0 where none was measured."""
-    start_mono_ns: int
-    """Start of the command on its node's clock."""
-    end_mono_ns: int
-    """Its end there, or the time at which it was told to end."""
-    wall_minus_mono_ns: int
-    """The node's wall clock minus its monotonic one."""
-    tokens_per_step: float
-    """Tokens that the node's ranks told of a step; 0 where none did."""
-    told_steps: bool
-    """True where a rank of the node told steps."""
-    output: str
-    """Its output, bounded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
     """Outcome of a trial on one rank."""
 
@@ -103,5 +82,5 @@ class RankOutcome:
     """Libraries, settings and kernels of the rank (`wattune.workers.provenance`); its lane's worker adds them."""
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
-    command: CommandFacts | None = None
-    """Facts of a node that ran a command: the outcome is then that of a node, and `rank` its number."""
+    command: ProgramOutcome | None = None
+    """What came of a command on a node: the outcome is then that of a node, and `rank` its number."""

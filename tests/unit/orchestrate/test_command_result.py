@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
-from wattune.clock import ClockAnchor
 from wattune.orchestrate.command_result import (
     command_spans,
     command_tags,
@@ -18,10 +17,10 @@ from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
-from wattune.steps.reader import Step
-from wattune.steps.table import spans_of
+from wattune.steps.files import Step
 from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, TrialStatus
-from wattune.workers.outcome import CommandFacts, RankOutcome
+from wattune.workers.command.program_run import ProgramOutcome
+from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
     model=OWN_MODEL,
@@ -43,22 +42,15 @@ def steps(count, start_ns=1_000_000_000):
 
 
 def outcome(node, told, *, count=20, first=5, end=15):
-    ranks = (2 * node, 2 * node + 1)
-    offset = WALL_MINUS_MONO_NS[node]
-    anchor = ClockAnchor(mono_ns=0, wall_ns=offset)
-    devices = {rank: PLACES[rank].device for rank in ranks}
-    facts = CommandFacts(
+    command = ProgramOutcome(
         first_index=first,
         end_index=end,
         start_mono_ns=10**9,
         end_mono_ns=3 * 10**9,
-        wall_minus_mono_ns=offset,
-        tokens_per_step=8.0 * len(told),
-        told_steps=bool(told),
-        output="",
+        wall_minus_mono_ns=WALL_MINUS_MONO_NS[node],
+        steps={rank: steps(count) for rank in told},
     )
-    spans = spans_of({rank: steps(count) for rank in told}, node=f"n{node}", devices=devices, anchor=anchor)
-    return RankOutcome(rank=node, status=TrialStatus.COMPLETED, spans=spans, command=facts)
+    return RankOutcome(rank=node, status=TrialStatus.COMPLETED, command=command)
 
 
 def test_a_commands_answers_are_those_of_its_nodes():
@@ -67,7 +59,7 @@ def test_a_commands_answers_are_those_of_its_nodes():
 
 
 def test_warm_up_is_negative_and_steps_after_the_end_do_not_count():
-    spans = command_spans([outcome(0, (0, 1)), outcome(1, (2, 3), first=0, end=0)], PLACES, {})
+    spans = command_spans([outcome(0, (0, 1)), outcome(1, (2, 3), first=0, end=None)], PLACES, {})
     assert set(spans["rank"].to_pylist()) == {0, 1, 2, 3}
     for rank in range(4):
         numbers = [row["step"] for row in spans.to_pylist() if row["rank"] == rank]
@@ -100,7 +92,7 @@ def test_copied_steps_are_at_the_same_moment_where_the_clocks_of_nodes_differ():
 
 
 def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
-    outcomes = [outcome(0, (), first=0, end=0), outcome(1, (), first=0, end=0)]
+    outcomes = [outcome(0, (), first=0, end=None), outcome(1, (), first=0, end=None)]
     assert command_spans(outcomes, PLACES, {}) is None
     assert command_tags(outcomes, PLACES, has_steps=False) == {
         "window_node": "n0",

@@ -16,7 +16,6 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.recording import recorder
 from wattune.recording.recorder import default_name, record
 from wattune.recording.recording import Recording, load, look
-from wattune.recording.steps import StepsAsked
 from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.files import write_calibration
@@ -142,7 +141,7 @@ def test_lines_that_cannot_be_read_end_neither_command_nor_recording(
         raise ZeroDivisionError
 
     monkeypatch.setattr("wattune.steps.reader.StepReader.feed", fails)
-    asked = StepsAsked.of(parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"}))
+    asked = parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"})
     with pytest.raises(ZeroDivisionError):
         record(["sh", "-c", "echo took 5 ms; exit 3"], storage=tmp_path, backends=["host"], name="a", steps=asked)
     facts = load(tmp_path / "recordings" / "a").facts

@@ -15,16 +15,15 @@ from wattune.recording.recorder import record
 from wattune.recording.recording import Recording, load
 from wattune.recording.steps import (
     FOLDER,
-    LINES,
-    CommandSteps,
-    StepsAsked,
     devices_of_ranks,
     steps_of_open,
     told_memory,
     told_tokens,
 )
+from wattune.steps.files import Step
 from wattune.steps.process.writer import StepWriter
-from wattune.steps.source import parse_source_text
+from wattune.steps.source import parse_source
+from wattune.workers.command.program_run import LINES, ProgramOutcome, ProgramRun
 
 STARTUP_S = 0.6
 STEP_S = 0.05
@@ -55,7 +54,9 @@ def run(storage: Path, code: str = LOOP, source: str = "auto", window: str = "st
         backends=["host", "simulated:h200_sxm"],
         name="a",
         output="log",
-        steps=StepsAsked.of(parse_source_text(source), window, **more),
+        steps=parse_source(source),
+        window=window,
+        **more,
     )
 
 
@@ -142,16 +143,16 @@ def test_the_steps_of_a_recorder_that_was_killed_are_read_from_its_processes_fil
 def test_lines_that_a_killed_recorder_heard_are_steps(tmp_path: Path, source: str) -> None:
     megatron = "\x1b[31m iteration {}/ 100 | x | elapsed time per iteration (ms): 100.0 | y"
     line = megatron if source == "megatron" else "\x1b[31mstep {} \x1b[32mtook 100.0 ms, “done”"
-    told = CommandSteps(tmp_path, StepsAsked.of(parse_source_text(source)))
-    assert told.listener is not None
+    (tmp_path / FOLDER).mkdir()
+    told = ProgramRun(tmp_path / FOLDER, parse_source(source), keeps_lines=True)
     for at in range(1, 31):
-        told.listener(line.format(at), at * 10**8)
-        told.listener("loss 3.0", at * 10**8)
+        told.hear(line.format(at), at * 10**8)
+        told.hear("loss 3.0", at * 10**8)
     kept = tmp_path / FOLDER / LINES
-    assert len(kept.read_bytes().splitlines()) == 31, "its pattern, and the lines that it is found in"
+    assert len(kept.read_bytes().splitlines()) == 30, "the lines that its pattern is found in"
     with kept.open("ab") as out:
         out.write(b'[3100000000, "' + line.encode()[:9])  # killed here
-    asked = {"source": "pattern 'as the manifest shows it'", "window": "steps:0:", "tokens_per_step": 7.0}
+    asked = {"source": parse_source(source).text, "window": "steps:0:", "tokens_per_step": 7.0}
     facts = {"node": "n", "window": {"start_mono_ns": 0}, "steps_asked": asked}
     spans, found = steps_of_open(tmp_path, facts, {"devices": {"gpu0": {}}}, 2 * 10**9)
     assert spans is not None and found["steps"]["num_steps"] == spans.num_rows == 20, "as far as the sensors were read"
@@ -181,10 +182,11 @@ def test_devices_that_no_rank_named_are_said(tmp_path: Path) -> None:
 def test_ranks_have_their_own_device_and_every_device_has_steps() -> None:
     devices: dict[str, dict[str, Any]] = {f"gpu{at}": {"uuid": f"GPU-{at}{at}"} for at in range(12)} | {"host": {}}
     headers = {0: {"local_rank": 0, "device_uuid": "11"}, 1: {"local_rank": 1}, 2: {"local_rank": 10}}
-    found = devices_of_ranks([0, 1, 2], headers, devices)
+    told: dict[int, list[Step]] = {0: [], 1: [], 2: []}
+    found = devices_of_ranks(ProgramOutcome(steps=told, headers=headers), devices)
     assert [found[rank] for rank in (0, 1, 2)] == ["gpu1", "gpu1", "gpu10"]
     assert set(found.values()) == {f"gpu{at}" for at in range(12)} and min(set(found) - {0, 1, 2}) == 3
-    assert devices_of_ranks([0, 4], {}, {"host": {}}) == {0: "host", 4: "host"}
+    assert devices_of_ranks(ProgramOutcome(steps={0: [], 4: []}), {"host": {}}) == {0: "host", 4: "host"}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,7 @@ def test_facts_that_cannot_be_are_none(steps: Any) -> None:
     assert told_tokens({"steps": steps}) is None and told_memory({"steps": steps}) == []
 
 
-def test_a_window_that_cannot_be_read_is_refused_before_anything_runs() -> None:
+def test_a_window_that_cannot_be_read_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="--window"):
-        StepsAsked.of(window="soon")
+        record(["true"], storage=tmp_path, window="soon")
+    assert not list(tmp_path.glob("recordings/*"))

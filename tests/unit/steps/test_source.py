@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from wattune.errors import SpaceError
-from wattune.steps.source import AUTO, HOOKS, PRESETS, StepSource, parse_source, parse_source_text
+from wattune.steps.source import AUTO, HOOKS, PRESETS, StepSource, parse_source
 
 
 @pytest.mark.parametrize("word", ["auto", *HOOKS, "none"])
@@ -19,9 +19,9 @@ def test_presets_patterns_and_nothing() -> None:
     own = parse_source({"pattern": "step time: ([0-9.]+) ms", "unit": "ms"})
     assert (own.kind, own.unit, own.preset) == ("pattern", "ms", "")
     assert parse_source(own) is own
-    assert parse_source_text("pattern/ms:step time: ([0-9.]+) ms") == own
-    assert parse_source_text("pattern:took (.*)s").unit == "s"
-    assert parse_source_text("optimizer").kind == "optimizer"
+    assert parse_source("pattern/ms:step time: ([0-9.]+) ms") == own
+    assert parse_source("pattern:took (.*)s").unit == "s"
+    assert parse_source("optimizer").kind == "optimizer"
 
 
 @pytest.mark.parametrize(

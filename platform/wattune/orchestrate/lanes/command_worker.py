@@ -38,8 +38,9 @@ from wattune.steps.table import spans_of
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
-from wattune.workers.command.launcher import CommandOutcome, Launch, Order, Steps, run_command
-from wattune.workers.outcome import CommandFacts, RankOutcome
+from wattune.workers.command.measured_run import MeasuredRun, Order
+from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
 
 SHOWN_S: Final = 4.0
@@ -151,28 +152,25 @@ class _CommandWorker:
         values = {**values_of(spec, spec.program.flags), **self._run_time(assigned, assignment, folder / "output")}
         arguments = filled_arguments(spec.program.command, values)
         environment = command_environment(os.environ, _variables(spec.program, values))
-        launch = Launch(
-            arguments=arguments,
-            environment=environment,
-            steps_folder=folder / "steps",
-            source=parse_source(spec.program.steps_source),
-            measure=assignment.measure,
-            leads=assigned.rank == 0,
-            stop_above_s=assignment.stop_above_s,
-        )
         anchor = ClockAnchor.now()
         calls = _Calls(self._keeper, (self._lane, self._group, assigned.number), assigned, assignment)
         if self._meeting is not None:  # the command's own processes listen there from now on
             self._meeting.close()
             self._meeting = None
-        found = run_command(
-            launch,
+        found = MeasuredRun(
+            arguments,
+            environment,
+            steps_folder=folder / "steps",
+            source=parse_source(spec.program.steps_source),
+            measure=assignment.measure,
+            leads=assigned.rank == 0,
+            stop_above_s=assignment.stop_above_s,
             orders=calls.order,
             progress=calls.progress,
             finishing=calls.finishing,
             show=lambda steps: calls.show(steps, node, devices, anchor),
-        )
-        devices |= _told_devices(found, assignment.device_names.get(node, {}), devices)
+        ).until_over()
+        devices = found.devices(devices, assignment.device_names.get(node, {}))
         places = tuple(
             Place(
                 rank=rank,
@@ -185,10 +183,9 @@ class _CommandWorker:
             )
             for index, (rank, device) in enumerate(sorted(devices.items()))
         )
-        spans = spans_of(found.steps, node=node, devices=devices, anchor=anchor)
         # Names in place of what is of this run alone: a port, a folder.
         shown = filled_arguments(spec.program.command, {**values, **{name: f"{{{name}}}" for name in RUN_TIME}})
-        return _outcome(assigned.rank, found, spans, anchor, _provenance(environment, shown)), places
+        return _outcome(assigned.rank, found, _provenance(environment, shown)), places
 
     def _run_time(self, assigned: RankAssignment, assignment: Assignment, output: Path) -> dict[str, Any]:
         """Returns the values that only a running trial has."""
@@ -277,17 +274,6 @@ def _devices(spec: TrialSpec, node_rank: int, names: Mapping[str, str]) -> dict[
     return dict(zip(ranks, found, strict=True))
 
 
-def _told_devices(found: CommandOutcome, names: Mapping[str, str], devices: Mapping[int, str]) -> dict[int, str]:
-    """Returns the devices that ranks told themselves, where all of the node did: programs may choose otherwise."""
-    by_uuid = {uuid.lower().removeprefix("gpu-"): name for uuid, name in names.items()}
-    told = {
-        rank: by_uuid[uuid]
-        for rank in devices
-        if (uuid := str(found.headers.get(rank, {}).get("device_uuid", "")).lower().removeprefix("gpu-")) in by_uuid
-    }
-    return told if len(told) == len(devices) == len(set(told.values())) else {}
-
-
 def _provenance(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
     """Returns what a command runs with, as far as anybody knows from outside."""
     found = {"version.wattune": __version__, "command": " ".join(masked_arguments(arguments))}
@@ -296,40 +282,27 @@ def _provenance(environment: Mapping[str, str], arguments: Sequence[str]) -> dic
     return found | ({"version.driver": driver} if driver else {})
 
 
-def _outcome(
-    rank: int, found: CommandOutcome, spans: Any, anchor: ClockAnchor, provenance: Mapping[str, str]
-) -> RankOutcome:
-    facts = {"steps_source": found.source}
+def _outcome(rank: int, found: ProgramOutcome, provenance: Mapping[str, str]) -> RankOutcome:
+    facts = {"steps_source": found.source, "command_run_s": f"{found.run_s:.3f}"}
     if found.problems:
         facts["steps_problems"] = "; ".join(found.problems)[:1000]
     if found.startup_s is not None:
         facts["startup_s"] = f"{found.startup_s:.3f}"
     if found.run_s > 0 and found.measured_s > 0:
         facts["overhead_frac"] = f"{max(1 - found.measured_s / found.run_s, 0.0):.4f}"
-    facts["command_run_s"] = f"{found.run_s:.3f}"
     return RankOutcome(
         rank=rank,
         status=found.status,
         reason=found.reason,
-        spans=spans,
-        num_warmup_steps=found.look.first_index,
-        steady=found.look.steady,
-        stopped_early=found.look.stopped_early,
+        num_warmup_steps=found.first_index,
+        steady=found.steady,
+        stopped_early=found.stopped_early,
         build_time_s=found.startup_s or 0.0,
         memory_peak_bytes=max(found.peaks.values(), default=0),
         facts=facts,
         provenance=provenance,
         end_mono_ns=found.over_mono_ns,
-        command=CommandFacts(
-            first_index=found.look.first_index,
-            end_index=found.look.end_index if found.look.num_measured else 0,
-            start_mono_ns=found.start_mono_ns,
-            end_mono_ns=found.end_mono_ns,
-            wall_minus_mono_ns=anchor.to_wall_ns(0),
-            tokens_per_step=found.tokens_per_step,
-            told_steps=any(found.steps.values()),
-            output=found.output,
-        ),
+        command=found,
     )
 
 

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wattune.steps.reader import Step
-from wattune.steps.steady import is_stable
+from wattune.steps.files import Step
+from wattune.steps.steady import MOST_WARMUP_ROUNDS, warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
 from wattune.workers.early_stop import LEAST_STEPS, loses
-
-MOST_WARMUP_ROUNDS: Final = 4
-"""As `wattune.workers.loop.MOST_WARMUP_ROUNDS`, which loads torch."""
 
 LEAST_MEASURED: Final = 2
 """Fewest measured steps of a command that ended by itself: `few_steps` of `wattune.analysis.quality`."""
@@ -104,19 +101,3 @@ class Measuring:
             return ""
         self._next_proof = 2 * len(measured)
         return loses([ns_to_s(step.start_mono_ns) for step in measured], self._stop_above_s) or ""
-
-
-def warmup(times_s: Sequence[float], round_steps: int) -> tuple[int | None, bool]:
-    """Returns the steps of warm-up, None while it goes on, and whether step time was stable at its end.
-
-    Args:
-        times_s: Times of all steps in order.
-        round_steps: Least steps of warm-up: the length of a round.
-    """
-    size = max(round_steps, 1)
-    for number in range(1, MOST_WARMUP_ROUNDS + 1):
-        if len(times_s) < number * size:
-            return None, False
-        if is_stable(times_s[(number - 1) * size : number * size]):
-            return number * size, True
-    return MOST_WARMUP_ROUNDS * size, False

@@ -1,4 +1,4 @@
-"""A command that runs under its supervisor: its output line by line, its end, and nothing of it left afterwards."""
+"""A command's process: in the user's terminal or under a supervisor, its output line by line, and its end."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from wattune.steps.pattern import OutputLines
 from wattune.workers.command import supervisor
@@ -18,21 +18,127 @@ from wattune.workers.command import supervisor
 GRACE_S: Final = 10.0
 """Time that a command gets after SIGTERM until SIGKILL. torchrun passes the signal on and waits for its workers."""
 
-_CHUNK: Final = 65536
+LONGEST_LINE_BYTES: Final = 65536
+"""A line that is longer is heard in parts."""
+
+DRAIN_S: Final = 2.0
+"""Longest wait for output after the end in a terminal: a process that was left behind may hold the pipe open."""
 
 _OVER_S: Final = 5.0
 """Longest to wait for a supervisor after the time it has for ending everything."""
 
+OnLine = Callable[[str, int], None]
+"""Is called from a thread with every line of a command's output, and its arrival on the monotonic clock in ns; see
+`wattune.steps.pattern.OutputLines`."""
 
-class CommandProcess:
-    """A command that was started. Start it from a thread that outlives it."""
+
+class _Heard:
+    """A process whose output is read by threads."""
+
+    def __init__(self, on_line: OnLine | None) -> None:
+        self._on_line = on_line
+        self._threads: list[threading.Thread] = []
+        self.unheard: Exception | None = None
+        """The error of `on_line`, after which it heard nothing more."""
+        self.start_mono_ns = time.monotonic_ns()
+
+    def _begin(self, name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, daemon=True, name=name)
+        thread.start()
+        return thread
+
+    def _read_output(self, stream: IO[bytes], passed_to: int | None = None) -> None:
+        """Hears a pipe until it is closed; what it reads is passed on at once to another descriptor."""
+        assert self._on_line is not None, "a pipe is for somebody who hears it"
+        lines, data = OutputLines(LONGEST_LINE_BYTES), b"-"
+        with stream, suppress(OSError):  # of reading: the pipe is gone
+            while data:
+                data = os.read(stream.fileno(), LONGEST_LINE_BYTES)
+                mono_ns = time.monotonic_ns()
+                if passed_to is not None:
+                    _write(passed_to, data)
+                try:
+                    for line, at_ns in lines.take(data, mono_ns) if self.unheard is None else ():
+                        self._on_line(line, at_ns)
+                except Exception as error:  # raised where the run ends: the command must be drained here too
+                    self.unheard = error
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    with suppress(OSError):  # nobody reads it any more, as behind `| head`: the command must still be drained
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+class TerminalProcess(_Heard):
+    """A command run as if it had been started alone: same process group, terminal and environment."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_line: OnLine | None = None,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            arguments: The program and its arguments; no shell sees them.
+            stdout: The descriptor it writes to; None is this process's.
+            stderr: The same for its errors.
+            environment: All of its variables; None is those of this process.
+            on_line: Hears every line. The command then writes to pipes, and what it writes is passed on at once.
+        """
+        super().__init__(on_line)
+        pipe = None if on_line is None else subprocess.PIPE
+        self._process = subprocess.Popen(
+            arguments,
+            stdout=stdout if pipe is None else pipe,
+            stderr=stderr if pipe is None else pipe,
+            env=None if environment is None else dict(environment),
+        )
+        for source, target, own in ((self._process.stdout, stdout, 1), (self._process.stderr, stderr, 2)):
+            if source is not None:
+                passed_to = own if target is None else target
+                self._threads.append(self._begin("output", self._read_output, source, passed_to))
+        self.end_mono_ns = self.start_mono_ns
+        # A thread that does nothing but wait sees the end at once; polling would see it late.
+        self._waiter = self._begin("command", self._wait)
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self.end_mono_ns = time.monotonic_ns()
+        for thread in self._threads:
+            thread.join(DRAIN_S)
+
+    def ended_within(self, timeout_s: float | None) -> bool:
+        """Waits for its end, at most `timeout_s`; None waits as long as it takes. Returns True where it has ended."""
+        self._waiter.join(timeout_s)
+        return not self._waiter.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    @property
+    def exit_code(self) -> int:
+        """After its end, as a shell gives it: 128 and the signal's number where one ended it."""
+        code: int = self._process.returncode
+        return 128 - code if code < 0 else code
+
+
+class SupervisedProcess(_Heard):
+    """A command under a supervisor, which leaves nothing of it. Start it from a thread that outlives it."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         *,
         environment: Mapping[str, str],
-        on_line: Callable[[str, int], None],
+        on_line: OnLine,
         mark: str,
         cwd: str | Path | None = None,
         grace_s: float = GRACE_S,
@@ -42,20 +148,20 @@ class CommandProcess:
         Args:
             arguments: The program and its arguments; no shell sees them.
             environment: All of its variables.
-            on_line: Called from a thread with every line of output and its arrival on the monotonic clock in ns; see
-                `wattune.steps.pattern.OutputLines`.
+            on_line: Hears every line.
             mark: A variable `NAME=VALUE` of `environment` that no other process has: by it the last of them are found.
             cwd: Folder it starts in; None is this process's.
             grace_s: Time between SIGTERM and SIGKILL.
         """
-        self._on_line, self._mark, self._grace_s = on_line, mark.encode(), grace_s
+        super().__init__(on_line)
+        self._mark, self._grace_s = mark.encode(), grace_s
         self._facts: dict[str, Any] = {}
-        self._stopped = False
-        out, into = os.pipe()
-        status, telling = os.pipe()
-        self.start_mono_ns = time.monotonic_ns()
+        self.was_stopped = False
+        """True where `stop` asked it to end."""
         self.end_mono_ns: int | None = None
         """Time at which the command itself ended; None while it runs."""
+        out, into = os.pipe()
+        status, telling = os.pipe()
         try:
             program = [sys.executable, "-I", "-S", supervisor.__file__, str(telling), str(grace_s), *arguments]
             self._process = subprocess.Popen(
@@ -71,12 +177,10 @@ class CommandProcess:
         finally:
             os.close(into)
             os.close(telling)
-        self._readers = [
-            threading.Thread(target=self._read_output, args=(out,), daemon=True, name="output"),
-            threading.Thread(target=self._read_status, args=(status,), daemon=True, name="status"),
+        self._threads = [
+            self._begin("output", self._read_output, os.fdopen(out, "rb")),
+            self._begin("status", self._read_status, status),
         ]
-        for reader in self._readers:
-            reader.start()
 
     @property
     def exit_code(self) -> int | None:
@@ -95,11 +199,6 @@ class CommandProcess:
         """True once the command, or its supervisor, has ended."""
         return "exit" in self._facts or self._process.poll() is not None
 
-    @property
-    def was_stopped(self) -> bool:
-        """True where `stop` asked it to end."""
-        return self._stopped
-
     def pids(self) -> list[int]:
         """Returns the processes that came of the command and run now."""
         return supervisor.descendants(self._process.pid)
@@ -110,7 +209,7 @@ class CommandProcess:
         Args:
             grace_s: Another grace time than the usual one.
         """
-        self._stopped = True
+        self.was_stopped = True
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.write(f"stop {self._grace_s if grace_s is None else grace_s}\n".encode())
@@ -133,8 +232,8 @@ class CommandProcess:
             assert self._process.stdin is not None
             self._process.stdin.close()
         left = self._end_marked()
-        for reader in self._readers:
-            reader.join(1.0)
+        for thread in self._threads:
+            thread.join(1.0)
         return left
 
     def _end_marked(self) -> int:
@@ -148,14 +247,6 @@ class CommandProcess:
                 return len(left)
             time.sleep(0.02)
         return 0
-
-    def _read_output(self, descriptor: int) -> None:
-        lines, chunk = OutputLines(_CHUNK), b"-"
-        with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            while chunk:
-                chunk = stream.read(_CHUNK)
-                for line, at_ns in lines.take(chunk, time.monotonic_ns()):
-                    self._on_line(line, at_ns)
 
     def _read_status(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as stream:

@@ -9,13 +9,12 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
 from wattune.errors import NodeError
 from wattune.orchestrate.lanes import command_worker
-from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, _told_devices, held_port
+from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, held_port
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
 from wattune.trial import UNKNOWN_WORKLOAD, Measure, TrialSpec, TrialStatus
-from wattune.workers.command.launcher import CommandOutcome
 
 SPEC = TrialSpec(
     model=OWN_MODEL,
@@ -90,15 +89,6 @@ def test_a_device_that_telemetry_does_not_see_is_refused(monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(NodeError, match="telemetry does not see device"):
         _devices(SPEC, 0, NAMES)
-
-
-def test_devices_that_every_rank_told_are_believed():
-    devices = {0: "gpu0", 1: "gpu1"}
-    told = {0: {"device_uuid": "1"}, 1: {"device_uuid": "GPU-0"}}
-    outcome = CommandOutcome(status=TrialStatus.COMPLETED, headers=told)
-    assert _told_devices(outcome, NAMES, devices) == {0: "gpu1", 1: "gpu0"}
-    for some in ({0: {"device_uuid": "1"}}, {0: {"device_uuid": "0"}, 1: {"device_uuid": "0"}}):
-        assert _told_devices(replace(outcome, headers=some), NAMES, devices) == {}
 
 
 def test_what_is_kept_of_a_command_has_no_secret(monkeypatch):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from wattune.steps.reader import Step
+from wattune.steps.files import Step
 from wattune.trial import Measure
-from wattune.workers.command.measuring import MOST_WARMUP_ROUNDS, Measuring, warmup
+from wattune.workers.command.measuring import Measuring
 
 MEASURE = Measure(warmup_steps=4, min_steps=10, min_seconds=1.0)
 
@@ -19,15 +19,6 @@ def steps(times_s):
 
 def test_before_the_first_step_it_builds():
     assert Measuring(MEASURE).look([]).part == "build"
-
-
-def test_warm_up_is_whole_rounds_until_one_is_stable():
-    slow_first = [5.0, 1.0, 0.5, 0.1, *[0.1] * 40]
-    assert warmup(slow_first[:7], 4) == (None, False)
-    assert warmup(slow_first, 4) == (8, True)
-    restless = [0.1, 0.1, 0.3, 0.3] * 20
-    assert warmup(restless, 4) == (4 * MOST_WARMUP_ROUNDS, False)
-    assert warmup([0.1] * 4, 0) == (4, False)
 
 
 @pytest.mark.parametrize(("step_s", "enough"), [(0.2, 10), (0.05, 20)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wattune.workers.command.process import CommandProcess, marked_pids
+from wattune.workers.command.process import SupervisedProcess, TerminalProcess, marked_pids
 from wattune.workers.command.supervisor import descendants
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,7 +32,7 @@ def start(mark):
     def begin(code, *arguments, grace_s=1.0, program=(sys.executable, "-u", "-c")):
         lines: list[str] = []
         name, _, value = mark.partition("=")
-        process = CommandProcess(
+        process = SupervisedProcess(
             [*program, code, *arguments],
             environment={**os.environ, name: value},
             on_line=lambda line, _: lines.append(line),
@@ -129,10 +129,10 @@ def test_nothing_is_left_where_the_supervisor_itself_is_killed(start, mark):
 def test_nothing_is_left_where_the_owner_is_killed(tmp_path, mark):
     code = (
         "import os, sys, time\n"
-        "from wattune.workers.command.process import CommandProcess\n"
+        "from wattune.workers.command.process import SupervisedProcess\n"
         f"mark = {mark!r}\n"
         "name, _, value = mark.partition('=')\n"
-        f"CommandProcess([sys.executable, '-u', '-c', {LEAVES_A_DAEMON + 'import time; time.sleep(99)'!r}],\n"
+        f"SupervisedProcess([sys.executable, '-u', '-c', {LEAVES_A_DAEMON + 'import time; time.sleep(99)'!r}],\n"
         "    environment={**os.environ, name: value}, on_line=lambda line, _: print(line, flush=True), mark=mark)\n"
         "time.sleep(99)\n"
     )
@@ -145,3 +145,50 @@ def test_nothing_is_left_where_the_owner_is_killed(tmp_path, mark):
     owner.wait(WAIT_S)
     owner.stdout.close()
     until(lambda: all(map(gone, whole)))
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 4", 4), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_exit_codes_are_a_shells(script: str, code: int) -> None:
+    command = TerminalProcess(["sh", "-c", script])
+    assert command.ended_within(None)
+    assert command.exit_code == code
+
+
+def test_its_end_is_seen_at_once() -> None:
+    ran_s = []
+    while len(ran_s) < 5 and min(ran_s, default=1.0) >= 1.0:  # a busy machine wakes one late, not each of five
+        command = TerminalProcess(["sleep", "0.3"])
+        assert command.ended_within(20)
+        ran_s.append((command.end_mono_ns - command.start_mono_ns) / 1e9)
+    assert 0.3 <= min(ran_s) < 1.0
+    command.send(signal.SIGTERM)  # too late, and no error
+    assert command.exit_code == 0
+
+
+def test_each_line_of_a_progress_bar_is_heard_with_its_own_time(tmp_path: Path) -> None:
+    heard: list[tuple[str, int]] = []
+    script = r"for at in 1 2 3; do printf '\r%s/3 [00:01<' $at; sleep 0.2; done; echo; echo end"
+    with (tmp_path / "out").open("wb") as out:
+        command = TerminalProcess(["sh", "-c", script], stdout=out.fileno(), on_line=lambda *line: heard.append(line))
+        assert command.ended_within(20)
+    lines = [(text.strip("\r"), at_ns) for text, at_ns in heard if text.strip("\r")]
+    assert [text for text, _ in lines] == ["1/3 [00:01<", "2/3 [00:01<", "3/3 [00:01<", "end"]
+    assert lines[2][1] - lines[0][1] > 0.1e9  # a busy machine reads one late, not all three
+    assert (tmp_path / "out").read_bytes().endswith(b"\r3/3 [00:01<\nend\n")
+
+
+def test_a_listener_that_fails_holds_up_no_command(tmp_path: Path) -> None:
+    """Output that nobody reads any more would stop it once the pipe is full."""
+    heard: list[str] = []
+
+    def fails(line: str, _mono_ns: int) -> None:
+        heard.append(line)
+        raise OverflowError(line)
+
+    with (tmp_path / "out").open("wb") as out:
+        command = TerminalProcess(["sh", "-c", "seq 100000"], stdout=out.fileno(), on_line=fails)
+        assert command.ended_within(60) and command.exit_code == 0
+    assert (tmp_path / "out").read_text().splitlines()[-1] == "100000"
+    assert heard == ["1"] and isinstance(command.unheard, OverflowError)

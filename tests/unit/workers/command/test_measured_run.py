@@ -11,7 +11,7 @@ import pytest
 from wattune.errors import NodeError
 from wattune.steps.source import parse_source
 from wattune.trial import Measure, TrialStatus
-from wattune.workers.command.launcher import Launch, Order, run_command
+from wattune.workers.command.measured_run import MeasuredRun, Order
 
 pytestmark = pytest.mark.timeout(120)
 MEASURE = Measure(warmup_steps=4, min_steps=10, min_seconds=0.2, timeout_s=30.0, stall_s=1.0)
@@ -40,16 +40,17 @@ def run(tmp_path: Path):
             return order if due else None
 
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        launch = Launch(
-            arguments=program or [sys.executable, "-c", code],
-            environment=os.environ,
+        return MeasuredRun(
+            program or [sys.executable, "-c", code],
+            os.environ,
             steps_folder=folder,
             source=parse_source(steps),
             measure=measure,
             leads=leads,
             grace_s=1.0,
-        )
-        return run_command(launch, orders=orders, **callbacks)
+            orders=orders,
+            **callbacks,
+        ).until_over()
 
     return run
 
@@ -67,7 +68,7 @@ def test_an_endless_program_is_measured_and_stopped(run, tmp_path: Path):
         finishing=lambda: finishing.append(time.monotonic_ns()),
     )
     assert (found.status, found.reason) == (TrialStatus.COMPLETED, "")
-    assert found.look.num_measured >= 10 and found.look.first_index >= 4
+    assert found.num_measured >= 10 and found.first_index >= 4
     assert found.source.startswith("spans") and found.tokens_per_step == pytest.approx(7)
     assert found.startup_s > 0 and 0 < found.measured_s < found.run_s
     assert told[0][0] == "build"
@@ -76,7 +77,7 @@ def test_an_endless_program_is_measured_and_stopped(run, tmp_path: Path):
 
 def test_a_program_that_ends_with_enough_steps_is_fine_and_with_few_is_not(run):
     enough = run(LOOP.format(16))
-    assert enough.status is TrialStatus.COMPLETED and enough.exit_code == 0 and enough.look.num_measured >= 2
+    assert enough.status is TrialStatus.COMPLETED and enough.exit_code == 0 and enough.num_measured >= 2
     few = run(LOOP.format(3) + "print('bye')")
     assert few.status is TrialStatus.CRASHED and few.reason.startswith("ended after 3 steps, needs 14 or more")
     assert few.output.endswith("bye\n")
@@ -92,9 +93,9 @@ def test_it_is_measured_until_all_of_its_ranks_have_told_enough(run):
         "for one in ranks: one.wait()"
     )
     found = run(both)
-    assert found.status is TrialStatus.COMPLETED and found.look.num_measured >= 10 and found.steps.keys() == {0, 1}
+    assert found.status is TrialStatus.COMPLETED and found.num_measured >= 10 and found.steps.keys() == {0, 1}
     for told in found.steps.values():
-        assert {step.index for step in told} >= set(range(found.look.end_index))
+        assert {step.index for step in told} >= set(range(found.end_index))
 
 
 @pytest.mark.parametrize(("growth", "steady"), [("0", True), ("0.05 * n", False)])
@@ -108,8 +109,8 @@ def test_a_node_that_does_not_lead_says_whether_its_own_steps_were_steady(run, t
         f"writer.flush(); pathlib.Path({str(ready)!r}).touch()\ntime.sleep(100)"
     )
     found = run(code, leads=False, order=Order("finish", ""), when=ready.exists)
-    assert found.look.steady is steady and len(found.steps[0]) == 40
-    assert (found.look.first_index, found.look.end_index, found.look.stopped_early) == (0, 0, "")
+    assert found.steady is steady and len(found.steps[0]) == 40
+    assert (found.first_index, found.end_index, found.stopped_early) == (0, None, "")
 
 
 def test_what_a_command_told_until_nothing_of_it_is_left_is_read(run, tmp_path: Path):
@@ -129,7 +130,7 @@ def test_steps_in_the_output_are_found_by_a_pattern(run):
     code = "import time\nfor n in range(10**9):\n time.sleep(0.02)\n print(f'step time: {20 + n % 2} ms')"
     found = run(code, steps={"pattern": r"step time: ([0-9.]+) ms", "unit": "ms"})
     assert found.status is TrialStatus.COMPLETED and found.source.startswith("pattern")
-    measured = [step for step in found.steps[0] if step.index >= found.look.first_index]
+    measured = [step for step in found.steps[0] if step.index >= found.first_index]
     assert measured[2].duration_ns == pytest.approx(20e6, rel=0.6)
 
 

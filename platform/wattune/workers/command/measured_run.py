@@ -1,0 +1,256 @@
+"""One node's part of a command trial: start, watch, measure, end, and say how it went.
+
+Node 0 leads: it measures, and its end is the trial's. The other nodes run the same command beside it until they are
+told that enough was measured.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from wattune.clock import ClockAnchor
+from wattune.errors import NodeError
+from wattune.steps.files import Step
+from wattune.steps.source import StepSource
+from wattune.steps.steady import warmup
+from wattune.trial import Measure, TrialStatus
+from wattune.units import ns_to_s
+from wattune.workers.command.failure import Told, failure, killed_from_outside
+from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
+from wattune.workers.command.process import GRACE_S
+from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, Steps
+from wattune.workers.last_words import num_oom_kills
+
+TICK_S: Final = 0.1
+"""Seconds between two looks at the steps."""
+
+PIDS_EVERY_S: Final = 2.0
+"""Seconds between two looks at the command's processes: `/proc` of a large node takes milliseconds."""
+
+STALL_STEPS: Final = 10
+"""A command hangs when a step takes longer than this many times its longest recent step, and than `measure.stall_s`."""
+
+_RECENT_STEPS: Final = 20
+
+ABORT_GRACE_S: Final = 1.5
+"""Grace time of a trial that is stopped: whoever stops a study may kill what takes longer than three seconds."""
+
+PEER_S: Final = 3.0
+"""Time that word of the trial's end may take to a node whose command failed because the others had gone."""
+
+_NOT_HERE: Final = frozenset((errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to leave the trial."""
+
+    kind: str
+    """`finish`: enough was measured. Anything else stops the trial."""
+    reason: str
+
+
+Orders = Callable[[float], Order | None]
+"""Waits at most so many seconds for an order."""
+
+Progress = Callable[[str, int, int], None]
+"""Is told of the part, and of the steps done and to do in it."""
+
+
+class MeasuredRun:
+    """A node's part of a trial. Make it in a thread that outlives it."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        steps_folder: Path,
+        source: StepSource,
+        measure: Measure,
+        leads: bool,
+        orders: Orders,
+        progress: Progress = lambda *_: None,
+        show: Callable[[Steps], None] = lambda _: None,
+        finishing: Callable[[], None] = lambda: None,
+        stop_above_s: float | None = None,
+        grace_s: float = GRACE_S,
+        cwd: Path | None = None,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            arguments: The program and its arguments, filled.
+            environment: All variables it has, without those that steps need.
+            steps_folder: Empty folder that its processes write their steps to.
+            source: Source of its steps.
+            measure: Lengths of warm-up and measurement.
+            leads: True on node 0.
+            orders: Asked for orders of the trial's owner, which also paces the looks.
+            progress: Told on the leading node, about once a second.
+            show: Given the steps so far, about once a second.
+            finishing: Called on the leading node once enough is measured, before anything is stopped: the others'
+                commands may fail as soon as this one's ends.
+            stop_above_s: Mean step time above which the trial loses; None measures to the end.
+            grace_s: Time between SIGTERM and SIGKILL.
+            cwd: Folder it starts in; None is this process's.
+        """
+        self._program, self._measure, self._leads, self._grace_s = arguments[0], measure, leads, grace_s
+        self._orders, self._progress, self._show, self._finishing = orders, progress, show, finishing
+        self._run = ProgramRun(steps_folder, source)
+        self._measuring = Measuring(measure, stop_above_s)
+        self._look = Look(part="build", done=0, total=1)
+        self._steps: Steps = {}
+        self._pids: set[int] = set()
+        self._oom_kills = num_oom_kills()
+        self._anchor = ClockAnchor.now()
+        self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
+
+    def until_over(self) -> ProgramOutcome:
+        """Watches it to its end, and ends all of it.
+
+        Raises:
+            NodeError: The program cannot be started on this node.
+        """
+        end: tuple[TrialStatus, str] | None = None
+        end_ns = 0
+        try:
+            end = self._watch()
+            end_ns = self._process.end_mono_ns or time.monotonic_ns()
+        finally:
+            left = self._process.close()
+        if self._process.unheard is not None:
+            raise self._process.unheard
+        if not self._look.finished:  # else all that counts was read when it was
+            self._steps = self._run.steps()
+        if end is None:
+            end = self._ended()
+        if not self._leads:  # it measures nothing, and its steps have to be steady nevertheless
+            times_s = [ns_to_s(step.duration_ns) for step in self._leading()]
+            self._look = replace(self._look, steady=warmup(times_s, self._measure.warmup_steps)[1])
+        look, found = self._look, self._run.outcome(self._steps)
+        return replace(
+            found,
+            status=end[0],
+            reason=end[1],
+            start_mono_ns=self._process.start_mono_ns,
+            end_mono_ns=end_ns,
+            over_mono_ns=time.monotonic_ns(),
+            wall_minus_mono_ns=self._anchor.to_wall_ns(0),
+            exit_code=self._process.exit_code,
+            first_index=look.first_index,
+            end_index=look.end_index if look.num_measured else None,
+            steady=look.steady,
+            stopped_early=look.stopped_early,
+            problems=(*found.problems, *([f"{left} of its processes would not end"] if left else [])),
+            pids=tuple(sorted(self._pids)),
+        )
+
+    def _watch(self) -> tuple[TrialStatus, str] | None:
+        """Returns how the trial ended; None where the command ended by itself."""
+        start_ns, next_s, next_pids_s = self._process.start_mono_ns, 0.0, 0.0
+        while not self._process.has_ended:
+            order = self._orders(TICK_S)
+            now_s = time.monotonic()
+            self._steps = self._run.steps()
+            if now_s >= next_pids_s:
+                self._pids |= set(self._process.pids())
+                next_pids_s = now_s + PIDS_EVERY_S
+            if order is not None:
+                return self._ordered(order)
+            if self._leads:
+                self._look = self._measuring.look(self._leading())
+                if self._look.finished:
+                    self._finishing()
+                    return TrialStatus.COMPLETED, ""
+            if now_s >= next_s:
+                self._progress(self._look.part, self._look.done, self._look.total)
+                self._show(self._steps)
+                next_s = now_s + 1.0
+            if reason := self._hung(ns_to_s(time.monotonic_ns() - start_ns)):
+                # A rank that failed and whose launcher has not ended yet is no hang.
+                return (
+                    self._failure(None)
+                    if self._run.reader.first_failed() is not None
+                    else (TrialStatus.TIMED_OUT, reason)
+                )
+        return None
+
+    def _leading(self) -> Sequence[Step]:
+        """Returns the steps of the lowest rank that tells any, as far as all ranks that do have told theirs.
+
+        It stands for all when the trial is paced. Only steps of all ranks count in the end, so a rank that tells its
+        steps later decides when there are enough.
+        """
+        told = [each for _, each in sorted(self._steps.items()) if each]
+        last = min((each[-1].index for each in told), default=-1)
+        return [step for step in told[0] if step.index <= last] if told else ()
+
+    def _ordered(self, order: Order) -> tuple[TrialStatus, str]:
+        if order.kind == "finish":
+            return TrialStatus.COMPLETED, ""
+        self._process.stop(min(self._grace_s, ABORT_GRACE_S))
+        return TrialStatus.ABORTED, f"it was stopped: {order.reason}"
+
+    def _hung(self, run_s: float) -> str:
+        """Returns the reason it counts as hung; before the first step only the time-out can tell."""
+        measure = self._measure
+        if run_s > measure.timeout_s:
+            return f"longer than measure.timeout_s = {measure.timeout_s:g}{self._last_words()}"
+        told = [each for each in self._steps.values() if each]
+        if not told:
+            return ""
+        waited_s = ns_to_s(time.monotonic_ns() - max(each[-1].end_mono_ns for each in told))
+        longest_s = max(ns_to_s(step.duration_ns) for each in told for step in each[-_RECENT_STEPS:])
+        if waited_s <= max(measure.stall_s, STALL_STEPS * longest_s):
+            return ""
+        return (
+            f"no step finished for {waited_s:.0f} s (its longest recent step took {longest_s:.3g} s; measure.stall_s = "
+            f"{measure.stall_s:g}){self._last_words()}"
+        )
+
+    def _last_words(self) -> str:
+        last = next((line.strip() for line in reversed(self._run.lines()) if line.strip()), "")
+        return f"; its last line: {last[:200]}" if last else ""
+
+    def _ended(self) -> tuple[TrialStatus, str]:
+        """Returns the ending of a command that ended by itself."""
+        process, measure = self._process, self._measure
+        if process.failed_to_start is not None:
+            number, program = process.failed_to_start, self._program
+            words = os.strerror(number) if number > 0 else "it could not be started"
+            where = "" if number not in _NOT_HERE else ", or give its path: the job's working directory and PATH decide"
+            raise NodeError(f'program "{program}" does not run on this node ({words}); install it there{where}')
+        code = process.exit_code
+        if code == 0:
+            if not self._leads:
+                return TrialStatus.COMPLETED, ""
+            self._look = self._measuring.look(self._leading(), ended=True)
+            if not self._steps or self._look.num_measured >= LEAST_MEASURED:
+                return TrialStatus.COMPLETED, ""
+            needs = measure.warmup_steps + max(measure.min_steps, LEAST_MEASURED)
+            return TrialStatus.CRASHED, (
+                f"ended after {len(self._leading())} steps, needs {needs} or more: {measure.warmup_steps} of warm-up "
+                f"and {measure.min_steps} measured; let the command run longer, or lower measure.warmup_steps"
+            )
+        if not self._leads:  # the leading node may have ended it, and word of that is still on its way
+            order = self._orders(PEER_S)
+            if order is not None:
+                return self._ordered(order)
+        return self._failure(code)
+
+    def _failure(self, code: int | None) -> tuple[TrialStatus, str]:
+        kills = num_oom_kills() - self._oom_kills
+        told = Told(
+            errors=self._run.reader.errors(),
+            out_of_memory=self._run.reader.out_of_memory(),
+            first_failed=self._run.reader.first_failed(),
+        )
+        status, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0))
+        if status is TrialStatus.CRASHED and (who := killed_from_outside(code, self._run.lines(), told)):
+            return TrialStatus.INFRA_FAILED, f"killed from outside: {who}"
+        return status, reason

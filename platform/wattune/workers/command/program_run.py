@@ -1,0 +1,265 @@
+"""One run of a user's program on a node: how it starts, what it prints, the steps it tells, and what came of them.
+
+`wattune record` and a trial run a program in this one way. A recording runs it in its terminal and looks for the window
+afterwards (`wattune.recording.window`). A trial runs it under a supervisor and measures meanwhile
+(`wattune.workers.command.measured_run`).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from wattune.clock import ClockAnchor
+from wattune.steps.files import Step
+from wattune.steps.launch import environment as with_steps
+from wattune.steps.pattern import LONGEST_LINE, found_in
+from wattune.steps.process.writer import FOLDER_VARIABLE, line_of
+from wattune.steps.reader import StepReader
+from wattune.steps.source import StepSource
+from wattune.steps.table import spans_of, tokens_per_step
+from wattune.trial import TrialStatus
+from wattune.units import ns_to_s
+from wattune.workers.command.output import Output
+from wattune.workers.command.process import GRACE_S, SupervisedProcess, TerminalProcess
+
+LINES: Final = "output.lines"
+"""File of the lines of output that tell steps, each with its arrival and a checksum as in step files."""
+
+Steps = Mapping[int, Sequence[Step]]
+"""Steps by rank, numbered from the program's first; of warm-up too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOutcome:
+    """What came of a program's run on one node."""
+
+    status: TrialStatus = TrialStatus.COMPLETED
+    reason: str = ""
+    start_mono_ns: int = 0
+    end_mono_ns: int = 0
+    """Time at which it ended, or was told to; of an open recording that up to which the sensors were read."""
+    over_mono_ns: int = 0
+    """Time at which nothing of it was left."""
+    wall_minus_mono_ns: int = 0
+    """The node's wall clock minus its monotonic one."""
+    exit_code: int | None = None
+    steps: Steps = field(default_factory=dict)
+    source: str = "none"
+    """Source of the steps, in words."""
+    first_index: int = 0
+    """Index of the first step that counts: steps of warm-up before it."""
+    end_index: int | None = None
+    """Index after the last step that counts; None where no steps do."""
+    window_mono_ns: tuple[int, int] = (0, 0)
+    """Start and end of the part that a recording's figures are of."""
+    window_why: str = ""
+    """The choice of that part in words."""
+    steady: bool = False
+    """True where step time was stable when measuring began."""
+    stopped_early: str = ""
+    """The proof that the trial loses, where that ended the measurement."""
+    problems: Sequence[str] = ()
+    """Steps that could not be read, and processes that would not end."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """Exceptions that ended ranks, where their processes told them."""
+    peaks: Mapping[int, int] = field(default_factory=dict)
+    """Peak memory in bytes by rank, where told."""
+    headers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Facts that each rank's process told of itself."""
+    pids: tuple[int, ...] = ()
+    """Its processes, as far as they were seen."""
+    output: str = ""
+    """Its output, bounded."""
+
+    @property
+    def num_measured(self) -> int:
+        """Steps that count."""
+        return 0 if self.end_index is None else self.end_index - self.first_index
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that the node's ranks told of a step that counts; 0 where none did."""
+        return tokens_per_step(self.steps, first_index=self.first_index, end_index=self.end_index)
+
+    @property
+    def startup_s(self) -> float | None:
+        """Seconds from the start of the program to its first step; None without steps."""
+        starts_ns = [each[0].start_mono_ns for each in self.steps.values() if each]
+        return ns_to_s(max(min(starts_ns) - self.start_mono_ns, 0)) if starts_ns else None
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of the steps that count."""
+        every = (step for each in self.steps.values() for step in each)
+        counted = [step for step in every if self.first_index <= step.index < (self.end_index or 0)]
+        return ns_to_s(max(s.end_mono_ns for s in counted) - min(s.start_mono_ns for s in counted)) if counted else 0.0
+
+    @property
+    def run_s(self) -> float:
+        """Seconds from the start of the program until nothing of it was left."""
+        return ns_to_s(self.over_mono_ns - self.start_mono_ns)
+
+    def told_devices(self, names: Mapping[str, str]) -> dict[int, str]:
+        """Returns the name of the device that each rank told itself, where it did.
+
+        Args:
+            names: Telemetry's names of the node's devices by UUID, as NVML (`GPU-...`) or torch writes it.
+        """
+        by_uuid = {_plain(uuid): name for uuid, name in names.items()}
+        uuids = {rank: _plain(str(header.get("device_uuid"))) for rank, header in self.headers.items()}
+        return {rank: by_uuid[uuid] for rank, uuid in uuids.items() if uuid in by_uuid}
+
+    def devices(self, expected: Mapping[int, str], names: Mapping[str, str]) -> dict[int, str]:
+        """Returns the devices that ranks told where all of them did, else those expected.
+
+        Args:
+            expected: Name of each rank's device, by the order in which programs see them. They may choose otherwise.
+            names: See `told_devices`.
+        """
+        told = self.told_devices(names)
+        believed = told.keys() >= expected.keys() and len({told[rank] for rank in expected}) == len(expected)
+        return {rank: told[rank] if believed else name for rank, name in expected.items()}
+
+    def spans(self, *, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> pa.Table:
+        """Makes spans of its steps: warm-up is negative, and steps after the last that counts are left out.
+
+        Args:
+            node: The node, by the name its telemetry uses.
+            devices: Device of each rank, the same way; a rank without steps has those of the lowest one with some.
+            anchor: The node's two clocks.
+        """
+        first, end = self.first_index, self.end_index
+        return spans_of(self.steps, node=node, devices=devices, anchor=anchor, first_index=first, end_index=end)
+
+
+def _plain(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")
+
+
+class ProgramRun:
+    """One run of a program, from before its start to after its end."""
+
+    def __init__(self, folder: Path, source: StepSource, *, keeps_lines: bool = False) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: Private folder that its processes write their steps to.
+            source: Source of its steps.
+            keeps_lines: Keeps a copy of the lines of output that tell steps in `folder`, for when this process is
+                killed.
+        """
+        self._folder, self._source, self._keeps_lines = folder, source, keeps_lines
+        self.reader = StepReader(folder, source)
+        self.output = Output()
+        self._kept: int | None = None
+        """Descriptor of the copy; None before its first line."""
+        self._lock = threading.Lock()
+
+    def in_terminal(
+        self, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+    ) -> TerminalProcess:
+        """Starts it as if it had been started alone. Its output is heard only where a pattern is looked for in it.
+
+        Args:
+            arguments: The program and its arguments.
+            stdout: The descriptor it writes to; None is this process's.
+            stderr: The same for its errors.
+        """
+        heard, told = self._source.kind == "pattern", self._source.kind != "none"
+        return TerminalProcess(
+            arguments,
+            stdout=stdout,
+            stderr=stderr,
+            environment=with_steps(self._folder, os.environ, hooks=not heard, unbuffered=heard) if told else None,
+            on_line=self.hear if heard else None,
+        )
+
+    def supervised(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        cwd: Path | None = None,
+        grace_s: float = GRACE_S,
+    ) -> SupervisedProcess:
+        """Starts it under a supervisor, and hears all of its output. Call it from a thread that outlives it.
+
+        Args:
+            arguments: The program and its arguments.
+            environment: All of its variables, without those that steps need.
+            cwd: Folder it starts in; None is this process's.
+            grace_s: Time between SIGTERM and SIGKILL.
+        """
+        variables = with_steps(self._folder, environment)
+        mark = f"{FOLDER_VARIABLE}={variables[FOLDER_VARIABLE]}"
+        return SupervisedProcess(
+            arguments, environment=variables, on_line=self.hear, mark=mark, cwd=cwd, grace_s=grace_s
+        )
+
+    def hear(self, line: str, mono_ns: int) -> None:
+        """Takes a line of its output; each stream has a thread that calls it."""
+        with self._lock:
+            self.output.add(line)
+            if not line:
+                return
+            self.reader.feed(line, mono_ns, None)
+            if self._keeps_lines and found_in(line, self._source):
+                with contextlib.suppress(OSError):  # without the copy the steps are here all the same
+                    self._keep(line, mono_ns)
+
+    def _keep(self, line: str, mono_ns: int) -> None:
+        if self._kept is None:
+            self._kept = os.open(self._folder / LINES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(self._kept, line_of(json.dumps([mono_ns, line[:LONGEST_LINE]])))
+
+    def hear_kept(self) -> None:
+        """Takes the lines that a run in this folder kept before its process was killed."""
+        try:
+            data = (self._folder / LINES).read_bytes()
+        except FileNotFoundError:
+            return
+        for body, _, digest in (line.rpartition(b" ") for line in data.splitlines()):
+            if digest == b"%08x" % zlib.crc32(body):  # the last line may not be whole yet
+                mono_ns, line = json.loads(body)
+                self.reader.feed(str(line), int(mono_ns), None)
+
+    def steps(self) -> Steps:
+        """Reads on, and returns every rank's steps so far."""
+        with self._lock:
+            return self.reader.poll()
+
+    def lines(self) -> list[str]:
+        """Returns the lines of its output that are kept."""
+        with self._lock:
+            return self.output.lines
+
+    def outcome(self, steps: Steps) -> ProgramOutcome:
+        """Returns what it told.
+
+        Args:
+            steps: Its steps, or those of them that can count.
+        """
+        return ProgramOutcome(
+            steps=steps,
+            source=self.reader.source,
+            problems=self.reader.problems,
+            errors=self.reader.errors(),
+            peaks=self.reader.peaks(),
+            headers=self.reader.headers(),
+            output=self.output.text,
+        )
+
+    def discard(self) -> None:
+        """Removes what its processes wrote."""
+        if self._kept is not None:
+            os.close(self._kept)
+        shutil.rmtree(self._folder, ignore_errors=True)
