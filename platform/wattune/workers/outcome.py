@@ -83,4 +83,4 @@ class RankOutcome:
     end_mono_ns: int = 0
     """Time the rank finished or failed, on its node's clock; of several failures the first is the cause."""
     command: ProgramOutcome | None = None
-    """What came of a command on a node: the outcome is then that of a node, and `rank` its number."""
+    """Outcome of a command: this one is then of a node, and `rank` its number."""

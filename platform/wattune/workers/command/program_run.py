@@ -40,7 +40,7 @@ Steps = Mapping[int, Sequence[Step]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOutcome:
-    """What came of a program's run on one node."""
+    """Outcome of a program on one node."""
 
     status: TrialStatus = TrialStatus.COMPLETED
     reason: str = ""
