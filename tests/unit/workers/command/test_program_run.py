@@ -1,4 +1,4 @@
-"""What came of a program's run: its devices, its steps and spans, and the lines that outlive who heard them."""
+"""Outcome of a program: its devices, its steps and spans, and the lines that outlive who heard them."""
 
 from dataclasses import replace
 from pathlib import Path
