@@ -136,6 +136,7 @@ def test_waves_are_kept_apart(tmp_path: Path, clock: Clock, monkeypatch: pytest.
     assert clock.now_ns - end_ns[-1] >= s_to_ns(calibration_load.REST_S)
 
 
+@pytest.mark.slow
 def test_terminated_it_ends_at_once_without_spans(tmp_path: Path) -> None:
     path = tmp_path / "spans.parquet"
     with subprocess.Popen(command(path, "--steady", "50"), stdout=subprocess.PIPE, text=True) as process:

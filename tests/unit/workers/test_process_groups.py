@@ -178,6 +178,7 @@ def _run_profiled(rank: int, folder: Path) -> None:
             assert outcome.kernels is None and said in outcome.facts["profile"], outcome.facts["profile"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_in_the_profiled_pass_costs_no_rank_what_it_measured(tmp_path: Path) -> None:
     run_ranks(_run_profiled, tmp_path)
 

@@ -159,6 +159,7 @@ def test_other_groups_and_other_engines_follow_in_the_same_process() -> None:
     assert seen[0] == seen[2] == pytest.approx(seen[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_and_nothing_printed(tmp_path: Path) -> None:
     """Not even with a compiler at hand; and without one the engine runs all the same."""
     code = """

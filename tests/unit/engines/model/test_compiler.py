@@ -136,11 +136,13 @@ def _tensor_parallel_trials(rank: int, folder: Path) -> None:
     assert all(each == losses[0] for each in losses)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_equal_plans_share_graphs_of_tensor_parallel_layers(tmp_path: Path) -> None:
     run_ranks(_tensor_parallel_trials, tmp_path)
 
 
+@pytest.mark.slow
 def test_many_configurations_are_forgotten_before_torch_gives_up() -> None:
     compiler._variants.clear()
     for number in range(MOST_VARIANTS - 1):
