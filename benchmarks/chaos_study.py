@@ -1,6 +1,6 @@
 """One study in a place of its own, and what it is done to: processes killed or stopped, disks full, a clock moved.
 
-Used by `chaos.py` and `deaths.py`. Only processes that inherited the study's own mark are ever sent a signal.
+Only processes that inherited the study's own mark are ever sent a signal.
 """
 
 import contextlib

@@ -1,10 +1,17 @@
-"""Reads the measured trials of `benchmarks/data`, for the scripts that fit and test predictions."""
+"""Reads the measured trials of `benchmarks/data`, for the scripts and tests that fit and judge predictions."""
 
+import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow.parquet as pq
+
+from wattune.fitting.device import Measured
+from wattune.schema import METRICS
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 DATA: Final = Path(__file__).parent / "data"
 ALL: Final = "*_h200x*.parquet"
@@ -13,6 +20,9 @@ ALL: Final = "*_h200x*.parquet"
 SAME_HEAD_NS: Final = 1_795_370_400 * 10**9
 """Wall time since which the torch engine computes head and loss compiled at every tensor degree. Trials from before it
 with tp > 1 ran other kernels, and held 6 bytes more of each logit."""
+
+TOLD_APART: Final = 0.05
+"""Least relative difference of two step times whose order counts."""
 
 
 def rows(pattern: str = ALL) -> list[dict[str, Any]]:
@@ -34,3 +44,39 @@ def is_outdated(row: dict[str, Any]) -> bool:
     """Tells whether a trial was measured with an engine that has changed in what it measures."""
     spec = json.loads(row["spec"])
     return spec["engine"] == "torch" and spec["plan"]["tp"] > 1 and row["start_wall_ns"] < SAME_HEAD_NS
+
+
+def trials(pattern: str = ALL) -> list[Measured]:
+    """Reads every completed trial with measured sensors from the tables of that name."""
+    return [trial_of(row) for row in rows(pattern)]
+
+
+def trials_of(path: Path) -> list[Measured]:
+    """Reads the completed trials of one table, outdated ones included."""
+    return [trial_of(row) for row in completed(path)]
+
+
+def trial_of(row: Mapping[str, Any]) -> Measured:
+    """Reads one row of a table."""
+    result = TrialResult(
+        trial_id=row["trial_id"],
+        repeat=row["repeat"],
+        status=TrialStatus.COMPLETED,
+        metrics={name: row[name] for name in METRICS if row.get(name) is not None},
+        start_wall_ns=row["start_wall_ns"],
+        end_wall_ns=row["end_wall_ns"],
+    )
+    return TrialSpec.from_json(json.loads(row["spec"])), result
+
+
+def ordered(measured: Sequence[Measured], value: Sequence[float]) -> tuple[int, int]:
+    """Counts pairs of one model and engine whose step times differ: those predicted in order, and all."""
+    right = total = 0
+    for (a, (spec, result)), (b, (other, its)) in itertools.combinations(enumerate(measured), 2):
+        if (spec.model, spec.engine, spec.workload) != (other.model, other.engine, other.workload):
+            continue
+        ratio = result.metrics["step_time_s"] / its.metrics["step_time_s"]
+        if abs(np.log(ratio)) > np.log(1 + TOLD_APART):
+            total += 1
+            right += (ratio > 1) == (value[a] > value[b])
+    return right, total

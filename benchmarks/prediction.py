@@ -13,20 +13,18 @@ folds. Then those on two devices by coefficients fitted to four devices alone: a
 
 import argparse
 import csv
-import itertools
-import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
-from measured_tables import ALL, completed, rows
+from measured_tables import ordered, trials
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
@@ -37,11 +35,10 @@ from wattune.fitting.device import Measured, add_sweep, fit_device
 from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.power import H200_PRIOR
 from wattune.objective import parse_objective
-from wattune.schema import METRICS
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 HERE: Final = Path(__file__).parent
 FOLDS: Final = 5
@@ -53,8 +50,6 @@ BARS: Final = {
     "energy_per_token_j": (0.06, None),
 }
 """Bars of the median error, and of the 90th percentile (of memory: the worst)."""
-TOLD_APART: Final = 0.05
-"""Least relative difference of two step times whose order counts."""
 OTHERS: Final = "*_h200x2*.parquet"
 """Tables of trials on two devices."""
 Predicted = dict[str, float]
@@ -66,29 +61,6 @@ LINKS: Final = {
 }
 """Ways to use a table of links."""
 PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
-
-
-def trials(pattern: str = ALL) -> list[Measured]:
-    """Reads every completed trial with measured sensors from the tables of that name."""
-    return [trial_of(row) for row in rows(pattern)]
-
-
-def trials_of(path: Path) -> list[Measured]:
-    """Reads the completed trials of one table, outdated ones included."""
-    return [trial_of(row) for row in completed(path)]
-
-
-def trial_of(row: Mapping[str, Any]) -> Measured:
-    """Reads one row of a table."""
-    result = TrialResult(
-        trial_id=row["trial_id"],
-        repeat=row["repeat"],
-        status=TrialStatus.COMPLETED,
-        metrics={name: row[name] for name in METRICS if row.get(name) is not None},
-        start_wall_ns=row["start_wall_ns"],
-        end_wall_ns=row["end_wall_ns"],
-    )
-    return TrialSpec.from_json(json.loads(row["spec"])), result
 
 
 def held_out(measured: Sequence[Measured], sweep: SweepFit | None = None, way: str = "no table") -> list[Predicted]:
@@ -198,7 +170,7 @@ def print_accuracy(measured: Sequence[Measured], predicted: Sequence[Predicted])
             print(
                 line(metric, baseline, np.array([predicted[place][baseline] for place in chosen]) / actual - 1, "", "")
             )
-    print(f"\norder of pairs that differ by more than {TOLD_APART:.0%}, of one model and engine:")
+    print("\norder of pairs that differ by more than 5 %, of one model and engine:")
     for name in ("step_time_s", "constant MFU", "datasheet roofline", "Calculon's equations"):
         right, total = ordered(measured, [one[name] for one in predicted])
         print(f"  {name}: {right / max(total, 1):.1%} of {total}")
@@ -209,19 +181,6 @@ def line(metric: str, by: str, errors: np.ndarray, inside: str, bar: str) -> str
     size = np.abs(errors)
     figures = " | ".join(f"{value:.1%}" for value in (np.median(size), np.quantile(size, 0.9), size.max()))
     return f"| {metric} | {by} | {figures} | {inside} | {bar} |"
-
-
-def ordered(measured: Sequence[Measured], value: Sequence[float]) -> tuple[int, int]:
-    """Counts pairs of one model and engine whose step times differ, and those of them that are predicted in order."""
-    right = total = 0
-    for (a, (spec, result)), (b, (other, its)) in itertools.combinations(enumerate(measured), 2):
-        if (spec.model, spec.engine, spec.workload) != (other.model, other.engine, other.workload):
-            continue
-        ratio = result.metrics["step_time_s"] / its.metrics["step_time_s"]
-        if abs(np.log(ratio)) > np.log(1 + TOLD_APART):
-            total += 1
-            right += (ratio > 1) == (value[a] > value[b])
-    return right, total
 
 
 def speed(num_nodes: int) -> None:

@@ -9,7 +9,7 @@ it, in the same run:
 - one device, and a loop that only reads, with `time.sleep` and without storing, as most tools poll;
 - the process a study starts, on the replay backend and the host's: the four recorded devices, each twice;
 - driver calls that keep the processor busy for as long as they take, which is the most they can cost: what they do cost
-  is measured on one GPU (benchmarks/sampler_overhead.py, benchmarks/telemetry_training.py).
+  is measured on one GPU (benchmarks/results/sampler_overhead.md, benchmarks/results/telemetry_training.md).
 """
 
 import sys

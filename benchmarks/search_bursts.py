@@ -32,8 +32,8 @@ BURST_ERRORS: Final = {
     "memory_peak_bytes": (0.0, 0.0),
     "memory_headroom_frac": (0.0, 0.0),
 }
-"""Bias and standard deviation of log(burst / full) by metric. `benchmarks/burst_noise.py` measures them, on two trials
-of four H200s: too few for more than one digit."""
+"""Bias and standard deviation of log(burst / full) by metric, measured on two trials of four H200s: too few for more
+than one digit (`benchmarks/results/search_ladder.md`)."""
 OTHER_ERROR: Final = (0.0, 0.02)
 SYNTHETIC_WARMUP_STEPS: Final = 5
 """Of the 15 steps of a synthetic trial, those that a burst runs too before its window."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from prediction import trials_of
+from measured_tables import trials_of
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME

@@ -135,13 +135,16 @@ LIBRARIES = [
 
 
 def unknown_files(text: str) -> list[str]:
-    """Python files, and paths below the repository's folders, that are nowhere."""
+    """Lists Python files, and paths below the repository's folders, that are nowhere.
+
+    A file of an earlier commit is named as git names it, `b47a596:benchmarks/fp8.py`, or after `git checkout b47a596;`.
+    """
     tops = ("platform", "benchmarks", "tests", "docs", "search_spaces", "experiments", "constraints")
     wrong = []
     for code in _CODE.findall(prose(text)):
         for word in code.split():
             path = word.strip(",;:()").split("::")[0]
-            if re.search(r"[<>{}*?$]|^[a-z]+://|^-|^/|^~", path):
+            if re.search(r"[<>{}*?$]|^[a-z]+://|^-|^/|^~|^[0-9a-f]{7}:", path) or code.startswith("git checkout "):
                 continue
             if path.endswith(".py") and "/" not in path:
                 tops_with_code = ("platform", "benchmarks", "tests", "experiments")
@@ -217,5 +220,6 @@ def test_wrong_pages_would_be_noticed() -> None:
         "benchmarks/none.md",
         "none.py",
     ]
+    assert unknown_files("`b47a596:benchmarks/none.py` `git checkout b47a596; python benchmarks/none.py`") == []
     assert old_words("A ledger of `marks`; each mark is folded into its anchor, at the end mark.") != []
     assert old_words("The `marks.parquet` of an older folder; an end mark; a market; [x](y.md#anchors)") == []

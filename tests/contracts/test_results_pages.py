@@ -86,8 +86,11 @@ def test_the_setup_has_date_and_versions(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_commands_exist_with_their_options(page: Path) -> None:
+    """Lines after `git checkout` are of an earlier commit: what a script measured that is gone is reproduced there."""
     (block,) = re.findall(r"^```\n(.*?)^```", sections(page)["Reproduce"], re.MULTILINE | re.DOTALL)
-    for command in block.splitlines():
+    today, _, earlier = block.partition("git checkout ")
+    assert re.match(r"[0-9a-f]{7,40}\n(?:.*python benchmarks/\w+\.py.*\n)+$", earlier) or not earlier, earlier
+    for command in today.splitlines():
         words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z]\w*=\S*", word)]
         if words[0] == "wattune":  # test_docs.py parses those
             continue

@@ -1,34 +1,85 @@
-"""Two H100s, predicted before any H100 was measured and by the fit to H200 (`benchmarks/same_chip.py`)."""
+"""Two H100s, predicted before any H100 was measured and by the fit to H200.
 
-import importlib.util
-import sys
+Both spaces, their trials and their estimates from before the first run are in `benchmarks/data`. Repeats count one by
+one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from measured_tables import completed, ordered, trial_of
+
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import estimate
+from wattune.fitting.device import Measured
+from wattune.trial import TrialStatus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+DATA = BENCHMARKS / "data"
 PAGE = (BENCHMARKS / "results" / "same_chip.md").read_text()
+TABLES = {"Llama": "dense_llama_h100x2", "Mixtral": "moe_ep_h100x2"}
+METRICS = (
+    "step_time_s",
+    "memory_peak_bytes",
+    "device_power_mean_w",
+    "node_device_power_peak_1s_w",
+    "energy_per_token_j",
+)
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("same_chip", BENCHMARKS / "same_chip.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        spec.loader.exec_module(module)
-    return module
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run, with its estimates before and now: metric -> value, low, high."""
+
+    trial: Measured
+    predicted: Mapping[str, Mapping[str, tuple[float, float, float]]]
+
+    def error(self, way: str, metric: str) -> float:
+        return self.predicted[way][metric][0] / self.trial[1].metrics[metric] - 1
+
+    def inside(self, way: str, metric: str) -> bool:
+        _, low, high = self.predicted[way][metric]
+        return low <= self.trial[1].metrics[metric] <= high
 
 
-script = load_script()
+def before(table: str) -> dict[str, dict[str, Any]]:
+    """Reads the estimates of a table's plans from before its first run, by trial."""
+    return {row["trial_id"]: row for row in pq.read_table(DATA / "estimates" / f"{table}.parquet").to_pylist()}
+
+
+def runs_of(table: str) -> list[Run]:
+    rows, blind = completed(DATA / f"{table}.parquet"), before(table)
+    trials = [trial_of(row) for row in rows]
+    columns = estimate([spec for spec, _ in trials], default_coefficients).columns
+    found = []
+    for number, (row, trial) in enumerate(zip(rows, trials, strict=True)):
+        then = {
+            metric: tuple(blind[row["trial_id"]][f"estimate.{metric}{end}"] for end in ("", ".low", ".high"))
+            for metric in METRICS
+        }
+        now = {
+            metric: tuple(float(part[number]) for part in (column.value, column.low, column.high))
+            for metric, column in columns.items()
+        }
+        found.append(Run(trial=trial, predicted={"before": then, "now": now}))
+    return found
+
+
+def out_of_memory(table: str) -> list[float]:
+    """Returns the peaks [bytes] that were predicted, before, of plans that ran out of memory."""
+    rows = pq.read_table(DATA / f"{table}.parquet").to_pylist()
+    failed = {row["trial_id"] for row in rows if row["status"] == TrialStatus.OUT_OF_MEMORY}
+    return [row["estimate.memory_peak_bytes"] for trial_id, row in before(table).items() if trial_id in failed]
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, list[Any]]:
-    found = {name.split("-")[0]: script.runs(table) for table, name in script.TABLES.items()}
-    return {name.split()[0]: of for name, of in found.items()}
+def runs() -> dict[str, list[Run]]:
+    return {name: runs_of(table) for name, table in TABLES.items()}
 
 
 def shown(metric: str, model: str) -> list[float]:
@@ -68,11 +119,11 @@ def test_the_fit_to_the_same_chip_is_nearer_than_published_kernels_and_its_inter
         assert now < before, metric
         assert np.mean([run.inside("now", metric) for run in every]) >= 0.95, metric
     assert all(run.inside("now", "memory_peak_bytes") for run in every)
-    right, total = script.in_order(every, "now")
+    right, total = ordered([run.trial for run in every], [run.predicted["now"]["step_time_s"][0] for run in every])
     assert right / total >= 0.92
 
 
 def test_what_ran_out_of_memory_was_predicted_larger_than_what_did_not_but_for_a_plan_in_fragments(runs) -> None:
-    failed = sorted(peak for table in script.TABLES for peak, _ in script.out_of_memory(table).values())
+    failed = sorted(peak for table in TABLES.values() for peak in out_of_memory(table))
     fitted = max(run.predicted["before"]["memory_peak_bytes"][0] for of in runs.values() for run in of)
     assert len(failed) == 5 and sum(peak > fitted for peak in failed) == 4

@@ -4,11 +4,10 @@ The bars are those the project set itself: half of the trials within 5 % in mean
 a token, temperatures within 2 K.
 """
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
+import predict_power as script
 import pytest
 
 from wattune.cost.power import H200 as POWER
@@ -18,19 +17,6 @@ from wattune.fitting.temperature import Trace, fit_temperature, run
 
 ROOT = Path(__file__).parents[2]
 BARS = {"device_power_mean_w": 0.05, "node_device_power_peak_1s_w": 0.05, "energy_per_token_j": 0.06}
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("predict_power", ROOT / "benchmarks" / "predict_power.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """The shipped step time of H200 is the fit to the measured trials, and predicts configurations that were held out."""
 
-import importlib
 import json
 from dataclasses import asdict
-from pathlib import Path
 
+import measured_tables
 import numpy as np
 import pytest
 
@@ -15,18 +14,12 @@ from wattune.cost.power import power_coefficients
 from wattune.fitting.step_time import fit
 from wattune.trial import TrialSpec
 
-ROOT = Path(__file__).parents[2]
-
-
 pytestmark = pytest.mark.slow  # fitting takes half a minute
 
 
 @pytest.fixture(scope="module")
 def found():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        rows = importlib.import_module("measured_tables").rows()
-    trials = [(TrialSpec.from_json(json.loads(row["spec"])), row) for row in rows]
+    trials = [(TrialSpec.from_json(json.loads(row["spec"])), row) for row in measured_tables.rows()]
     power = power_coefficients(DEVICES["h200_sxm"])
     assert power is not None and len(trials) >= 120
     return fit(trials, PUBLISHED_STEP_TIME, power)

@@ -39,7 +39,7 @@ def test_peaks_of_the_table_are_known_to_a_hundredth() -> None:
 
 
 def peak_bytes(name: str, engine: str, *, transformer_engine: bool, **axes: Any) -> float:
-    """Predicts the peak of a case of `benchmarks/megatron_layers.py`."""
+    """Predicts the peak of a case of `benchmarks/results/megatron_layers.md`."""
     spec = TrialSpec(
         model=MODELS[name],
         cluster=ClusterSpec(device="h200_sxm", devices_per_node=1, transformer_engine=transformer_engine),

@@ -1,22 +1,18 @@
 """Kernel tables and datasheets predict published steps within the bars, whatever their source and precision."""
 
-import importlib
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
+import predict_step_time as script
+import published_steps as rows
 import pytest
 
-ROOT = Path(__file__).parents[2]
 Errors = dict[tuple[str, str, str, str], list[float]]
 
 
 @pytest.fixture(scope="module")
 def errors() -> Errors:
     """Error of each configuration by source, precision, device and kind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        rows, script = (importlib.import_module(name) for name in ("published_steps", "predict_step_time"))
     with rows.published_world():
         steps, _ = rows.read()
         times_s = script.published(steps)

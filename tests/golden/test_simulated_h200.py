@@ -4,16 +4,11 @@ Bounds are the worst error seen, rounded up. The promise to users is 15 % on wha
 looked at by the fit.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import fit_simulated as fit
 import numpy as np
 import pytest
 
 from wattune.simulation.device_model import device_model
-
-ROOT = Path(__file__).parents[2]
 
 # Largest relative error of: mean power of a device, 1 s peak of the node, rise of a slot's core temperature. A rise is
 # compared as shown, in whole degrees averaged over a second: 0.5 of 15 degrees, 3 %, is the sensor's own.
@@ -22,17 +17,6 @@ BOUNDS = {
     "square_inphase": (0.08, 0.08, 0.15),
     "tp2pp2": (0.05, 0.05, 0.10),
 }
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("fit_simulated", ROOT / "benchmarks" / "fit_simulated.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-fit = load_script()
 
 
 @pytest.fixture(scope="module", params=sorted(BOUNDS))

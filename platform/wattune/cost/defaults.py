@@ -23,7 +23,7 @@ WITH_CHIP_OF_H200: Final = ("h100_sxm",)
 """Devices that take the fit of H200: the same GH100 at 700 W, with another memory, which the catalog has.
 
 Of 65 runs on two H100s it predicts the energy of a token within 4.1 % (median). Published kernels and the datasheet are
-8.4 % off (`benchmarks/same_chip.py`)."""
+8.4 % off (`benchmarks/results/same_chip.md`)."""
 
 SAME_CHIP_ERROR_FACTOR: Final = 1.5
 """Widens intervals of such a fit. They hold 95 % of those runs or more, for every metric."""

@@ -20,7 +20,7 @@ HOST_GROWTH_BYTES: Final = 2**30
 """Most that the process may have grown since its first trial: compilers cache, heaps fragment."""
 FIRST_GROWTH_BYTES: Final = 4 * 2**30
 """Most that it may grow in its first trial, when CUDA, NCCL, the engine's libraries and the compiler are loaded: 1.2 to
-1.5 GiB on two H200s (`benchmarks/backward_thread.py`), and room for an engine that needs more."""
+1.5 GiB on two H200s (`benchmarks/results/trial_overhead.md`), and room for an engine that needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,11 @@
 """The table of engine cases: what it names is valid and complete, and its dry run gives figures."""
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import engine_cases as script
 import pytest
 
 from wattune.plans.axes import Plan
@@ -24,15 +22,8 @@ AXES_OF = {"torch": OF_ALL | {"vpp", "dtype"}, "megatron": OF_ALL | {"vpp", "etp
 each_size = pytest.mark.parametrize("ranks", [2, 4])
 
 
-@pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))  # where its list of cases is
-        yield importlib.import_module(SCRIPT.stem)
-
-
 @each_size
-def test_every_case_is_one_that_runs_and_does_what_it_says(script: Any, ranks: int) -> None:
+def test_every_case_is_one_that_runs_and_does_what_it_says(ranks: int) -> None:
     cases = script.cases(ranks)
     names = [case.name for case in cases]
     assert len(names) >= 40 and len(set(names)) == len(names)
@@ -46,7 +37,7 @@ def test_every_case_is_one_that_runs_and_does_what_it_says(script: Any, ranks: i
 
 
 @each_size
-def test_every_engine_meets_every_axis_it_has(script: Any, ranks: int) -> None:
+def test_every_engine_meets_every_axis_it_has(ranks: int) -> None:
     cases = script.cases(ranks)
     assert {case.engine for case in cases} == set(CAPABILITIES) - {COMMAND}
     for engine, axes in AXES_OF.items():
@@ -59,14 +50,14 @@ def test_every_engine_meets_every_axis_it_has(script: Any, ranks: int) -> None:
 
 
 @each_size
-def test_references_run_before_what_is_compared_with_them(script: Any, ranks: int) -> None:
+def test_references_run_before_what_is_compared_with_them(ranks: int) -> None:
     order = {case.name: index for index, case in enumerate(script.cases(ranks))}
     for case in script.cases(ranks):
         assert case.reference is None or order[case.reference] <= order[case.name]
 
 
 @each_size
-def test_engines_are_compared_where_they_do_the_same_work_by_the_same_plan(script: Any, ranks: int) -> None:
+def test_engines_are_compared_where_they_do_the_same_work_by_the_same_plan(ranks: int) -> None:
     rows = []
     for index, case in enumerate(script.cases(ranks)):
         spec = script.Where(ranks=ranks).spec(case)
@@ -85,7 +76,7 @@ def test_engines_are_compared_where_they_do_the_same_work_by_the_same_plan(scrip
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_dry_run_compares_engines_and_survives_what_cannot_run(script: Any, tmp_path: Path) -> None:
+def test_the_dry_run_compares_engines_and_survives_what_cannot_run(tmp_path: Path) -> None:
     wanted = [
         "torch/llama/dp2",
         "torch/llama/dp2-zero1",
@@ -113,7 +104,7 @@ def test_the_dry_run_compares_engines_and_survives_what_cannot_run(script: Any, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_case_that_fails_costs_no_other_its_figures(script: Any, tmp_path: Path) -> None:
+def test_a_case_that_fails_costs_no_other_its_figures(tmp_path: Path) -> None:
     """A rank that is killed in the middle: the case says so, and the next one runs on new ranks."""
     case = next(case for case in script.cases(2) if case.name == "torch/llama/dp2")
     where = script.Where(ranks=2, quick=True)

@@ -1,34 +1,19 @@
 """The race against equal allocation, in a few small simulated studies."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "racing.py"
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("racing_of_finalists", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+import racing as benchmark
 
 
 @pytest.mark.slow
-def test_the_race_needs_fewer_repeats_than_all_in_turn(benchmark: ModuleType) -> None:
+def test_the_race_needs_fewer_repeats_than_all_in_turn() -> None:
     rows = {way: benchmark.count(benchmark.CASES[0], way, 10, 0, 30) for way in ("race", "all in turn")}
     assert rows["race"].num_repeats_mean < rows["all in turn"].num_repeats_mean
     assert rows["race"].told_frac > rows["all in turn"].told_frac
 
 
-def test_a_race_that_names_others_or_takes_longer_falls_short(benchmark: ModuleType) -> None:
+def test_a_race_that_names_others_or_takes_longer_falls_short() -> None:
     good = benchmark.Row("x", "race", 100, 0.8, 0.95, 12.0, 10.0)
     turns = replace(good, way="all in turn", num_repeats_mean=30.0)
     assert benchmark.falls_short([good, turns]) == []

@@ -1,17 +1,15 @@
 """The replay of measured tables: its figures are those of a table that is known, and the shipped tables can be read."""
 
 import csv
-import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+import search_regret as script
 import yaml
 from known_space import BEST, OBJECTIVE, POWER, SPECS, metrics, result
 
@@ -24,19 +22,7 @@ CASES = DATA / "search_cases.yaml"
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SCRIPT.parent))  # as Python does for a script: it uses modules beside it
-    spec = importlib.util.spec_from_file_location("search_regret", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(SCRIPT.parent))
-
-
-@pytest.fixture(scope="module")
-def case(script: ModuleType):
+def case():
     trials = tuple(
         script.Trial(
             spec=spec,
@@ -51,7 +37,7 @@ def case(script: ModuleType):
     return script.Case(name="known", trials=trials, objective=OBJECTIVE, constraints=(POWER,))
 
 
-def test_a_replay_of_the_grid_finds_the_best_where_it_stands(script, case):
+def test_a_replay_of_the_grid_finds_the_best_where_it_stands(case):
     run = script.replay(lambda problem: script.STRATEGIES["grid"](replace(problem, specs=SPECS)), case, 0, len(SPECS))
     row = script.figures(case, "grid", [run], len(SPECS), "node_device_power_peak_1s_w")
     good = [case.value(trial) >= 0.98 * metrics(BEST)["tokens_per_s"] for trial in case.trials]
@@ -62,14 +48,14 @@ def test_a_replay_of_the_grid_finds_the_best_where_it_stands(script, case):
     assert row["feasible_frac"] == pytest.approx(np.mean([case.value(t) > -np.inf for t in case.trials]), abs=1e-3)
 
 
-def test_regret_never_rises_and_a_stopped_run_stays_where_it_was(script, case):
+def test_regret_never_rises_and_a_stopped_run_stays_where_it_was(case):
     run = script.replay(script.STRATEGIES["model_guided"], case, 0, 120)
     regrets = script.curve(case, run, metrics(BEST)["tokens_per_s"], 150)
     assert len(regrets) == 150 and (np.diff([r for r in regrets if np.isfinite(r)]) <= 0).all()
     assert regrets[-1] == regrets[len(run.trials) - 1]
 
 
-def test_on_a_ladder_all_bursts_come_first_and_only_full_measurements_count(script, case):
+def test_on_a_ladder_all_bursts_come_first_and_only_full_measurements_count(case):
     """`grid` learns nothing: its bursts run, then the best eighth is measured in full."""
     small = replace(case, trials=case.trials[:96])
     run = script.replay(script.STRATEGIES["grid"], small, 0, len(small.trials), 0.125)
@@ -83,14 +69,14 @@ def test_on_a_ladder_all_bursts_come_first_and_only_full_measurements_count(scri
     assert row["num_bursts"] == 96 and row["gpu_time_whole_median_s"] == 96 * 30 + num * 100
 
 
-def test_a_strategy_that_learns_promotes_while_it_searches(script, case):
+def test_a_strategy_that_learns_promotes_while_it_searches(case):
     run = script.replay(script.STRATEGIES["tpe"], case, 0, 24, 0.25)
     assert run.num_bursts == 24 and 1 <= len(run.trials) <= 12
     assert run.costs_s[0] < 24 * 30.0 + 100.0
     assert run.costs_s[-1] == 24 * 30.0 + 100.0 * len(run.trials)
 
 
-def test_a_window_changes_what_a_full_measurement_costs_and_no_burst(script):
+def test_a_window_changes_what_a_full_measurement_costs_and_no_burst():
     own, short, long = (script.read_table(DATA / "moe_ep_h200x4.parquet", window_s=s) for s in (None, 15.0, 60.0))
     for plain, one, other in zip(own, short, long, strict=True):
         assert plain.burst_cost_s == one.burst_cost_s == other.burst_cost_s <= one.cost_s
@@ -114,12 +100,12 @@ def test_the_commands_of_the_ladder_s_page_work(tmp_path):
     assert done.returncode == 2 and "--promote is 2; give a share" in done.stderr
 
 
-def test_the_hypervolume_is_the_area_above_the_worst_point(script):
+def test_the_hypervolume_is_the_area_above_the_worst_point():
     assert script.hypervolume([(2.0, 5.0)], (1.0, 10.0)) == 5.0
     assert script.hypervolume([(2.0, 5.0), (3.0, 8.0), (1.5, 6.0)], (1.0, 10.0)) == 5.0 + 2.0
 
 
-def test_a_right_estimate_orders_every_pair_and_a_wrong_one_none(script, case):
+def test_a_right_estimate_orders_every_pair_and_a_wrong_one_none(case):
     assert script.pairwise_accuracy(case) == 1.0
     backwards = [
         replace(trial, estimate={name: -value for name, value in trial.estimate.items()}) for trial in case.trials
@@ -131,7 +117,7 @@ TABLES = [path for path in sorted(DATA.glob("*.parquet")) if path.stem != "publi
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_shipped_table_can_be_replayed(script, path):
+def test_every_shipped_table_can_be_replayed(path):
     trials = script.read_table(path)
     assert trials and all(trial.cost_s > 0 for trial in trials)
     assert len({trial.spec for trial in trials}) == len(trials)
@@ -160,7 +146,7 @@ def test_bounds_that_nothing_holds_are_refused():
     assert done.returncode == 2 and "no trial holds every bound" in done.stderr
 
 
-def test_a_surrogate_s_order_and_intervals_are_judged_on_what_it_had_not_seen(script, case):
+def test_a_surrogate_s_order_and_intervals_are_judged_on_what_it_had_not_seen(case):
     run = script.replay(lambda problem: script.ModelGuided(problem, stops=False), case, 0, 30)
     assert run.pairs_frac is not None and run.pairs_frac > 0.7
     assert len(run.inside) >= 20 and np.mean(run.inside) > 0.7
@@ -171,7 +157,7 @@ def test_a_surrogate_s_order_and_intervals_are_judged_on_what_it_had_not_seen(sc
     assert script.figures(case, "random", [plain], 30, "node_device_power_peak_1s_w")["pairwise_frac"] == ""
 
 
-def test_rows_of_a_table_that_is_replayed_again_are_replaced_and_others_stay(script, tmp_path):
+def test_rows_of_a_table_that_is_replayed_again_are_replaced_and_others_stay(tmp_path):
     path = tmp_path / "rows.csv"
     script.merge_rows(
         path, [{"table": "a", "strategy": "grid", "x_frac": 1}, {"table": "b", "strategy": "grid", "x_frac": 2}]
@@ -182,8 +168,8 @@ def test_rows_of_a_table_that_is_replayed_again_are_replaced_and_others_stay(scr
     assert rows == [("a", "3", "4"), ("b", "2", "")]
 
 
-def test_one_command_writes_rows_page_and_drawing(script, tmp_path):
-    import search_regret_page  # the script's own folder is on the path now
+def test_one_command_writes_rows_page_and_drawing(tmp_path):
+    import search_regret_page
 
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\nbefore\n\n{search_regret_page.BEGIN}\nold\n{search_regret_page.END}\n\nafter\n")
@@ -202,7 +188,7 @@ def test_one_command_writes_rows_page_and_drawing(script, tmp_path):
     assert (tmp_path / "page" / "dense_gpt_h200x4_2700w.svg").read_text().count("<polyline") == 2
 
 
-def test_every_case_names_a_table_and_a_bound_that_excludes_the_fastest_plan(script):
+def test_every_case_names_a_table_and_a_bound_that_excludes_the_fastest_plan():
     """Without a bound that matters nothing is learned of constraints."""
     tables = {path.name: script.read_table(path) for path in TABLES}
     for one in yaml.safe_load(CASES.read_text()):
@@ -215,7 +201,7 @@ def test_every_case_names_a_table_and_a_bound_that_excludes_the_fastest_plan(scr
 
 
 @pytest.mark.slow
-def test_held_out_estimates_are_fitted_to_other_tables(script):
+def test_held_out_estimates_are_fitted_to_other_tables():
     """They order a table's plans better than chance, and the table itself is not needed for them."""
     path = DATA / "moe_ep_h200x4.parquet"
     case = script.Case(

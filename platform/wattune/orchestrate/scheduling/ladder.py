@@ -23,8 +23,8 @@ from wattune.units import NS_PER_S
 
 MOST_VIOLATED_FRAC: Final = 0.005
 """A burst that breaks a bound by more than this share of it is not promoted while another keeps its bounds. Peaks and
-temperatures over a short window are lower than over a long one (`benchmarks/burst_noise.py`: power by 0.7 %, scatter
-0.6 %), so what a burst breaks, a full measurement rarely keeps."""
+temperatures over a short window are lower than over a long one (power by 0.7 %, scatter 0.6 %:
+`benchmarks/results/search_ladder.md`), so what a burst breaks, a full measurement rarely keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

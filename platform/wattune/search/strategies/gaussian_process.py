@@ -34,7 +34,7 @@ RELEVANCE_AT: Final = 200
 """With fewer results the weights are held closer to 1, by the root of their number.
 
 A choice of caution: the mode of many weights can take chance for a pattern. From forty results free weights predicted
-other plans better, not worse (`benchmarks/search_ask.py`), but no search found its answer sooner by them.
+other plans better, not worse (`benchmarks/results/search_regret.md`), but no search found its answer sooner by them.
 """
 
 _BLOCK: Final = 4096

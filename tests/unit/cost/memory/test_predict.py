@@ -1,11 +1,11 @@
 """Predicted peaks: held to measured trials, and to what must hold of any of them."""
 
-import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import measured_tables
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,9 +58,7 @@ def peak(spec: TrialSpec) -> float:
 
 
 def measured_trials() -> Sequence[tuple[TrialSpec, float]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        rows = importlib.import_module("measured_tables").rows()
+    rows = measured_tables.rows()
     specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
     found = {spec.trial_id: (spec, row["memory_peak_bytes"]) for spec, row in zip(specs, rows, strict=True)}
     return [(spec, peak) for spec, peak in found.values() if peak]
