@@ -108,7 +108,7 @@ class StudyPlan:
 
     def _unknown_tokens(self) -> tuple[str, ...]:
         programs = [each.program for each in self.candidates.specs if not each.workload.is_known]
-        if not any(program is not None and program.steps_source == AUTO.kind for program in programs):
+        if not any(program is not None and program.steps == AUTO.kind for program in programs):
             return ()
         asked = {
             "objective": self.spec.objective.metric,

@@ -139,21 +139,12 @@ class Program:
     flags: tuple[tuple[str, FlagValue], ...] = ()
     """Flags and their values in this trial, in the order of the space."""
     steps: str = "auto"
-    """Source of its steps: a word or a preset of `wattune.steps.source`. Ignored where there is a pattern."""
-    steps_pattern: str = ""
-    """Regular expression over the program's output; its group is the time of a step."""
-    steps_unit: str = "s"
-    """Unit of that time."""
+    """Source of its steps: a word, a preset or `pattern/UNIT:REGULAR_EXPRESSION` (`wattune.steps.source`)."""
 
     @property
     def names(self) -> frozenset[str]:
         """Every name that its templates use."""
         return used_names((*self.command, *(template for _, template in self.environment)))
-
-    @property
-    def steps_source(self) -> str | dict[str, str]:
-        """The source of steps as a space writes it."""
-        return {"pattern": self.steps_pattern, "unit": self.steps_unit} if self.steps_pattern else self.steps
 
     def labelled(self, plan: str) -> str:
         """Returns a plan's short text with the flags, such as `dp2 mbs4 lr=0.01`."""
@@ -175,8 +166,7 @@ class Program:
             given[name] = tuple((str(key), value) for key, value in given.get(name, ()))
         given["command"] = tuple(given.get("command", ()))
         program = cls(**given)
-        texts = (*program.command, *(text for _, text in program.environment))
-        texts += (program.steps, program.steps_pattern, program.steps_unit)
+        texts = (*program.command, *(text for _, text in program.environment), program.steps)
         if not all(type(text) is str for text in texts):
             raise TypeError("program: commands, variables and steps are texts")
         if not all(type(value) in (int, float, str, bool) for _, value in program.flags):

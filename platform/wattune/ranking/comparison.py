@@ -384,8 +384,12 @@ def _fields(spec: TrialSpec) -> dict[str, Any]:
         return data
     program = data.pop("program")
     command = " ".join(spec.program.command)
-    source = spec.program.steps_pattern or spec.program.steps
-    data |= {"command": command, "env": dict(program["environment"]), "flags": dict(spec.flags), "steps": source}
+    data |= {
+        "command": command,
+        "env": dict(program["environment"]),
+        "flags": dict(spec.flags),
+        "steps": spec.program.steps,
+    }
     unknown = [key for key, part in (("model", spec.model), ("workload", spec.workload)) if not part.is_known]
     return {key: value for key, value in data.items() if key not in unknown}
 

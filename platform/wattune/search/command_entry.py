@@ -31,7 +31,7 @@ from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
 from wattune.search.requirements import parse_requirement
-from wattune.steps.source import KINDS, PRESETS, parse_source
+from wattune.steps.source import KINDS, PRESETS, UNITS_NS, parse_source
 
 MOST_VALUES: Final = 1000
 """Most values of a flag."""
@@ -228,9 +228,10 @@ FLAGS_SCHEMA: Final[JsonSchema] = {
 STEPS_SCHEMA: Final[JsonSchema] = {
     "anyOf": [
         {"enum": [*(kind for kind in KINDS if kind != "pattern"), *PRESETS]},
+        {"type": "string", "pattern": f"^pattern(/({'|'.join(UNITS_NS)}))?:"},
         {
             "type": "object",
-            "properties": {"pattern": {"type": "string"}, "unit": {"enum": ["s", "ms", "us"]}},
+            "properties": {"pattern": {"type": "string"}, "unit": {"enum": list(UNITS_NS)}},
             "required": ["pattern"],
             "additionalProperties": False,
         },

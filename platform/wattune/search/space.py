@@ -21,6 +21,7 @@ from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
 from wattune.search.requirements import Requirement, parse_requirement
+from wattune.steps.source import parse_source
 from wattune.storage.documents import yaml_tree
 from wattune.trial import UNKNOWN_WORKLOAD, Measure, Workload
 
@@ -228,10 +229,7 @@ def _program(file: SpaceFile) -> Program | None:
         return None
     command = () if file.command is None else split_command(file.command)
     environment = tuple(sorted(file.env.items()))
-    if isinstance(file.steps, dict):
-        pattern, unit = file.steps["pattern"], file.steps.get("unit", "s")
-        return Program(command=command, environment=environment, steps_pattern=pattern, steps_unit=unit)
-    return Program(command=command, environment=environment, steps=file.steps or "auto")
+    return Program(command=command, environment=environment, steps=parse_source(file.steps).text)
 
 
 def _command_document(file: SpaceFile) -> dict[str, Any]:

@@ -124,6 +124,12 @@ def test_sizes_that_the_command_ignores_are_refused_beside_another_engine_too():
     assert parse_space(stored).num_combinations == 16  # accepted once: its results stay readable
 
 
+def test_a_pattern_is_one_source_however_a_space_writes_it():
+    ways = ({"pattern": "took ([0-9.]+)", "unit": "ms"}, "pattern/ms:took ([0-9.]+)")
+    ids = [[one.trial_id for one in prune(parse_space(changed(steps=way))).kept] for way in ways]
+    assert ids[0] == ids[1] != [one.trial_id for one in prune(parse_space(changed())).kept]
+
+
 def test_the_number_of_micro_batches_shows_the_batch():
     own = changed(
         flags=None,

@@ -24,6 +24,11 @@ def test_presets_patterns_and_nothing() -> None:
     assert parse_source("optimizer").kind == "optimizer"
 
 
+@pytest.mark.parametrize("value", ["auto", "none", "tqdm", "pattern:took (.*)s", "pattern/us:a: (?P<time>.*)\nb"])
+def test_a_source_is_read_back_from_its_text(value: str) -> None:
+    assert parse_source(parse_source(value).text) == parse_source(value)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -161,7 +161,7 @@ class _CommandWorker:
             arguments,
             environment,
             steps_folder=folder / "steps",
-            source=parse_source(spec.program.steps_source),
+            source=parse_source(spec.program.steps),
             measure=assignment.measure,
             leads=assigned.rank == 0,
             stop_above_s=assignment.stop_above_s,
