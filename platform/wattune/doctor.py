@@ -12,7 +12,7 @@ import psutil
 
 from wattune.storage.files import nearest_existing, storage_path
 from wattune.telemetry.probe import probe
-from wattune.units import format_quantity
+from wattune.view.table import worded
 
 _LIBRARIES: Final = {
     "torch": "training needs it",
@@ -56,7 +56,7 @@ def _host() -> list[Finding]:
     follows = f"{cpus} CPU ranks run side by side; more share processors, and their step times say so"
     return [
         Finding(topic="processors", ok=True, have=str(cpus), follows=follows),
-        Finding(topic="memory", ok=True, have=format_quantity("memory_bytes", memory_bytes)),
+        Finding(topic="memory", ok=True, have=worded("memory_bytes", memory_bytes)),
     ]
 
 
@@ -74,6 +74,6 @@ def _sensors() -> list[Finding]:
 def _storage() -> Finding:
     folder = storage_path()
     existing, writable = nearest_existing(folder)
-    free = format_quantity("free_bytes", shutil.disk_usage(existing).free)
+    free = worded("free_bytes", shutil.disk_usage(existing).free)
     follows = "" if writable else "set WATTUNE_STORAGE or give --storage"
     return Finding(topic="storage", ok=writable, have=f"{folder}, {free} free", follows=follows)

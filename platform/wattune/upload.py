@@ -30,7 +30,8 @@ from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Series
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec
-from wattune.units import NS_PER_S, format_quantity
+from wattune.units import NS_PER_S
+from wattune.view.table import worded
 
 _FIGURES: Final = {
     "tokens_per_s": "{} tokens",
@@ -79,7 +80,7 @@ def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: TrialResult) -> C
         for node, (time_s, watts) in power_w.items()
     }
     known = [
-        template.format(format_quantity(name, result.metrics[name]))
+        template.format(worded(name, result.metrics[name]))
         for name, template in _FIGURES.items()
         if name in result.metrics
     ]

@@ -25,7 +25,8 @@ from wattune.search.model_entry import check_own_name
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, shipped_schema
 from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import nvidia_products
-from wattune.terminal.tables import print_catalog, print_metric_list
+from wattune.view.console import show
+from wattune.view.machine import catalog_view, metric_list
 
 _SPACE_NAME: Final = "space.yaml"
 _OBJECTIVE: Final = "maximize tokens_per_s"
@@ -224,7 +225,7 @@ def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"metrics": found})
     else:
-        print_metric_list(out, found)
+        show(out, *metric_list(found))
 
 
 @app.command()
@@ -237,7 +238,7 @@ def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({kind: [one for one in rows if one in chosen] for kind, rows in lists.items()})
     else:
-        print_catalog(out, None if search is None else {str(one["name"]) for one in chosen})
+        show(out, *catalog_view(None if search is None else {str(one["name"]) for one in chosen}))
 
 
 def _having(rows: list[dict[str, Any]], search: str | None, names: Iterable[str]) -> list[dict[str, Any]]:

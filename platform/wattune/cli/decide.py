@@ -7,7 +7,8 @@ import typer
 from wattune import api
 from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, out, print_json
 from wattune.cli.verbs import app
-from wattune.terminal.decisions import print_frontier, print_suggestions
+from wattune.view.console import show
+from wattune.view.decisions import frontier_view, suggestions_view
 
 
 @app.command()
@@ -29,7 +30,7 @@ def frontier(
     if as_json:
         print_json(found.to_json())
     else:
-        print_frontier(out, found)
+        show(out, *frontier_view(found))
 
 
 @app.command()
@@ -44,4 +45,4 @@ def suggest(
     if as_json:
         print_json(found.to_json())
     else:
-        print_suggestions(out, found)
+        show(out, *suggestions_view(found))

@@ -23,9 +23,9 @@ from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
 from wattune.recording.recorder import Output, Watcher
 from wattune.recording.serving.server import MetricsServer
-from wattune.terminal.links import print_links
 from wattune.terminal.recording import LiveView, print_recording
-from wattune.terminal.tables import print_calibration, print_findings
+from wattune.view.console import show
+from wattune.view.machine import calibration_view, findings_table, links_view
 
 _MINUTES: Final = 5.0
 
@@ -40,7 +40,7 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"findings": [finding.to_json() for finding in findings]})
     else:
-        print_findings(out, findings)
+        show(out, findings_table(findings))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -205,7 +205,7 @@ def calibrate(
         print_json({"calibrations": [{**one, "path": str(path)} for path, one in found]})
         return
     for path, one in found:
-        print_calibration(out, one)
+        show(out, *calibration_view(one))
         print_line(f"kept in {path}; studies in this storage use it")
 
 
@@ -223,7 +223,7 @@ def _calibrate_links(
     if as_json:
         print_json({"path": str(found.path), "num_rows": found.table.num_rows, "ended": found.ended})
     else:
-        print_links(out, found.table)
+        show(out, *links_view(found.table))
         if found.ended:
             print_line(f"it ended before all was measured: {found.ended}")
         given = f" --links {found.path}" if out_folder else ""

@@ -26,10 +26,12 @@ from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Question
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
-from wattune.terminal.estimate_and_result import print_beside
-from wattune.terminal.forecast import print_fit
-from wattune.terminal.ranking import print_comparison, print_front, print_ranking, print_recordings
-from wattune.terminal.tables import print_metrics
+from wattune.view.comparison import beside_view, comparison_view
+from wattune.view.console import show
+from wattune.view.machine import metrics_table
+from wattune.view.plans import fit_view
+from wattune.view.ranking import front_table, ranking_view, recordings_view
+from wattune.view.table import Note
 
 
 class FrontOf(StrEnum):
@@ -129,7 +131,7 @@ def rank(
         if metrics or csv is not None:
             raise typer.BadParameter("--pareto and --csv are of studies; --json has every figure of recordings")
         recordings = api.rank_recordings(study, storage=storage, **question)
-        print_json(recordings.to_json()) if as_json else print_recordings(out, recordings, top=top)
+        print_json(recordings.to_json()) if as_json else show(out, *recordings_view(recordings, top=top))
         raise typer.Exit(feasible_code(recordings))
     ranking = api.rank(study, storage=storage, tracking_uri=tracking_uri, **question)
     rows = ranking.trials if pareto_of is FrontOf.ALL else ranking.feasible
@@ -141,9 +143,8 @@ def rank(
     elif as_json:
         print_json(ranking.to_json() | (_front_json(front, metrics, pareto_of) if metrics else {}))
     else:
-        print_ranking(out, ranking, top=top)
-        if metrics:
-            print_front(out, front, metrics, of=f"{pareto_of} trials")
+        fronts = [front_table(front, metrics, of=f"{pareto_of} trials")] if metrics else []
+        show(out, *ranking_view(ranking, top=top), *fronts)
     raise typer.Exit(feasible_code(ranking))
 
 
@@ -228,7 +229,7 @@ def compare(
             print_json({"beside": [one.to_json() for one in found]})
         else:
             for one in found:
-                print_beside(out, one)
+                show(out, *beside_view(one))
         return
     if b is None:
         raise typer.BadParameter("one trial is compared with nothing; name another, or use --estimate")
@@ -238,7 +239,7 @@ def compare(
     if as_json:
         print_json(comparison.to_json())
     else:
-        print_comparison(out, comparison)
+        show(out, *comparison_view(comparison))
 
 
 @app.command()
@@ -262,7 +263,7 @@ def fit(
         print_json({"fits": [{**one.model_dump(mode="json"), "path": str(path)} for path, one in found]})
         return
     for path, one in found:
-        print_fit(out, one)
+        show(out, *fit_view(one))
         print_line(f"kept in {path}; `wattune plan --estimate` with this storage uses it")
 
 
@@ -327,9 +328,8 @@ def analyze(
         verdict = f"quality: {summary.quality}" + (
             f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""
         )
-        print_metrics(out, folder, summary.metrics, "\n".join([verdict, *analysis.notes]))
-        if found is not None:
-            print_beside(out, found)
+        beside = [] if found is None else beside_view(found)
+        show(out, metrics_table(folder, summary.metrics), *map(Note, [verdict, *analysis.notes]), *beside)
 
 
 @app.command()

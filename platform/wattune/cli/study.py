@@ -32,11 +32,11 @@ from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate.events import Preview
 from wattune.storage.files import write_table
-from wattune.terminal.forecast import print_forecast
 from wattune.terminal.progress import StudyProgress
-from wattune.terminal.ranking import print_ranking
-from wattune.terminal.tables import print_candidates, print_rejections
 from wattune.tracking.store import ui_command, ui_url
+from wattune.view import console as screen
+from wattune.view.plans import candidates_view, forecast_view, rejections
+from wattune.view.ranking import ranking_view
 
 _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
@@ -80,7 +80,7 @@ def plan(
     if as_json:
         print_json(candidates.to_json() | {"num_trials": planned.num_trials, "warnings": list(planned.warnings)})
     else:
-        print_candidates(out, candidates)
+        screen.show(out, *candidates_view(candidates))
         if planned.num_trials < len(planned.kept):
             print_line(f"{planned.num_trials} of {len(planned.kept)} kept are tried (search.num_trials)")
         _print_warnings(out, planned)
@@ -98,9 +98,7 @@ def _print_estimates(
         rejected = [*by_rules["rejected"], *estimated["rejected"]]
         print_json({**by_rules, **estimated, "rejected": rejected})
     else:
-        print_forecast(out, found, **({} if top is None else {"top": top}))
-        if planned.rejected:
-            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in planned.rejected])
+        screen.show(out, *forecast_view(found, **({} if top is None else {"top": top})), rejections(planned.rejected))
         if out_file is not None:
             print_line(f"all {len(found.kept)} are in {out_file}")
     if not found.kept:
@@ -265,10 +263,7 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
             }
         print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
     else:
-        print_ranking(out, ranking)
-        rejected = outcome.candidates.rejected
-        if rejected:
-            print_rejections(out, [{"rule": one.rule, "reason": one.reason} for one in rejected])
+        screen.show(out, *ranking_view(ranking), rejections(outcome.candidates.rejected))
         if not outcome.report_problem:
             print_line(f"Report    {outcome.report_path}")
         for line in filter(None, (ui["command"], ui["url"])):

@@ -20,7 +20,6 @@ from wattune.ranking.scatter import Floats, factor
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
 from wattune.schema import METRICS
 from wattune.trial import TrialResult
-from wattune.units import format_change
 
 LEAST_PAIRS: Final = 4
 """Fewest pairs whose own scatter is known well enough. Our choice."""
@@ -65,17 +64,6 @@ class Difference:
     def verdict(self) -> str:
         """The verdict in words."""
         return self.untested or ("told apart" if self.told_apart else "not told apart")
-
-    def texts(self) -> tuple[str, str, str]:
-        """Formats the change, its share of A, and the 95 % interval of the one that is clearer."""
-        change = _signed(format_change(self.metric, abs(self.change)), self.change)
-        if self.low is None or self.high is None:
-            return change, "-", "-"
-        if self.change_frac is None or self.low_frac is None or self.high_frac is None:
-            ends = (_signed(format_change(self.metric, abs(end)), end) for end in (self.low, self.high))
-            return change, "-", " to ".join(ends)
-        ends_frac = (f"{100 * end:+.1f}" for end in (self.low_frac, self.high_frac))
-        return change, f"{100 * self.change_frac:+.1f} %", f"{' to '.join(ends_frac)} %"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -303,7 +291,3 @@ def _of_pairs(
     degrees = PAIRS_PRIOR + len(apart) - 1
     squares = float(((apart - apart.mean()) ** 2).sum())
     return (PAIRS_PRIOR * pooled_variance + squares) / degrees / len(apart), degrees
-
-
-def _signed(text: str, value: float) -> str:
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{text}"

@@ -16,7 +16,7 @@ from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.figure import Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
-from wattune.units import format_quantity
+from wattune.view.table import worded
 
 LABEL_CHARS: Final = 18
 """Characters of a line of a label: eight trials share the width of a page."""
@@ -235,7 +235,7 @@ def wrapped(labels: Sequence[str]) -> list[str]:
 def _slot_hover(slot: Mapping[str, Any]) -> str:
     units = {"temp_mean_c": "mean", "temp_max_c": "highest", "memory_temp_max_c": "memory highest"}
     units |= {"power_mean_w": "mean power", "power_peak_1s_w": "1 s peak power", "clock_deficit_frac": "clock lost"}
-    known = [f"{words}: {format_quantity(name, slot[name])}" for name, words in units.items() if slot[name] is not None]
+    known = [f"{words}: {worded(name, slot[name])}" for name, words in units.items() if slot[name] is not None]
     return "<br>".join([f"<b>{plain(str(slot['node']))} {plain(str(slot['device']))}</b>", *known])
 
 

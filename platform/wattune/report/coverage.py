@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattune.ranking.order import Ranking
-from wattune.report.markup import Html, fill, join
+from wattune.view.html import Html, fill, join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from wattune.errors import WattuneError
-from wattune.report.markup import FONT, INK, LINE, Html, fill, section
+from wattune.report.markup import FONT, INK, LINE
 from wattune.schema import METRICS
+from wattune.view.html import Html, fill, section
 
 IMAGE_SIZE: Final = (1120, 520)
 """Pixels of an image at scale 1; PNG is written at `PNG_SCALE`."""

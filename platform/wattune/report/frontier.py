@@ -8,7 +8,9 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.report.figure import Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
-from wattune.units import format_probability, format_quantity
+from wattune.units import format_probability
+from wattune.view.decisions import predicted_text
+from wattune.view.table import worded
 
 PREDICTED_COLOR: Final = "#CC79A7"
 """Colour of what was never measured (Okabe and Ito)."""
@@ -96,10 +98,10 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
     lines = [
         plain(f"{row.spec.model.name} {row.label}"),
         plain(str(point.bound)),
-        f"measured {row.objective.shown(metric) if row.objective else '-'}",
+        f"measured {worded(metric, row.objective)}",
     ]
     if found is not None and found.holds_probability is not None:
-        got = format_quantity(point.bound.metric, found.got)
+        got = worded(point.bound.metric, found.got)
         lines.append(f"{point.bound.metric} {got}, P(holds) {format_probability(found.holds_probability)}")
     if row.best_probability is not None:
         lines.append(f"P(best) {format_probability(row.best_probability)}")
@@ -107,11 +109,10 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
 
 
 def _predicted_text(point: FrontierPoint, one: PredictedPlan, metric: str) -> str:
-    low, high = (format_quantity(metric, end) for end in (one.low, one.high))
     lines = [
         plain(f"{one.spec.model.name} {one.label}"),
         plain(str(point.bound)),
-        f"predicted {format_quantity(metric, one.value)} ({low} to {high}), never measured",
+        f"predicted {predicted_text(one, metric)}, never measured",
         f"P(feasible) {format_probability(one.feasible_probability)}",
     ]
     if one.better_probability is not None:

@@ -1,11 +1,8 @@
-"""HTML from templates that escape their values, and the style of the report.
+"""The style of the report and the script beside its charts.
 
-Names and reasons come from users and programs. Every text is escaped unless it is already `Html`, so callers need not
-remember it. Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers can distinguish.
+Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers can distinguish.
 """
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 FEASIBLE_COLOR: Final = "#0072B2"
@@ -177,84 +174,3 @@ addEventListener("afterprint", () => { resize(0); fit(); });
 """
 """Script of the page beside plotly: a click on a point finds its row, long tables get a filter, charts fit narrow
 windows and paper."""
-
-
-class Html(str):
-    """Text that is already markup."""
-
-    __slots__ = ()
-
-
-def escape(text: str) -> Html:
-    """Returns markup that shows the text, with quotes escaped; markup stays as it is."""
-    return text if isinstance(text, Html) else Html(html.escape(text))
-
-
-def fill(template: str, *values: str) -> Html:
-    """Fills a trusted template: escaped values replace its `{}`."""
-    return Html(template.format(*map(escape, values)))
-
-
-def join(parts: Iterable[str]) -> Html:
-    """Joins the parts, escaped."""
-    return Html("".join(map(escape, parts)))
-
-
-def section(title: str, *parts: str) -> Html:
-    """Makes a titled section of the page."""
-    return fill("<section><h2>{}</h2>{}</section>\n", title, join(parts))
-
-
-def table(
-    caption: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numeric: Iterable[str] = (),
-    ids: Sequence[str] = (),
-    short: Mapping[str, str] | None = None,
-) -> Html:
-    """Makes a table that fits its page. On a narrow one each row is a card, with its columns below each other.
-
-    Args:
-        caption: Text below the table.
-        columns: Headings.
-        rows: Cells, one per column.
-        numeric: Headings of columns that align on the right.
-        ids: Element ids of the rows; empty for none.
-        short: Shorter texts for headings by heading, which is then told to who points at it.
-    """
-    listed = list(rows)
-    named = [fill(' id="{}"', name) for name in ids] or [Html()] * len(listed)
-    kinds = [' class="number"' if column in set(numeric) else "" for column in columns]
-
-    brief = short or {}
-    heads = [
-        fill('<th{} title="{}">{}</th>', Html(kind), name, brief[name])
-        if name in brief
-        else fill("<th{}>{}</th>", Html(kind), _breakable(name))
-        for kind, name in zip(kinds, columns, strict=True)
-    ]
-
-    def line(cells: Sequence[str], name: Html) -> Html:
-        written = (
-            fill('<td{} data-column="{}">{}</td>', Html(kind), column, _in_one(cell))
-            for kind, column, cell in zip(kinds, columns, cells, strict=True)
-        )
-        return fill("<tr{}>{}</tr>\n", name, join(written))
-
-    return fill(
-        '<div class="scroll"><table><caption>{}</caption><thead>{}</thead><tbody>{}</tbody></table></div>',
-        caption,
-        fill("<tr>{}</tr>", join(heads)),
-        join(line(row, name) for row, name in zip(listed, named, strict=True)),
-    )
-
-
-def _breakable(text: str) -> Html:
-    """Returns a name that may break after each of its underscores."""
-    return Html(escape(text).replace("_", "_<wbr>"))
-
-
-def _in_one(cell: str) -> Html:
-    """Returns a cell's content as elements: plain text gets one, so that a card can place it."""
-    return cell if isinstance(cell, Html) and cell.startswith("<") else fill("<span>{}</span>", cell)

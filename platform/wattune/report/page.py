@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.assessment import Verdict
 from wattune.ranking.bounds import Margin
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
@@ -18,18 +18,16 @@ from wattune.report.charts import slot_temperatures, step_parts, waterfall
 from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
 from wattune.report.frontier import frontier_chart
-from wattune.report.markup import POLICY, SCRIPT, STYLE, Html, fill, join, section, table
+from wattune.report.markup import POLICY, SCRIPT, STYLE
 from wattune.report.pareto import pareto
 from wattune.report.predictions import predictions
 from wattune.report.race import race
 from wattune.report.sections import (
     method_section,
     quality_pill,
-    range_text,
     rejections_section,
     repeats_text,
     saturation_section,
-    slack_text,
     verdict_tables,
 )
 from wattune.report.spaces import spaces_section
@@ -37,7 +35,11 @@ from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
 from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power
 from wattune.storage.spaces import StoredSpace
-from wattune.units import format_change, format_probability, format_quantity
+from wattune.units import format_probability
+from wattune.view.comparison import differing, others, tested
+from wattune.view.html import Html, fill, join, section, table
+from wattune.view.ranking import price_text, slack_text
+from wattune.view.table import worded
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -137,25 +139,6 @@ def render_comparison(comparison: Comparison) -> str:
     """Renders two trials side by side as HTML text: differences, waterfall, every metric."""
     chart = waterfall(comparison)
     a, b = comparison.a, comparison.b
-    differing = [
-        [path, _value(values[0]), _value(values[1])] for path, values in sorted(comparison.differences.items())
-    ]
-    rows = [
-        [
-            one.metric,
-            format_quantity(one.metric, one.a.value),
-            format_quantity(one.metric, one.b.value),
-            *one.texts(),
-            one.verdict,
-        ]
-        for one in comparison.tested
-    ]
-    columns = ["metric", "A", "B", "B minus A", "relative", "95 % interval", "verdict"]
-    others = [
-        [name, format_quantity(name, of_a), format_quantity(name, of_b)]
-        for name, (of_a, of_b) in comparison.metrics.items()
-        if name not in {one.metric for one in comparison.tested}
-    ]
     body = [
         _banner(a.simulated or b.simulated),
         fill(
@@ -169,9 +152,9 @@ def render_comparison(comparison: Comparison) -> str:
         section("In a sentence", fill('<p class="label">{}.</p>', comparison.conclusion)),
         _warnings(comparison.warnings),
         *([chart.html()] if chart else []),
-        section("What differs", table("Fields of the two specifications.", ["field", "A", "B"], differing)),
-        section("Differences", table(f"{comparison.error_note}.", columns, rows, columns[1:6])),
-        section("Other metrics", table("Of the first compared run, not tested.", columns[:3], others, ["A", "B"])),
+        section("What differs", table(differing(comparison), "Fields of the two specifications.")),
+        section("Differences", table(tested(comparison), f"{comparison.error_note}.")),
+        section("Other metrics", table(others(comparison), "Of the first compared run, not tested.")),
     ]
     return _page(f"{a.label} against {b.label}", body, drawn=chart is not None)
 
@@ -179,10 +162,6 @@ def render_comparison(comparison: Comparison) -> str:
 def _page(title: str, body: Sequence[Html], *, drawn: bool) -> str:
     library = script() if drawn else Html()
     return fill(_PAGE, Html(POLICY), title, Html(STYLE), library, join(body), Html(f"<script>{SCRIPT}</script>"))
-
-
-def _value(value: Any) -> str:
-    return "–" if value is None else str(value)
 
 
 def _warnings(warnings: Sequence[str]) -> Html:
@@ -195,12 +174,6 @@ def _warnings(warnings: Sequence[str]) -> Html:
 def _not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
     text = not_drawn(ranking, evidence)
     return section(STEP_THROUGHPUT, fill('<p class="note">{}</p>', text)) if text else Html()
-
-
-def _middle(row: RankedTrial) -> float:
-    """Returns the middle of the objective's interval."""
-    assert row.objective is not None, "feasible rows and those asked for have one"
-    return row.objective.value
 
 
 def _banner(simulated: bool) -> Html:
@@ -230,7 +203,7 @@ def _headline(ranking: Ranking) -> Html:
         return fill(
             '<section class="headline none"><p class="eyebrow">Best feasible configuration</p>'
             '<p class="label">None: no trial is known to keep every bound.</p><p class="note">{}</p></section>\n',
-            _price(ranking),
+            price_text(ranking),
         )
     ties = sum(row.rank == 1 for row in ranking.feasible) - 1
     shared = (
@@ -238,7 +211,7 @@ def _headline(ranking: Ranking) -> Html:
     )
     shared += f"Not told apart from {ties} more. " if ties else ""
     if ties and ranking.expected is not None:
-        shared += f"Expected when run again: {format_quantity(ranking.objective.metric, ranking.expected)}. "
+        shared += f"Expected when run again: {worded(ranking.objective.metric, ranking.expected)}. "
     return fill(
         '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
         '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'
@@ -248,9 +221,9 @@ def _headline(ranking: Ranking) -> Html:
         best.spec.cluster.label,
         best.spec.engine,
         best.trial_id,
-        shared + _price(ranking) + _others(ranking),
+        shared + price_text(ranking) + _others(ranking),
         ranking.objective.metric,
-        range_text(ranking.objective.metric, best.objective),
+        worded(ranking.objective.metric, best.objective),
         repeats_text(best),
         quality_pill(best),
     )
@@ -265,7 +238,7 @@ def _kept_bounds(ranking: Ranking) -> Html:
             "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
             margin.constraint,
             _meter(margin),
-            format_quantity(margin.metric, margin.got),
+            worded(margin.metric, margin.got),
             slack_text(margin),
         )
         for margin in ranking.best.margins
@@ -281,27 +254,11 @@ def _others(ranking: Ranking) -> str:
     """Describes the best trial of every other model or workload, if there are several."""
     metric = ranking.objective.metric
     named = [
-        f" Best of {ranking.work_name(row)}: {row.label} with {range_text(metric, row.objective)}."
+        f" Best of {ranking.work_name(row)}: {row.label} with {worded(metric, row.objective)}."
         for row in ranking.best_of_each
         if row is not ranking.best
     ]
     return "".join(named)
-
-
-def _price(ranking: Ranking) -> str:
-    """Describes the price of the bounds: the best trial of the same work that breaks one, against the best feasible."""
-    best, row = ranking.best, ranking.price
-    if row is None:
-        measured = best is not None and any(one.objective for one in ranking.breaking)
-        return "No trial that breaks a bound does better." if measured else ""
-    failing = row.failing[0]
-    past = f"fails {failing.constraint} by {format_change(failing.metric, -failing.slack)}"
-    reached = format_quantity(ranking.objective.metric, _middle(row))
-    if best is None:
-        return f"The best trial that breaks a bound, {row.label}, reaches {reached} and {past}."
-    own = _middle(best)
-    share = f"{100 * abs(_middle(row) - own) / abs(own):.1f} % " if own else ""
-    return f"{row.label} is {share}better, with {reached}, but {past}."
 
 
 def _meter(margin: Margin) -> Html:

@@ -15,6 +15,7 @@ from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.schema import METRICS
+from wattune.view.table import worded
 
 LABELLED: Final = 10
 """Most trials that a scatter labels: of more, the best by verdict, and the front at even distances."""
@@ -269,7 +270,7 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     parts += [plain(text) for text in (row.study, row.spec.model.name, row.spec.cluster.label) if text]
     for name in (metric, across):
         if found := row.interval(name):
-            parts.append(f"{name}: {found.shown(name)}")
+            parts.append(f"{name}: {worded(name, found)}")
     parts.append(f"{row.quality or 'not assessed'}{', simulated' if row.simulated else ''}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)

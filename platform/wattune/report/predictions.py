@@ -9,7 +9,9 @@ from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialStatus
-from wattune.units import format_probability, format_quantity
+from wattune.units import format_probability
+from wattune.view.decisions import predicted_text
+from wattune.view.table import worded
 
 
 def predictions(ranking: Ranking) -> Chart | None:
@@ -71,10 +73,6 @@ def _draw(
     symbol: str,
 ) -> None:
     """Draws points with a bar from the low to the high end of each interval."""
-
-    def text(value: float) -> str:
-        return format_quantity(metric, value)
-
     figure.add_scatter(
         x=[measured for _, _, measured in points],
         y=[found.value for _, found, _ in points],
@@ -92,8 +90,8 @@ def _draw(
         customdata=[row.trial_id for row, _, _ in points],
         hovertext=[
             plain(f"{row.spec.model.name} {row.label}")
-            + f"<br>predicted {text(found.value)} ({text(found.low)} to {text(found.high)})"
-            + f"<br>measured {text(measured)}"
+            + f"<br>predicted {predicted_text(found, metric)}"
+            + f"<br>measured {worded(metric, measured)}"
             + f"<br>P(feasible) {format_probability(found.feasible_probability)} before it ran"
             for row, found, measured in points
         ],

@@ -4,25 +4,23 @@ Every section is empty markup if it has nothing to show.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
-from wattune.intervals import Interval
 from wattune.ranking.assessment import NOT_ITS_OWN, RankedTrial, is_simulated
-from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
-from wattune.report.markup import Html, fill, join, section, table
+from wattune.search.prune import Rejected
 from wattune.trial import TrialResult, TrialStatus
-from wattune.units import NS_PER_S, format_change, format_probability, format_quantity
+from wattune.units import NS_PER_S
+from wattune.view.html import Html, fill, join, section, table
+from wattune.view.plans import rejections
+from wattune.view.ranking import STANDING, bound_columns, setting_columns
+from wattune.view.table import COUNT, PERCENT, Cell, Column, Table, worded
 
 MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
-
-MAX_BOUNDS: Final = 5
-"""Most bounds whose names and values fit side by side on a window of 1,400 pixels."""
 
 _BASES: Final = {
     "repeats": "its repeats and all others",
@@ -43,20 +41,6 @@ _VERSION_TAG: Final = "version."
 """Prefix of tags that name software and its version."""
 
 _STAMP: Final = "SIMULATED TELEMETRY. "
-
-
-def range_text(metric: str, found: Interval | None) -> str:
-    """Returns a figure with its uncertainty."""
-    return "–" if found is None else found.shown(metric)
-
-
-def slack_text(margin: Margin) -> str:
-    """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
-    share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
-    slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
-    likely = margin.holds_probability
-    kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
-    return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
 
 
 def repeats_text(row: RankedTrial) -> str:
@@ -80,103 +64,67 @@ def quality_pill(row: RankedTrial) -> Html:
 
 def verdict_tables(ranking: Ranking) -> list[Html]:
     """Makes a table for each verdict that has trials."""
-    metric, bounds = ranking.objective.metric, [*map(str, ranking.constraints)]
-    varying = ranking.varying
-    columns = ["configuration", *varying, metric, *bounds, "quality"]
-    numeric = ["P(best)", "rank", metric, *bounds]
-    # More bounds than fit side by side have numbers at the head of their columns, and marks alone.
-    short = {bound: str(number) for number, bound in enumerate(bounds, start=1)} if len(bounds) > MAX_BOUNDS else {}
-    legend = "".join(f" {number}: {bound}." for bound, number in short.items())
-    measured = partial(_trial_cells, metric, bounds, varying)
+    metric = ranking.objective.metric
+    measured = [
+        Column(
+            "configuration", lambda row: Cell(row.spec.label, small=row.trial_id), place="lead"
+        ),  # sizes have columns
+        *setting_columns(ranking),
+        Column(metric, lambda row: Cell(row.objective, small=_brief_repeats(row)), metric),
+        *bound_columns(ranking.constraints),
+        Column("quality", quality_pill),
+    ]
+    configuration = Column("configuration", lambda row: row.label)
 
-    def part(
-        rows: Sequence[RankedTrial], reading: str, columns: Sequence[str], cells: Callable[[RankedTrial], list[str]]
-    ) -> Html:
+    def part(rows: Sequence[RankedTrial], columns: Sequence[Column], reading: str) -> Html:
         if not rows:
             return Html()
         more = f" The first {MAX_ROWS} of {len(rows):,}; ranking.parquet has all." if len(rows) > MAX_ROWS else ""
-        caption = f"{_STAMP if ranking.simulated else ''}{reading}{more}"
-        shown = rows[:MAX_ROWS]
-        ids = [f"trial-{row.trial_id}" for row in shown]
-        if "quality" in columns:  # rows of measured trials
-            caption += legend
-            methods = {row.objective.method for row in shown if row.objective}
-            caption += "".join(note for method, note in _BASIS_NOTES.items() if method in methods)
-        body = table(caption, columns, map(cells, shown), numeric, ids=ids, short=short)
-        return section(str(rows[0].verdict).capitalize(), body)
+        methods = {row.objective.method for row in rows[:MAX_ROWS] if row.objective} if measured[-1] in columns else ()
+        notes = "".join(note for method, note in _BASIS_NOTES.items() if method in methods)
+        caption = f"{_STAMP if ranking.simulated else ''}{reading}{more}{notes}"
+        shown = table(Table("", columns, rows[:MAX_ROWS]), caption, name=lambda row: f"trial-{row.trial_id}")
+        return section(str(rows[0].verdict).capitalize(), shown)
 
     return [
         part(
             ranking.feasible,
+            [*STANDING, *measured],
             "P(best) is the probability to be the best feasible trial. A rank is 1 plus the number of trials that are "
             "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it; "
             "point at it for its distance to the bound.",
-            ["P(best)", "rank", *columns],
-            lambda row: [format_probability(row.best_probability or 0.0), str(row.rank), *measured(row)],
         ),
         part(
             ranking.undecided,
+            measured,
             f"Best first; the runs do not decide the bounds with ? at a risk of {ranking.risk:g}. More repeats may.",
-            columns,
-            measured,
         ),
-        part(
-            ranking.infeasible,
-            "Best first; ✕ marks the bounds that fail; point at one for the distance.",
-            columns,
-            measured,
-        ),
+        part(ranking.infeasible, measured, "Best first; ✕ marks the bounds that fail; point at one for the distance."),
         part(
             ranking.unknown,
+            [
+                configuration,
+                Column(metric, lambda row: row.objective, metric),
+                Column("not measured", lambda row: ", ".join(row.missing)),
+            ],
             "A metric that was not measured neither keeps nor breaks a bound.",
-            ["configuration", metric, "not measured"],
-            lambda row: [row.label, range_text(metric, row.objective), ", ".join(row.missing)],
         ),
         part(
             ranking.burst,
+            [configuration, Column("what the burst measured", lambda row: row.reason)],
             "Only a few steps of each were measured. None was promoted to a full measurement, so none is ranked.",
-            ["configuration", "what the burst measured"],
-            lambda row: [row.label, row.reason],
         ),
         part(
             ranking.interrupted,
+            [configuration, Column("how it ended", lambda row: row.reason)],
             "Run again by the same command: the study ended while they ran.",
-            ["configuration", "how it ended"],
-            lambda row: [row.label, row.reason],
         ),
         _failures(ranking),
     ]
 
 
-def _trial_cells(metric: str, bounds: Sequence[str], varying: Sequence[str], row: RankedTrial) -> list[str]:
-    """Returns the cells of a measured trial: configuration, setting, objective, margins, quality."""
-    margins = {margin.constraint: _margin(margin, brief=len(bounds) > MAX_BOUNDS) for margin in row.margins}
-    return [
-        fill("<strong>{}</strong><small>{}</small>", row.spec.label, row.trial_id),  # sizes have columns
-        *(row.setting[name] for name in varying),
-        fill("<span>{}</span><small>{}</small>", range_text(metric, row.objective), _brief_repeats(row)),
-        *(margins.get(bound, "–") for bound in bounds),
-        quality_pill(row),
-    ]
-
-
 def _brief_repeats(row: RankedTrial) -> str:
     return _count_text(row) + (_SHORT_BASES[row.objective.method] if row.objective else "")
-
-
-def _margin(margin: Margin, *, brief: bool) -> Html:
-    value = format_quantity(margin.metric, margin.got)
-    marks = {Holds.HOLDS: "✓", Holds.UNDECIDED: "?", Holds.BREAKS: "✕"}
-    kind = "verdict fails" if margin.verdict is Holds.BREAKS else "verdict"
-    details = slack_text(margin)
-    return fill(
-        '<span class="{}" title="{}">{} {}</span><small class="detail">{}</small>',
-        kind,
-        f"{margin.constraint}: {value}, {details}",
-        marks[margin.verdict],
-        "" if brief else value,
-        f"{value}, {details}" if brief else details,
-    )
 
 
 def _failures(ranking: Ranking) -> Html:
@@ -187,62 +135,52 @@ def _failures(ranking: Ranking) -> Html:
         groups.setdefault(result.status, []).append((row, result))
     if not groups:
         return Html()
-    rows = [
-        [status.replace("_", " "), str(len(group)), group[0][0].label, group[0][1].reason or "no reason given"]
-        for status, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    columns = [
+        Column("how it ended", lambda one: one[0].replace("_", " ")),
+        Column("trials", lambda one: len(one[1]), COUNT),
+        Column("for example", lambda one: one[1][0][0].label),
+        Column("its reason", lambda one: one[1][0][1].reason or "no reason given"),
     ]
-    columns = ["how it ended", "trials", "for example", "its reason"]
-    return section("Failed", table("A trial with one failed repeat has failed.", columns, rows, ["trials"]))
+    rows = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return section("Failed", table(Table("", columns, rows), "A trial with one failed repeat has failed."))
 
 
 def saturation_section(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
     """Lists the load of links and units relative to their peaks; `saturated` appears only where it holds."""
     rows = [
-        [
-            row.label,
-            one.what,
-            one.within,
-            f"{100 * one.achieved_frac:.1f} %",
-            f"{100 * one.above_frac:.1f} %",
-            f"{100 * one.threshold_frac:.0f} %",
-            "saturated" if one.saturated else "no",
-            one.peak_source,
-        ]
+        (row, one)
         for row in (*ranking.feasible[:1], *ranking.infeasible[:1])
         for one in (evidence[row.trial_id].saturation if row.trial_id in evidence else ())
     ]
     if not rows:
         return Html()
-    columns = ["configuration", "what", "within", "of its peak", "time above", "threshold", "saturated", "peak by"]
+    columns = [
+        Column("configuration", lambda pair: pair[0].label),
+        Column("what", lambda pair: pair[1].what),
+        Column("within", lambda pair: pair[1].within),
+        Column("of its peak", lambda pair: pair[1].achieved_frac, PERCENT),
+        Column("time above", lambda pair: pair[1].above_frac, PERCENT),
+        Column("threshold", lambda pair: f"{100 * pair[1].threshold_frac:.0f} %", PERCENT),
+        Column("saturated", lambda pair: "saturated" if pair[1].saturated else "no"),
+        Column("peak by", lambda pair: pair[1].peak_source),
+    ]
     caption = (
-        "Mean over the time named under within, as a share of the peak. Saturated means that at least half of that "
-        "time is above the threshold."
+        f"{_STAMP if ranking.simulated else ''}Mean over the time named under within, as a share of the peak. "
+        "Saturated means that at least half of that time is above the threshold."
     )
-    stamp = _STAMP if ranking.simulated else ""
-    return section(
-        "How near to saturation", table(stamp + caption, columns, rows, ["of its peak", "time above", "threshold"])
-    )
+    return section("How near to saturation", table(Table("", columns, rows), caption))
 
 
 def rejections_section(candidates: Sequence[Mapping[str, Any]]) -> Html:
     """Lists rejected combinations by rule, and counts the equivalent ones."""
-    rejected = [row for row in candidates if row["status"] == "rejected"]
+    rejected = [
+        Rejected(config={}, rule=row["rule"], reason=row["reason"]) for row in candidates if row["status"] == "rejected"
+    ]
     num_equivalent = sum(row["status"] == "equivalent" for row in candidates)
-    examples = {row["rule"]: row["reason"] for row in reversed(rejected)}
-    counts = Counter(row["rule"] for row in rejected).most_common()
-    parts = []
-    if rejected:
-        rows = [[rule, f"{count:,}", examples[rule]] for rule, count in counts]
-        parts.append(
-            table("Combinations that cannot run.", ["rule", "combinations", "for example"], rows, ["combinations"])
-        )
+    parts = [table(rejections(rejected), "Combinations that cannot run.")] if rejected else []
     if num_equivalent:
-        parts.append(
-            fill(
-                '<p class="note">{} more do the same work as one that is kept: not run twice.</p>',
-                f"{num_equivalent:,}",
-            )
-        )
+        text = '<p class="note">{} more do the same work as one that is kept: not run twice.</p>'
+        parts.append(fill(text, f"{num_equivalent:,}"))
     return section("Rejected and equivalent", *parts) if parts else Html()
 
 
@@ -282,7 +220,7 @@ def _sensor(counted: Sequence[TrialResult]) -> str:
         ("telemetry_overhead_frac", "own overhead up to", max),
     ):
         values = [abs(result.metrics[name]) for result in counted if name in result.metrics]
-        parts += [f"{label} {format_quantity(name, worst(values))}"] if values else []
+        parts += [f"{label} {worded(name, worst(values))}"] if values else []
     return ", ".join(parts)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from wattune.ranking.order import Ranking
-from wattune.report.markup import Html, section, table
 from wattune.storage.space_changes import changes
 from wattune.storage.spaces import StoredSpace, space_number
 from wattune.trial import TrialResult
-from wattune.units import format_quantity
+from wattune.view.html import Html, section, table
+from wattune.view.table import COUNT, FIGURE, Column, Table, worded
 
 _MAX_ROWS = 200
 """Most trials that the table lists; `space` in `candidates.parquet` and the tags of results have all."""
@@ -28,24 +28,29 @@ def spaces_section(spaces: Sequence[StoredSpace], ranking: Ranking) -> Html:
     if len(spaces) < 2:
         return Html()
     counts = Counter(space_number(result) for row in ranking.trials for result in row.repeats)
-    told = [["1", "the study was begun", f"{counts[1]:,}"]]
-    for before, one in pairwise(spaces):
-        told.append([str(one.number), "; ".join(changes(before.document, one.document)), f"{counts[one.number]:,}"])
-    rows = [[row.label, row.trial_id, _runs(row.repeats), _windows(row.repeats)] for row in ranking.trials[:_MAX_ROWS]]
+    told = {1: "the study was begun"}
+    told |= {one.number: "; ".join(changes(before.document, one.document)) for before, one in pairwise(spaces)}
+    changed = [
+        Column("space", lambda one: str(one[0]), FIGURE),
+        Column("changed", lambda one: one[1]),
+        Column("runs", lambda one: counts[one[0]], COUNT),
+    ]
+    ran = [
+        Column("configuration", lambda row: row.label),
+        Column("trial", lambda row: row.trial_id),
+        Column("runs by space", lambda row: _runs(row.repeats)),
+        Column("window", lambda row: _windows(row.repeats)),
+    ]
     more = f" The first {_MAX_ROWS} of {len(ranking.trials):,}." if len(ranking.trials) > _MAX_ROWS else ""
     return section(
         "Spaces of the study",
         table(
+            Table("", changed, list(told.items())),
             "The study has grown. Every result counts, whichever space its trial ran under; space.<n>.yaml has each.",
-            ["space", "changed", "runs"],
-            told,
-            ["space", "runs"],
         ),
         table(
+            Table("", ran, ranking.trials[:_MAX_ROWS]),
             f"Runs of each trial, and the length of their windows. A run counts as one, however long it was.{more}",
-            ["configuration", "trial", "runs by space", "window"],
-            rows,
-            [],
         ),
     )
 
@@ -64,7 +69,5 @@ def _windows(repeats: Sequence[TrialResult]) -> str:
             windows_s.append(float(result.tags["window_s"]))
         except (KeyError, ValueError):  # it failed, or an earlier version wrote it
             continue
-    ends = (
-        dict.fromkeys(format_quantity("time_s", one) for one in (min(windows_s), max(windows_s))) if windows_s else ()
-    )
-    return " to ".join(ends)
+    ends = (min(windows_s), max(windows_s)) if windows_s else ()
+    return " to ".join(dict.fromkeys(worded("time_s", one) for one in ends))

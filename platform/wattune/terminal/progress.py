@@ -19,10 +19,10 @@ from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
 from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
-from wattune.terminal.tables import shown
 from wattune.terminal.tally import Running, Tally, key_of
 from wattune.trial import TrialSpec, TrialStatus
-from wattune.units import NS_PER_S, format_change, format_probability, format_quantity
+from wattune.units import NS_PER_S, format_change, format_probability
+from wattune.view.table import between, worded
 
 ASK_EVERY_S: Final = 1.0
 """Seconds between two requests for the workers' progress while a live view is shown."""
@@ -208,12 +208,12 @@ class StudyProgress:
     def _leader_line(self, row: RankedTrial) -> Text:
         metric = self._tally.question.objective.metric
         assert row.objective is not None, "a feasible or undecided trial has its objective"
-        name, figure = f"{row.spec.model.name} {self._plan(row.spec)}", f"{metric} {shown(metric, row.objective)}"
+        name, figure = f"{row.spec.model.name} {self._plan(row.spec)}", f"{metric} {worded(metric, row.objective)}"
         alone = len(_INDENT) + len(name) + len(figure) + 2 > self._console.width
         line = Text.assemble((_LEADERS[row.verdict], "bold"), name, f"\n{_INDENT}" if alone else "  ")
         line.append(figure, style="cyan")
         for margin in row.margins:
-            line.append(f"\n{_INDENT}{margin.constraint}: {shown(margin.metric, margin.got)}, ")
+            line.append(f"\n{_INDENT}{margin.constraint}: {worded(margin.metric, margin.got)}, ")
             if margin.verdict is Holds.UNDECIDED:
                 likely = (
                     "" if margin.holds_probability is None else f", P {format_probability(margin.holds_probability)}"
@@ -271,14 +271,14 @@ class StudyProgress:
             return line.append(f"{result.status}: {result.reason}{again}", style="red")
         metric = self._tally.question.objective.metric
         value = result.metrics.get(metric)
-        figures = [Text(f"{metric} {'not measured' if value is None else shown(metric, value)}", style="cyan")]
+        figures = [Text(f"{metric} {'not measured' if value is None else worded(metric, value)}", style="cyan")]
         if event.predicted is not None:
             figures.append(Text(_predicted(event), style="magenta"))
         power_w = result.metrics.get("node_device_power_peak_1s_w")
         if power_w is not None:
-            figures.append(Text(f"1 s node peak {shown('peak_w', power_w)}", style="dim"))
+            figures.append(Text(f"1 s node peak {worded('peak_w', power_w)}", style="dim"))
         took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
-        took = f"took {format_quantity('time_s', took_s)}"
+        took = f"took {worded('time_s', took_s)}"
         if len(event.nodes) and self._tally.lanes > 1:
             took += f" on {', '.join(event.nodes)}"
         return self._with_figures(line, [*figures, Text(took, style="dim")])
@@ -345,8 +345,7 @@ def _predicted(event: TrialEvent) -> str:
     found = event.predicted
     if found is None:
         return ""
-    low, high = (format_quantity(found.metric, end) for end in (found.low, found.high))
-    return f"predicted {format_quantity(found.metric, found.value)} ({low} to {high})"
+    return f"predicted {between(found.metric, found.value, found.low, found.high)}"
 
 
 def _part(progress: TrialProgress | None) -> str:

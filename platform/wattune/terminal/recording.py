@@ -7,18 +7,17 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from wattune.analysis.signals.readings import HOST, Device
 from wattune.recording.recorder import LOG
 from wattune.recording.recording import Measured, Recording, device_metrics, look
 from wattune.schema import THROTTLE_REASON_BITS
-from wattune.terminal.tables import fitted, print_table
-from wattune.units import format_quantity, ns_to_s, s_to_ns
+from wattune.units import ns_to_s, s_to_ns
+from wattune.view.console import fitted, show
+from wattune.view.table import FIGURE, Column, Table, columns_of, worded
 
 LOOK_BACK_S: Final = 60.0
 """Seconds of the recording that the live view assesses; the final verdict is on all of it."""
@@ -40,17 +39,6 @@ _HOST_GAUGES: Final = {
 }
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "device" else "right", no_wrap=True)
-    return table
-
-
-def _shown(name: str, value: float | None) -> str:
-    return "-" if value is None else format_quantity(name, value)
-
-
 def print_recording(console: Console, recording: Recording) -> None:
     """Prints the figures of a recording: a line for each device, the whole, and the quality."""
     columns = {
@@ -65,21 +53,22 @@ def print_recording(console: Console, recording: Recording) -> None:
         "NVLink": "nvlink_bytes_per_s",
     }
     if recording.devices:
-        table = _table("device", "energy", *columns)
-        for device, metrics in recording.devices.items():
-            mean_w = metrics.get("device_power_mean_w")
-            energy_j = None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
-            cells = (_shown(name, metrics.get(name)) for name in columns.values())
-            table.add_row("/".join(device), _shown("energy_j", energy_j), *cells)
-        print_table(console, table)
+
+        def energy_j(one: tuple[Device, Mapping[str, float]]) -> float | None:
+            mean_w = one[1].get("device_power_mean_w")
+            return None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
+
+        figures = columns_of(columns, lambda one, name: one[1].get(name))
+        head = (Column("device", lambda one: "/".join(one[0])), Column("energy", energy_j, "energy_j"))
+        show(console, Table("", [*head, *figures], list(recording.devices.items())))
     command_s, window_s = recording.command_s or recording.window_s, recording.window_s
     is_part = command_s is not None and window_s is not None and window_s < 0.999 * command_s
     whole = {
-        "command" if is_part else "time": _shown("window_s", command_s),
+        "command" if is_part else "time": worded("window_s", command_s),
         "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
-        **({"window": _shown("window_s", window_s)} if is_part else {}),
-        "energy": _shown("energy_j", recording.energy_j),
-        "1 s node peak": _shown("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
+        **({"window": worded("window_s", window_s)} if is_part else {}),
+        "energy": worded("energy_j", recording.energy_j),
+        "1 s node peak": worded("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
         **_host_cells(recording.host),
     }
     line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")
@@ -103,11 +92,11 @@ _STEP_CELLS: Final = {
 def _print_steps(console: Console, recording: Recording) -> None:
     """Prints what the figures are of, and those of a step."""
     if recording.window_why and recording.window_why != "the whole command":
-        took = _shown("window_s", recording.window_s)
+        took = worded("window_s", recording.window_s)
         console.print(f"figures of {took}: {recording.window_why}", markup=False, highlight=False)
     metrics = recording.summary.metrics
     if "step_time_s" in metrics:
-        cells = {title: _shown(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
+        cells = {title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
         shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")
         console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}"))
     for rank, text in (recording.steps.get("errors") or {}).items():
@@ -117,7 +106,7 @@ def _print_steps(console: Console, recording: Recording) -> None:
 
 
 def _host_cells(host: Mapping[str, float]) -> dict[str, str]:
-    return {title: _shown(name, host.get(name)) for title, name in _HOST_GAUGES.items()}
+    return {title: worded(name, host.get(name)) for title, name in _HOST_GAUGES.items()}
 
 
 def _quality(quality: str, reasons: tuple[str, ...], title: str) -> Text:
@@ -184,9 +173,9 @@ class LiveView:
             return
         parts: list[RenderableType] = [whole, quality]
         if rows:
-            table = _table("device", *next(iter(rows.values())))
-            for device, cells in rows.items():
-                table.add_row("/".join(device), *cells.values())
+            names = {name: name for name in next(iter(rows.values()))}
+            readings = columns_of(names, lambda one, name: one[1][name], FIGURE)
+            table = Table("", [Column("device", lambda one: "/".join(one[0])), *readings], list(rows.items()))
             parts.insert(0, fitted(self._console, table))
         parts.append(Text("\n".join(_last_lines(log)), style="dim", no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts), refresh=True)
@@ -200,13 +189,13 @@ class LiveView:
             self._peaks_w[device] = max(peak_w, self._peaks_w.get(device, 0.0))
         max_mhz = own.manifests[device[0]]["devices"][device[1]].get("sm_clock_max_mhz")
         return {
-            "power": _shown("power_w", _number(last, "power_instant_w")),
-            "peak 100 ms": _shown("power_w", peak_w),
-            "since start": _shown("power_w", self._peaks_w.get(device)),
-            "temperature": _shown("temp_c", _number(last, "gpu_temp_c")),
-            "SM clock": _shown("clock_mhz", _number(last, "sm_clock_mhz")),
+            "power": worded("power_w", _number(last, "power_instant_w")),
+            "peak 100 ms": worded("power_w", peak_w),
+            "since start": worded("power_w", self._peaks_w.get(device)),
+            "temperature": worded("temp_c", _number(last, "gpu_temp_c")),
+            "SM clock": worded("clock_mhz", _number(last, "sm_clock_mhz")),
             "throttled by": throttle_causes(_number(last, "event_reasons"), _number(last, "sm_clock_mhz"), max_mhz),
-            "NVLink": _shown("rate_bytes_per_s", _link_rate_bytes_per_s(own.tables.get("counter"))),
+            "NVLink": worded("rate_bytes_per_s", _link_rate_bytes_per_s(own.tables.get("counter"))),
         }
 
 

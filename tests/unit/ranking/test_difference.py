@@ -10,6 +10,7 @@ from made_trials import Pair, on_n0, trial
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.ranking.spreads import Spreads
 from wattune.units import format_change
+from wattune.view.comparison import DIFFERENCE
 
 SPEED = "tokens_per_s"
 HEAT = "device_temp_max_c"
@@ -56,9 +57,9 @@ def test_a_temperature_differs_in_kelvin_and_never_in_percent() -> None:
     assert found.change == pytest.approx(4.0)
     assert (found.change_frac, found.low_frac, found.high_frac) == (None, None, None)
     assert found.low == pytest.approx(4.0 - 2.447 * math.sqrt(2), rel=1e-3), "1 K from run to run"
-    change, share, interval = found.texts()
-    assert (change, share) == ("+4.0 K", "-") and interval == "+0.5 K to +7.5 K"
-    assert "%" not in "".join(found.texts()) and format_change(HEAT, -1.0) == "-1.0 K"
+    change, share, interval = (column.cell(found) for column in DIFFERENCE[3:6])
+    assert (change.text, share.value, interval.text) == ("+4.0 K", None, "+0.5 K to +7.5 K")
+    assert format_change(HEAT, -1.0) == "-1.0 K"
 
 
 def test_a_metric_that_can_be_0_is_tested_by_repeats_alone() -> None:

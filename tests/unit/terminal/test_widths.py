@@ -28,12 +28,14 @@ from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
 from wattune.terminal import recording as live
-from wattune.terminal.forecast import print_forecast
 from wattune.terminal.progress import StudyProgress
-from wattune.terminal.ranking import print_comparison, print_front, print_ranking, print_recordings
 from wattune.terminal.recording import LiveView, print_recording
-from wattune.terminal.tables import print_candidates, print_catalog, print_findings, print_metrics
 from wattune.trial import TrialResult, TrialStatus
+from wattune.view.comparison import comparison_view
+from wattune.view.console import show
+from wattune.view.machine import catalog_view, findings_table, metrics_table
+from wattune.view.plans import candidates_view, forecast_view
+from wattune.view.ranking import front_table, ranking_view, recordings_view
 
 DP4 = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
 SPEED = parse_objective("maximize tokens_per_s")
@@ -84,22 +86,23 @@ RECORDED = (
 
 
 def _ranking(console: Console) -> None:
-    print_ranking(console, ranking())
+    show(console, *ranking_view(ranking()))
 
 
 def _front(console: Console) -> None:
-    print_front(console, pareto_front(ranking().trials, "tokens_per_s", "energy_per_token_j"), AXES, of="all trials")
+    show(console, front_table(pareto_front(ranking().trials, *AXES), AXES, of="all trials"))
 
 
 AXES = ["tokens_per_s", "energy_per_token_j"]
 
 
 def _recordings(console: Console) -> None:
-    print_recordings(console, rank_recordings(RECORDED, constraints=[parse_constraint("total_energy_j <= 32000")]))
+    bounds = [parse_constraint("total_energy_j <= 32000")]
+    show(console, *recordings_view(rank_recordings(RECORDED, constraints=bounds)))
 
 
 def _compare_recordings(console: Console) -> None:
-    print_comparison(console, compare(*map(side_of_recording, RECORDED)))
+    show(console, *comparison_view(compare(*map(side_of_recording, RECORDED))))
 
 
 def _compare(console: Console) -> None:
@@ -116,30 +119,32 @@ def _compare(console: Console) -> None:
         )
         for spec, result in pairs
     ]
-    print_comparison(console, compare(*sides))
+    show(console, *comparison_view(compare(*sides)))
 
 
 def _catalog(console: Console) -> None:
-    print_catalog(console)
+    show(console, *catalog_view())
 
 
 def _doctor(console: Console) -> None:
-    print_findings(
+    show(
         console,
-        [
-            Finding(topic="python", ok=True, have="3.11.7", follows=""),
-            Finding(
-                topic="transformer-engine",
-                ok=False,
-                have="not installed",
-                follows="without it the megatron engine runs its local layers, which are slower on these devices",
-            ),
-        ],
+        findings_table(
+            [
+                Finding(topic="python", ok=True, have="3.11.7", follows=""),
+                Finding(
+                    topic="transformer-engine",
+                    ok=False,
+                    have="not installed",
+                    follows="without it the megatron engine runs its local layers, which are slower on these devices",
+                ),
+            ]
+        ),
     )
 
 
 def _analyze(console: Console) -> None:
-    print_metrics(console, "moe:0517fb8c0ffe", metrics(131_200.0, 2400.0), "quality: publishable")
+    show(console, metrics_table("moe:0517fb8c0ffe", metrics(131_200.0, 2400.0)))
 
 
 SPACE = {
@@ -154,13 +159,13 @@ SPACE = {
 
 
 def _plan(console: Console) -> None:
-    print_candidates(console, prune(parse_space(SPACE)))
+    show(console, *candidates_view(prune(parse_space(SPACE))))
 
 
 def _estimate(console: Console) -> None:
     space = parse_space(SPACE)
     bounds = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
-    print_forecast(console, forecast(prune(space), space.objective, bounds, default_coefficients))
+    show(console, *forecast_view(forecast(prune(space), space.objective, bounds, default_coefficients)))
 
 
 def _record(console: Console) -> None:

@@ -6,8 +6,9 @@ import json
 from rich.console import Console
 
 from wattune.cost.sweep import read_rows
-from wattune.terminal.links import print_links
 from wattune.units import format_quantity
+from wattune.view.console import show
+from wattune.view.machine import links_view
 
 COMMON = {"device": "h200_sxm", "device_name": "NVIDIA H200", "device_uuid": "GPU-1", "in_graph": False}
 TIMES = {"time_s": 1e-3, "time_low_s": 0.9e-3, "time_high_s": 1.2e-3}
@@ -18,7 +19,8 @@ PRODUCT = {"kind": "matmul", "m": 1, "n": 1, "k": 1, "flop_per_s": 7e14, **COMMO
 
 def shown(*rows: dict[str, object]) -> str:
     text = io.StringIO()
-    print_links(Console(file=text, width=140), read_rows("".join(json.dumps(row) + "\n" for row in rows)))
+    table = read_rows("".join(json.dumps(row) + "\n" for row in rows))
+    show(Console(file=text, width=140), *links_view(table))
     return text.getvalue()
 
 

@@ -5,7 +5,8 @@ import io
 from rich.console import Console
 
 from wattune.fitting.estimate_and_result import Beside, Figure
-from wattune.terminal.estimate_and_result import print_beside
+from wattune.view.comparison import beside_view
+from wattune.view.console import show
 
 STEP = Figure(name="step_time_s", estimated=0.4, low=0.36, high=0.44, measured=0.5)
 INSIDE = Figure(name="tokens_per_s", estimated=100.0, low=90.0, high=110.0, measured=101.0)
@@ -23,7 +24,7 @@ def shown(was_fitted: bool) -> str:
         metrics=(STEP, INSIDE),
         parts=(COMPUTE, WAIT),
     )
-    print_beside(Console(file=text, width=140), found)
+    show(Console(file=text, width=140), *beside_view(found))
     return text.getvalue()
 
 

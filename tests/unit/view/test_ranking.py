@@ -8,8 +8,9 @@ from study_files import SPEC, result_of
 
 from wattune.objective import parse_objective
 from wattune.ranking.order import rank
-from wattune.terminal.ranking import print_front, print_ranking
 from wattune.trial import TrialStatus
+from wattune.view.console import show
+from wattune.view.ranking import front_table, ranking_view
 
 
 def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> None:
@@ -19,7 +20,8 @@ def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> Non
         stopped, trial_id=other.trial_id, status=TrialStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
     )
     console = Console(file=io.StringIO(), width=160)
-    print_ranking(console, rank([(SPEC, stopped), (other, broken)], parse_objective("maximize tokens_per_s"), []))
+    ranking = rank([(SPEC, stopped), (other, broken)], parse_objective("maximize tokens_per_s"), [])
+    show(console, *ranking_view(ranking))
     shown = console.file.getvalue()
     interrupted, failed = shown.split("1 interrupted: run again by the same command")[1].split("1 failed")
     assert SPEC.trial_id in interrupted and "stopped by the user" in interrupted and other.trial_id not in interrupted
@@ -32,8 +34,8 @@ def test_sizes_of_the_workload_have_columns_or_are_in_the_name() -> None:
     pairs = [(one, replace(result_of(), trial_id=one.trial_id, metrics=metrics)) for one in (SPEC, long)]
     ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [])
     console = Console(file=io.StringIO(), width=240)
-    print_ranking(console, ranking)
-    print_front(console, ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study")
+    show(console, *ranking_view(ranking))
+    show(console, front_table(ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study"))
     table, front = console.file.getvalue().split("Pareto front")
     line = next(one for one in table.splitlines() if long.trial_id in one and SPEC.label in one)
     assert str(long.workload.seq_len) in line and "seq" not in line

@@ -10,7 +10,8 @@ from wattune.objective import parse_constraint
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
-from wattune.terminal.forecast import print_fit, print_forecast
+from wattune.view.console import show
+from wattune.view.plans import fit_view, forecast_view
 
 SPACE = {
     "study": "x",
@@ -28,12 +29,13 @@ def test_every_figure_has_its_interval_and_rows_fit_eighty_columns() -> None:
     bounds = [parse_constraint("node_device_power_peak_1s_w <= 1000")]
     found = forecast(prune(space), space.objective, bounds, default_coefficients)
     console = Console(file=io.StringIO(), width=80, markup=False)
-    print_forecast(console, found, top=1)
+    show(console, *forecast_view(found, top=1))
     lines = console.file.getvalue().splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith(found.kept[0].trial_id))
-    figures = lines[place + 1]
-    assert len(figures) <= 80 and figures.count("±") == 4 and "GiB" in figures and "°C" in figures
-    assert "limited by" in lines[place + 2] and "node_device_power_peak_1s_w <= 1000 (" in lines[place + 2]
+    figures = "\n".join(lines[place + 1 : place + 4])
+    assert max(map(len, figures.splitlines())) <= 80
+    assert figures.count("±") == 4 and "GiB" in figures and "°C" in figures and "limited by" in figures
+    assert "breaks node_device_power_peak_1s_w <= 1000 (" in lines[place + 3]
     text = "\n".join(lines)
     assert "estimated for 4x8 h200_sxm: memory" in text
     assert "pads the vocabulary of gpt3_175b from 50,257" in text
@@ -45,7 +47,7 @@ def test_sizes_of_the_workload_are_told_apart() -> None:
     found = forecast(prune(space), space.objective, [], default_coefficients)
     for width in (80, 300):
         console = Console(file=io.StringIO(), width=width, markup=False)
-        print_forecast(console, found, top=100)
+        show(console, *forecast_view(found, top=100))
         text = console.file.getvalue()
         for one in found.kept:
             assert f"{one.spec.label} seq{one.spec.workload.seq_len}" in text
@@ -66,7 +68,7 @@ def test_a_fit_says_its_error_and_what_would_sharpen_it() -> None:
         sharpen=("trials with pp above 1: sends",),
     )
     console = Console(file=io.StringIO(), width=80, markup=False)
-    print_fit(console, fit)
+    show(console, *fit_view(fit))
     text = console.file.getvalue()
     assert "12 trials of 10 configurations" in text and "3.1%" in text and "12.0%" in text
     assert "would sharpen it: trials with pp above 1" in text
