@@ -15,7 +15,7 @@ from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.command_result import command_spans, of_devices, run_spans
 from wattune.orchestrate.failures import Cause
-from wattune.orchestrate.lanes.actor import cause
+from wattune.orchestrate.lanes.actor import KEEPER_ENDED, cause
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
@@ -133,7 +133,9 @@ def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
             telemetry.warm = attempt.answer.warm and not is_command(spec)  # a command's own processes are new
         attempt.recorded = telemetry.recorded
         if telemetry.lost:
-            failure = "; ".join(filter(None, (attempt.answer.failure, *telemetry.lost)))
+            told = attempt.answer.failure
+            lost = [one for one in telemetry.lost if not (told and one.startswith(KEEPER_ENDED))]  # it says so itself
+            failure = "; ".join(filter(None, (told, *lost)))
             infra = attempt.answer.infra if attempt.answer.failure else Cause.TELEMETRY
             attempt.answer = replace(attempt.answer, failure=failure, infra=infra)
     except (EngineError, TelemetryError) as error:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.lanes.actor import cause
+from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import (
@@ -134,10 +134,17 @@ def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
         return ray.get(pending, timeout=timeout_s)
     except RayTaskError as error:  # raised by the actor itself
         raise TelemetryError(f"telemetry of node {node.name}: {cause(error)}") from error
-    except RayError as error:  # the actor is gone, or out of reach
+    except GetTimeoutError as error:
         raise TelemetryError(
-            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s ({type(error).__name__}); check "
-            "that the node is alive"
+            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s; check that the node is alive"
+        ) from error
+    except RayError as error:  # the actor is gone, or out of reach
+        if ended_with_keeper(error):
+            raise TelemetryError(
+                f"{KEEPER_ENDED}, and telemetry of node {node.name} with it; {KEEPER_REMEDY}"
+            ) from error
+        raise TelemetryError(
+            f"telemetry of node {node.name} ended ({ray_words(error)}); check that the node is alive and has memory"
         ) from error
 
 

@@ -58,6 +58,12 @@ LOST_S: Final = 30.0
 RELEASE_S: Final = 10.0
 """Longest the end of a study waits for a node's sampler, which its lease ends later anyway."""
 
+KEEPER_ENDED: Final = "the process that holds the lanes ended"
+KEEPER_REMEDY: Final = (
+    "Ray starts it again, and the trial is tried again; if it repeats, look for what kills it on the study's node, "
+    "such as a lack of memory (`dmesg`)"
+)
+
 _START_A_PROCESS: Final = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Names of Train's callbacks that start a process beside a group of workers: for datasets, which a trial has none of,
 and to remove the group's place when its controller has died, which `remove_orphans` does before the next start. Under
@@ -218,10 +224,20 @@ def death(error: BaseException) -> str:
         if isinstance(seen, ActorUnavailableError | RayTaskError):  # it may come back; it raised an error
             return ""
         if isinstance(seen, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError):
-            return " ".join(str(seen).split()) or type(seen).__name__
+            return ray_words(seen)
         # Ray Train wraps what it found when it asked a worker.
         seen = getattr(seen, "health_check_failure", None) or seen.__cause__
     return ""
+
+
+def ray_words(error: BaseException) -> str:
+    """Returns Ray's words about a process that ended, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def ended_with_keeper(error: BaseException) -> bool:
+    """Returns whether an actor ended because the process that holds the lanes, which owns it, did."""
+    return isinstance(error, RayActorError) and "owner has died" in str(error)
 
 
 class _Losses(UserCallback):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Node, is_answering, own_addresses
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
-from wattune.orchestrate.lanes.actor import MOST_CALLS, LaneKeeper
+from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, MOST_CALLS, LaneKeeper, ray_words
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.ray_folder import scratch_place
 
@@ -99,15 +99,14 @@ class Lanes:
                     break
             answer: Answer = ray.get(pending)
         except RayActorError as error:
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            return Answer(failure=f"the process that holds the lanes ended: {why}", infra=Cause.WORKERS_LOST)
+            return Answer(failure=_no_answer(error), infra=Cause.WORKERS_LOST)
         return answer
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """Returns the telemetry actors of nodes, and starts those that do not run yet.
 
         Raises:
-            TelemetryError: The actor that holds them does not answer.
+            TelemetryError: The actor that holds them died, or does not answer.
         """
         # A trial asks for this first. It waits for an actor that is being restarted: the death of that actor costs the
         # trial that ran, and not the next one.
@@ -115,7 +114,7 @@ class Lanes:
         try:
             actors: list[ActorHandle] = ray.get(asks.remote(nodes, backends), timeout=_SETTLE_S)
         except (RayActorError, GetTimeoutError) as error:
-            raise TelemetryError(f"the process that holds the lanes did not answer: {type(error).__name__}") from error
+            raise TelemetryError(_no_answer(error)) from error
         return actors
 
     def settle(self, assignment: Assignment) -> str:
@@ -127,7 +126,7 @@ class Lanes:
         try:
             text: str = ray.get(self._keeper.settle.remote(tuple(assignment.node_names)), timeout=_SETTLE_S)
         except (RayActorError, GetTimeoutError) as error:
-            return f"the process that holds the lanes did not answer: {type(error).__name__}"
+            return _no_answer(error)
         return text
 
     def stop_trial(self, name: str, reason: str) -> bool:
@@ -157,3 +156,12 @@ class Lanes:
     def forget_nodes(self, nodes: Sequence[str]) -> None:
         """Ends the lanes on nodes that are gone, by Ray's ids."""
         self._keeper.forget_nodes.remote(tuple(nodes))
+
+
+def _no_answer(error: RayActorError | GetTimeoutError) -> str:
+    """Says why the process that holds the lanes did not answer, and what to do."""
+    if isinstance(error, GetTimeoutError):
+        return (
+            f"the process that holds the lanes did not answer within {_SETTLE_S:.0f} s; is the study's node overloaded?"
+        )
+    return f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}"

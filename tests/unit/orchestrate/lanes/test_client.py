@@ -143,17 +143,17 @@ def test_an_actor_that_dies_is_a_failure_and_not_an_error(
     monkeypatch.setattr(client.ray, "wait", Waits(0))
     answer = lanes_of(run=RayActorError()).run(ASSIGNMENT)
     assert answer.outcomes == () and not answer.interrupted
-    assert answer.failure.startswith("the process that holds the lanes ended: The actor ")
-    assert lanes_of(settle=GetTimeoutError()).settle(ASSIGNMENT) == (
-        "the process that holds the lanes did not answer: GetTimeoutError"
-    )
+    assert answer.failure.startswith("the process that holds the lanes ended (The actor ")
+    assert answer.failure.endswith("such as a lack of memory (`dmesg`)")
+    said = lanes_of(settle=GetTimeoutError()).settle(ASSIGNMENT)
+    assert said.startswith("the process that holds the lanes did not answer within 120 s")
     assert lanes_of(spans=RayActorError()).spans("a-0") == {}
     assert lanes_of(stop_trial=RayActorError()).stop_trial("a-0", "3000 W") is False
 
 
 def test_a_trial_without_telemetry_actors_does_not_begin(lanes_of: Callable[..., Lanes]) -> None:
     assert lanes_of(telemetry=["actor"]).telemetry_actors(["n0"], ["host"]) == ["actor"]  # type: ignore[comparison-overlap, list-item]
-    with pytest.raises(TelemetryError, match="the process that holds the lanes did not answer: RayActorError"):
+    with pytest.raises(TelemetryError, match="the process that holds the lanes ended "):
         lanes_of(telemetry=RayActorError()).telemetry_actors([], ["host"])
 
 
