@@ -76,6 +76,12 @@ class TrackingError(WattuneError):
     """A tracking server or store that cannot be reached, or refuses what is sent."""
 
 
+class StoreNotWritableError(TrackingError):
+    """A tracking store whose file may not be written."""
+
+    exit_code = 2
+
+
 def closest(name: str, allowed: Iterable[str]) -> str:
     """Returns the remedy for an unknown name: the closest allowed one, all of them, or the nearest few of many.
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from wattune.deadline import within
-from wattune.errors import TrackingError
+from wattune.errors import StoreNotWritableError, TrackingError
 from wattune.masking import without_secrets
+from wattune.storage.files import nearest_existing
 from wattune.tracking.locations import ARTIFACTS
 
 _T = TypeVar("_T")
@@ -109,7 +110,8 @@ class Store:
             moving_s: Longest time that its data may take to move, besides the time of an answer.
 
         Raises:
-            TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could
+            TrackingError: With the action, the cause and the remedy; `StoreNotWritableError` where the file may not be
+                written. It is raised without an attempt if the store could
                 not be reached within the last `RETRY_AFTER_S`.
         """
         if self._cause and self._clock() < self._closed_until_s:
@@ -132,11 +134,18 @@ class Store:
                 raise TrackingError(
                     f"cannot {action}: {without_secrets(self.uri)} refuses it: {_one_line(error)}"
                 ) from error
+            database = sqlite_file(self.uri)
+            if database is not None and not _may_write(database):
+                raise StoreNotWritableError(
+                    f"cannot {action}: {database} cannot be written; results stay in the study folder, make it and its "
+                    "folder writable or give another tracking URI, then run `wattune sync`"
+                ) from error
             self._closed_until_s = self._clock() + RETRY_AFTER_S
             self._cause = f"{without_secrets(self.uri)} cannot be reached ({_one_line(_first_cause(error))})"
             raise TrackingError(
                 f"cannot {action}: {self._cause}; results stay in the study folder, "
-                "start the server or give another tracking URI, then run `wattune sync`"
+                f"{'start the server' if database is None else 'mend the file'} or give another tracking URI, then run "
+                "`wattune sync`"
             ) from error
         self._cause = ""
         return value
@@ -145,8 +154,8 @@ class Store:
 def _make_client(uri: str) -> Any:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Hides two lines about new tables at every first use of a store.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    # Hides two lines about new tables at every first use of a store, and the traceback of an error that is raised too.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
 
     from wattune.tracking.artifacts import BesideClient
@@ -163,6 +172,12 @@ def sqlite_file(uri: str) -> Path | None:
     """Returns the file of an sqlite store, None for any other store."""
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     return Path(name).absolute() if uri.startswith(_SQLITE) and name != ":memory:" else None
+
+
+def _may_write(database: Path) -> bool:
+    """Returns whether a store's file, or the one that would be made, may be written: sqlite needs its folder too."""
+    folder, writable = nearest_existing(database.parent)
+    return writable and (folder != database.parent or not database.exists() or os.access(database, os.W_OK))
 
 
 def require_store(uri: str) -> None:

@@ -1,5 +1,7 @@
 """One MLflow store: out of reach, interrupted while it is made, shared by processes."""
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -7,10 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from small_study import make_study
 from tracked_trials import result_of, spec_of
 
 from wattune.errors import TrackingError
@@ -49,6 +53,31 @@ def test_a_dead_server_costs_seconds_once_and_nothing_after_that(dead_server, tm
             tracker.log_trial(spec, result_of(spec, repeat=1), tmp_path)
         with pytest.raises(BlockingIOError):  # nobody has called
             server.accept()
+
+
+def read_only(folder: Path) -> list[str]:
+    """Returns the beginning of a command that may read a folder and not write to it."""
+    if os.geteuid():
+        folder.chmod(0o500)
+        return []
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets root write everywhere")
+    mounts = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    return ["unshare", "-m", "sh", "-c", mounts, str(folder)]
+
+
+@pytest.mark.parametrize("filled", [True, False], ids=["store", "no store yet"])
+def test_a_read_only_storage_is_one_line_and_wrong_input(tmp_path: Path, empty_store: Path, filled: bool) -> None:
+    storage = tmp_path / "storage"
+    study = make_study(storage)
+    if filled:
+        shutil.copyfile(empty_store, storage / empty_store.name)
+    command = [*read_only(storage), sys.executable, "-m", "wattune", "sync", study.name, "--storage", str(storage)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    storage.chmod(0o700)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f"{storage / 'mlflow.db'} cannot be written; results stay in the study folder, make it" in done.stderr
+    assert "start the server" not in done.stderr
 
 
 @pytest.fixture
