@@ -14,13 +14,15 @@ import signal, sys, time
 from wattune import forced_exit
 from wattune.forced_exit import asked, ended_in_time, last_act
 
-forced_exit._LAST_ACT_S = 0.3
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGHUP, lambda *_: None)
 def fails(): raise OSError("no more")
 def hangs(): time.sleep(600)
-with last_act(lambda: print("first", flush=True)), last_act(fails), last_act(hangs):
-    with ended_in_time("ended by force", 7, within_s=0.5, to_the_end=AFTER):
+def last_word(number):
+    print("ended by force", file=sys.stderr)
+    return 100 + number
+with last_act(lambda: print("first", flush=True)), last_act(fails), last_act(hangs, 0.3):
+    with ended_in_time(last_word, within_s=0.5, to_the_end=AFTER):
         print("ready", flush=True)
         while not (AFTER and asked()):
             time.sleep(0.01)
@@ -45,7 +47,7 @@ def test_a_process_that_hangs_is_ended_after_its_last_acts(number: signal.Signal
         took_s = time.monotonic() - start_s
     finally:
         process.kill()
-    assert (process.returncode, said, complaint) == (7, "first\n", "ended by force\n")
+    assert (process.returncode, said, complaint) == (100 + number, "first\n", "ended by force\n")
     assert took_s >= 0.5
 
 
@@ -54,7 +56,7 @@ def test_a_process_that_ends_by_itself_or_was_not_asked_is_left_alone() -> None:
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
     try:
-        with ended_in_time("never said", within_s=0.3):
+        with ended_in_time(print, within_s=0.3):
             time.sleep(0.5)
             assert not asked()
             signal.raise_signal(signal.SIGTERM)
@@ -68,13 +70,46 @@ def test_a_process_that_ends_by_itself_or_was_not_asked_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+SLOW = """
+import signal, sys, time
+from wattune.forced_exit import asked, ended_in_time
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+with ended_in_time(lambda _: 9, within_s=1.5, most_s=MOST_S):
+    print("ready", flush=True)
+    while not asked():
+        time.sleep(0.01)
+END
+sys.exit(5)
+"""
+
+STEPS = "    time.sleep(0.4)\n" * 12
+"""An orderly end that takes long: each step is at a place of its own."""
+
+AGAIN = "    for _ in range(12): time.sleep(0.4)"
+"""A wait for what never comes."""
+
+
+@pytest.mark.parametrize(("end", "most_s", "code"), [(STEPS, 60, 5), (STEPS, 3, 9), (AGAIN, 60, 9)])
+def test_an_end_that_gets_further_is_waited_for(end: str, most_s: float, code: int) -> None:
+    script = SLOW.replace("END", end).replace("MOST_S", str(most_s))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == code
+    finally:
+        process.kill()
+
+
 HOLDS_THE_LOCK = """
 import ctypes, signal, time
 from wattune import forced_exit
 
-forced_exit._FORCE_S = 0.5
+forced_exit._LOCKED_S = 0.5
 signal.signal(signal.SIGTERM, lambda *_: None)
-with forced_exit.ended_in_time("never said", within_s=1):
+with forced_exit.ended_in_time(print, within_s=1):
     print("ready", flush=True)
     while not forced_exit.asked():
         time.sleep(0.01)
@@ -88,7 +123,7 @@ from wattune.forced_exit import asked, end_now, ended_in_time
 atexit.register(time.sleep, 600)  # as a library that asks a dead server
 end_now(1)  # nobody asked
 signal.signal(signal.SIGTERM, lambda *_: None)
-with ended_in_time("never said", within_s=60, to_the_end=True):
+with ended_in_time(print, within_s=60, to_the_end=True):
     print("ready", flush=True)
     while not asked():
         time.sleep(0.01)

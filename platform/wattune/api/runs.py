@@ -3,6 +3,7 @@
 import math
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from functools import cache
@@ -16,7 +17,9 @@ from wattune.api.results import rank
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
+from wattune.deadline import within
 from wattune.errors import PlanError, WattuneError
+from wattune.forced_exit import last_act
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
@@ -40,6 +43,16 @@ from wattune.version import __version__
 
 _VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
 """Packages that the study's own process uses. Ranks say themselves what they run with."""
+
+_FORCED_S: Final = 20.0
+"""Longest that the ranking of a study may take whose end is forced: the machine may be busy."""
+
+_INTERRUPTED_S: Final = 2.0
+
+_NOT_DONE: Final = (
+    "tracking: ended by force before all was sent",
+    "report: ended by force before it was written; `wattune report` writes it",
+)
 
 RETRIABLE: Final = (
     TrialStatus.CRASHED,
@@ -98,6 +111,7 @@ def run_study(
     deadline: str | datetime | None = None,
     retry: Collection[str] = (),
     listener: Listener | None = None,
+    if_forced: Callable[[StudyOutcome], object] | None = None,
 ) -> StudyOutcome:
     """Runs a study to its end, or to Ctrl-C, and ranks what it found.
 
@@ -118,6 +132,8 @@ def run_study(
             later. With `max_hours` the earlier counts.
         retry: Statuses of failed trials that run again (`RETRIABLE`); what they left stays in `attempts/`.
         listener: Called with what is going to happen, and with every trial that starts or ends.
+        if_forced: Called from a thread with what there is, without a new report, where the process is about to be ended
+            by force after a signal: inside `wattune.forced_exit.ended_in_time`, where a part of the end hangs.
 
     Raises:
         SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
@@ -145,33 +161,46 @@ def run_study(
             study.commit(document, planned.candidates.rows())
             delivery.send_study()
 
-        try:
-            if needed and budget.allows(0.0):  # a study that is done needs no cluster
-                _run_on_cluster(study, controller, run, planned.candidates, needed, address, hold)
-            else:
-                hold()
-        except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
-            controller.interrupt()
+        def outcome(ranking: Ranking, page: str, tracking_problem: str, report_problem: str) -> StudyOutcome:
+            ending = controller.ending or ("budget" if needed else "finished")
+            return StudyOutcome(
+                study=Study(study),
+                candidates=planned.candidates,
+                ranking=ranking,
+                report_path=study.report_path,
+                tracking_uri=uri,
+                tracking_page=page,
+                tracking_problem=tracking_problem,
+                storage_problem=delivery.storage_problem,
+                report_problem=report_problem,
+                ending=ending,
+                num_left=0 if ending == "finished" else controller.num_left,
+                missing=tuple(controller.missing),
+                stopped=tuple(controller.stopped),
+                search_ended=strategy.stopped_because or "",
+            )
+
+        def force() -> None:
+            with suppress(TimeoutError):  # the main thread may hang inside the controller
+                within(_INTERRUPTED_S, controller.interrupt, name="interrupt")
             hold()
-        ranking, report_problem = _conclude(study)
-        delivery.conclude(ranking, stopped=controller.ending == "interrupted")
-    ending = controller.ending or ("budget" if needed else "finished")
-    return StudyOutcome(
-        study=Study(study),
-        candidates=planned.candidates,
-        ranking=ranking,
-        report_path=study.report_path,
-        tracking_uri=uri,
-        tracking_page=delivery.tracking_page(),
-        tracking_problem=delivery.tracking_problem,
-        storage_problem=delivery.storage_problem,
-        report_problem=report_problem,
-        ending=ending,
-        num_left=0 if ending == "finished" else controller.num_left,
-        missing=tuple(controller.missing),
-        stopped=tuple(controller.stopped),
-        search_ended=strategy.stopped_because or "",
-    )
+            ranking = _ranked(study)
+            if if_forced is not None:
+                if_forced(outcome(ranking, "", *_NOT_DONE))
+
+        with last_act(force, _FORCED_S):
+            try:
+                if needed and budget.allows(0.0):  # a study that is done needs no cluster
+                    _run_on_cluster(study, controller, run, planned.candidates, needed, address, hold)
+                else:
+                    hold()
+            except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
+                controller.interrupt()
+                hold()
+            ranking = _ranked(study)
+            report_problem = _report(study, ranking)
+            delivery.conclude(ranking, stopped=controller.ending == "interrupted")
+    return outcome(ranking, delivery.tracking_page(), delivery.tracking_problem, report_problem)
 
 
 def preview(
@@ -382,19 +411,20 @@ def _run_on_cluster(
         run_on_ray(study, controller, run, cluster)
 
 
-def _conclude(study: StudyFolder) -> tuple[Ranking, str]:
-    """Ranks a study and writes its ranking and report.
-
-    Returns:
-        The ranking, and the reason the report was not written; empty when it was.
-    """
+def _ranked(study: StudyFolder) -> Ranking:
+    """Ranks a study and writes its ranking."""
     ranking = rank(study)
     study.write_ranking(to_table(ranking))
+    return ranking
+
+
+def _report(study: StudyFolder, ranking: Ranking) -> str:
+    """Writes the report; returns the reason it was not written, empty when it was."""
     try:
         report(study, ranking)
     except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
-        return ranking, str(error)
-    return ranking, ""
+        return str(error)
+    return ""
 
 
 def environment_tags() -> dict[str, str]:

@@ -133,7 +133,7 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except WattuneError as error:
-        return _failed(str(error), error, error.exit_code)
+        return failed(error)
     except SystemExit as leaving:  # typer's own ending: done, or wrong usage, which it has printed
         said = getattr(leaving.__context__, "format_message", None)
         if said is not None and leaving.code == WRONG_INPUT:
@@ -155,6 +155,11 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     except Exception as error:  # a fault of ours: the traceback follows
         _answer_error(f"{type(error).__name__}: {error}", error, 1)
         raise
+
+
+def failed(error: WattuneError) -> int:
+    """Prints an error as every command does; returns its exit code."""
+    return _failed(str(error), error, error.exit_code)
 
 
 def _failed(what: str, error: BaseException, code: int) -> int:

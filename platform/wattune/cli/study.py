@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +20,7 @@ from wattune.cli.shell import (
     TrackingOption,
     end_in_order,
     err,
+    failed,
     feasible_code,
     out,
     print_error,
@@ -30,6 +32,7 @@ from wattune.cli.verbs import app
 from wattune.errors import TrackingError
 from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
+from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.events import Preview
 from wattune.storage.files import write_table
 from wattune.terminal.progress import StudyProgress
@@ -42,13 +45,13 @@ _STOPPED: Final = "stopped before the end; the same command continues"
 """The last line of `run` after a Ctrl-C, whenever it came."""
 
 _STOPPING: Final = (
-    "stopping: running trials end and run again later, then ranking and report are written; at most 15 s. "
-    "Ctrl-C again ends at once"
+    "stopping: running trials end and run again later, then ranking and report are written; about 15 s, longer on a "
+    "busy machine. Ctrl-C again ends at once"
 )
 """Answer to a Ctrl-C, printed at once."""
 
-_TOO_LATE: Final = f"{_STOPPED}; what did not end in time was ended by force, and nothing was ranked or reported"
-"""The last line where a part of it hung."""
+_BY_FORCE: Final = "what did not end in time was ended by force"
+"""The line after it where a part of it hung."""
 
 
 @app.command()
@@ -182,6 +185,7 @@ def run(
                 deadline=deadline,
                 retry=retry or (),
                 listener=view,
+                if_forced=partial(_show_forced, as_json=as_json),
             )
     raise typer.Exit(show(outcome, as_json=as_json))
 
@@ -197,11 +201,34 @@ def in_order() -> Iterator[None]:
     """Ends the process on Ctrl-C, a job's stop or a closed terminal with two lines instead of a traceback."""
     end_in_order(_STOPPING)
     try:
-        with ended_in_time(_TOO_LATE, to_the_end=True):
+        with ended_in_time(_last_word, _heard, to_the_end=True):
             yield
     except KeyboardInterrupt:  # before a trial could run, while the report was made, or the second one
         err.print(_STOPPED)
         sys.exit(STOP.exit_code)
+
+
+def _heard(number: int) -> None:
+    """Says that the end has begun, where no lost cluster of Ray's began it."""
+    if not lost_cluster.found():
+        STOP.announce(number)
+
+
+def _last_word(number: int) -> int:
+    """Says why the process ends by force; returns its exit code, that of the signal unless Ray was lost."""
+    lost = lost_cluster.error()
+    if lost is None:
+        err.print(_BY_FORCE)
+        return 128 + number
+    with redirect_stdout(sys.__stdout__):
+        return failed(lost)
+
+
+def _show_forced(outcome: api.StudyOutcome, *, as_json: bool) -> None:
+    """Prints what a study has whose end is forced; of a lost cluster there is an error to tell instead."""
+    if lost_cluster.error() is None:
+        with redirect_stdout(sys.__stdout__):
+            show(outcome, as_json=as_json)
 
 
 def view_of(planned: api.StudyPlan, console: Console = out) -> StudyProgress:

@@ -21,8 +21,7 @@ from wattune import forced_exit
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.deadline import within
 from wattune.errors import EngineError
-from wattune.orchestrate import ray_settings
-from wattune.orchestrate.lost_cluster import watched
+from wattune.orchestrate import lost_cluster, ray_settings
 from wattune.orchestrate.node_products import ask_products
 from wattune.orchestrate.ray_folder import end_processes, ray_folder, remove_by_force, temporary_files_in
 
@@ -216,8 +215,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             return
         with forced_exit.last_act(partial(remove_by_force, folder)):
             try:
-                _reach(None, folder)
-                with watched():
+                with lost_cluster.watched():
+                    _reach(None, folder)
                     yield _inventory(ours=True)
             finally:
                 _end_local(folder)
@@ -274,12 +273,12 @@ def _reach(target: str | None, folder: Path | None) -> None:
         EngineError: It cannot be reached or started.
     """
     try:
-        with _callers_signals() as stops:
+        with _callers_signals(at_once=folder is not None):
             if target is not None:
                 _join(target)
             else:
                 assert folder is not None, "a cluster that is started has a folder"
-                _start_local(stops, folder)
+                _start_local(folder)
     except Exception as error:  # Ray raises bare ones too, as when a busy machine takes 30 s to start its processes
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         if target is None:
@@ -290,11 +289,11 @@ def _reach(target: str | None, folder: Path | None) -> None:
         raise EngineError(f"the Ray cluster at {target} did not answer: {why}; check the address") from error
 
 
-def _start_local(stops: Sequence[int], folder: Path) -> None:
+def _start_local(folder: Path) -> None:
     # Workers of a local cluster inherit the environment: with it they import the same package as this process.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with ray_settings.local_cluster(), temporary_files_in(folder), _patience(stops):
+    with ray_settings.local_cluster(), temporary_files_in(folder), _patience():
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -306,12 +305,8 @@ def _start_local(stops: Sequence[int], folder: Path) -> None:
 
 
 @contextmanager
-def _patience(stops: Sequence[int]) -> Iterator[None]:
-    """Makes Ray wait `NODE_START_S` for the node it starts; by itself it waits 30 s, too short on a busy machine.
-
-    Args:
-        stops: Signals that came; after one, Ray's own timeout stands.
-    """
+def _patience() -> Iterator[None]:
+    """Makes Ray wait `NODE_START_S` for the node it starts; by itself it waits 30 s, too short on a busy machine."""
     # Not public: Ray 2.60 has no setting for the 30 s.
     find = ray._private.services.get_node
 
@@ -321,7 +316,7 @@ def _patience(stops: Sequence[int]) -> Iterator[None]:
             try:
                 return find(*arguments)
             except RuntimeError:  # the node is not there yet
-                if stops or time.monotonic() > end_s:
+                if time.monotonic() > end_s:
                     raise
                 time.sleep(_NODE_LOOK_S)
 
@@ -348,23 +343,29 @@ def _join(address: str) -> None:
 
 
 @contextmanager
-def _callers_signals() -> Iterator[Sequence[int]]:
-    """Delays a Ctrl-C, SIGTERM or SIGHUP until Ray has started, and keeps the caller's handlers.
+def _callers_signals(*, at_once: bool) -> Iterator[None]:
+    """Keeps the caller's handlers of a Ctrl-C, SIGTERM or SIGHUP while Ray starts.
 
-    Ray leaves processes behind if its start is interrupted. For SIGTERM it sets its own handler, which ends the process
-    on the spot: a study could not be brought in order, as `ray job stop` and Slurm expect. If the caller has no handler
-    for SIGTERM, Ray's stays, and ends the processes Ray started. Yields the signals that came.
+    For SIGTERM Ray sets its own handler, which ends the process on the spot: a study could not be brought in order, as
+    `ray job stop` and Slurm expect. If the caller has no handler for SIGTERM, Ray's stays, and ends the processes Ray
+    started.
+
+    Args:
+        at_once: Whether a signal interrupts the start of a cluster of our own, whose processes are ended with its
+            folder. A cluster that is joined is joined first.
     """
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
-        yield ()
+        yield
         return
     pending: list[int] = []
 
     def heard(number: int, _frame: FrameType | None) -> None:
         pending.append(number)
         announce = getattr(callers[signal.Signals(number)], "announce", None)  # says at once that it was heard
-        if announce is not None:
+        if announce is not None and not lost_cluster.found():
             announce(number)
+        if at_once:
+            raise KeyboardInterrupt
 
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     callers = {number: handler for number, handler in found.items() if handler is not signal.SIG_DFL}
@@ -375,12 +376,15 @@ def _callers_signals() -> Iterator[Sequence[int]]:
     if signal.SIGTERM in callers:
         ray._private.utils.set_sigterm_handler = lambda _handler: None
     try:
-        yield pending
+        yield
     finally:
         ray._private.utils.set_sigterm_handler = set_rays
         # Set again in any case: Ray's C++ part has put a handler in front that prints stacks.
         for number, handler in callers.items():
             signal.signal(number, handler)
+        # Once more: Ray may have kept the interrupt to itself.
+        if pending and lost_cluster.found():
+            raise KeyboardInterrupt
         for came in dict.fromkeys(pending):
             signal.raise_signal(came)
 

@@ -3,8 +3,8 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import psutil
@@ -37,24 +37,35 @@ def found() -> str:
     return _found[0] if _found else ""
 
 
+def error() -> EngineError | None:
+    """Returns the error that `watched` raises; None where it raises none."""
+    if not _found:
+        return None
+    return EngineError(
+        f"the study was cut short: {_found[0]}; finished trials are kept; run the same command to continue"
+    )
+
+
 @contextmanager
 def watched() -> Iterator[None]:
-    """Ends the block within seconds where the cluster that this process started cannot go on.
+    """Ends the block within seconds where the cluster that this process starts in it cannot go on.
 
-    Ray itself takes a minute to give up a head or raylet that is dead, and then ends the process it runs in. It never
-    gives up what a clock that was set back keeps it from placing. A stop of the study comes first: it may be what ended
-    the processes, as a signal to the whole process group does.
+    Ray itself takes a minute to give up a head or raylet that is dead, during its start too, and then ends the process
+    it runs in. It never gives up what a clock that was set back keeps it from placing. A stop of the study comes first:
+    it may be what ended the processes, as a signal to the whole process group does.
 
     Raises:
         EngineError: Its head or raylet ended, or the wall clock was set back by more than `MOST_BACK_S`.
     """
-    named = [(name, child) for child in psutil.Process().children() if (name := child.name()) in _VITAL]
+    vital: dict[str, psutil.Process] = {}
     ahead_s = _wall_ahead_s()
     over = threading.Event()
     _found.clear()
 
     def problem() -> str:
-        dead = [name for name, process in named if not _runs(process)]
+        if len(vital) < len(_VITAL):  # it is being started
+            vital.update(_children(_VITAL - vital.keys()))
+        dead = [name for name, process in vital.items() if not _runs(process)]
         if dead:
             return f"Ray's {' and '.join(dead)} on this machine ended"
         back_s = ahead_s - _wall_ahead_s()
@@ -76,10 +87,18 @@ def watched() -> Iterator[None]:
         yield
     finally:
         over.set()
-        if _found:
-            raise EngineError(
-                f"the study was cut short: {_found[0]}; finished trials are kept; run the same command to continue"
-            )
+        if (lost := error()) is not None:
+            raise lost
+
+
+def _children(names: Set[str]) -> dict[str, psutil.Process]:
+    """Finds the processes of these names that this one started."""
+    found = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if (name := child.name()) in names:
+                found[name] = child
+    return found
 
 
 def _wall_ahead_s() -> float:

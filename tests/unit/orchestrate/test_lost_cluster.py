@@ -2,7 +2,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,25 +12,34 @@ from wattune.orchestrate import lost_cluster
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child of this process with the name of Ray's head."""
-    program = tmp_path / "gcs_server"
+def start_head(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    """Starts a child of this process with the name of Ray's head."""
+    program, started = tmp_path / "gcs_server", list[subprocess.Popen[bytes]]()
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
-    process = subprocess.Popen([str(program), "600"])
-    yield process
-    process.kill()
-    process.wait(30)
+
+    def start() -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen([str(program), "600"]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(30)
 
 
+@pytest.mark.parametrize("starts_inside", [False, True])
 @pytest.mark.parametrize("died_by_the_stop", [False, True])
 def test_a_head_that_died_ends_the_call_in_seconds_unless_a_stop_did_it(
-    head, monkeypatch: pytest.MonkeyPatch, died_by_the_stop: bool
+    start_head, monkeypatch: pytest.MonkeyPatch, died_by_the_stop: bool, starts_inside: bool
 ) -> None:
+    """Ray's start is inside the watch: a head may die before the first worker is there."""
+    head = None if starts_inside else start_head()
     monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
     monkeypatch.setattr("wattune.forced_exit.asked", lambda: died_by_the_stop)
     ended = pytest.raises(EngineError, match="Ray's gcs_server on this machine ended") if not died_by_the_stop else None
     with ended or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
-        time.sleep(0.2)  # while it lives nothing happens
+        head = head or start_head()
+        time.sleep(0.3)  # while it lives nothing happens
         head.kill()
         time.sleep(0.6 if died_by_the_stop else 30)
 
