@@ -144,7 +144,7 @@ class Store:
             self._cause = f"{without_secrets(self.uri)} cannot be reached ({_one_line(_first_cause(error))})"
             raise TrackingError(
                 f"cannot {action}: {self._cause}; results stay in the study folder, "
-                f"{'start the server' if database is None else 'mend the file'} or give another tracking URI, then run "
+                f"{'start the server' if database is None else 'restore it'} or give another tracking URI, then run "
                 "`wattune sync`"
             ) from error
         self._cause = ""
