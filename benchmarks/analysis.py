@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +30,12 @@ import pyarrow.csv
 from store import DEVICES, WALL_NS, device_rows, spelled_out
 
 from wattune.analysis.detail import detail_of
-from wattune.analysis.examine import examine
 from wattune.analysis.metrics.energy import PowerTrace, powers, total_energy_j
+from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.energy_grid import EnergySum, pieces, steps_of
 from wattune.analysis.signals.series import Series
-from wattune.analysis.summary import summary_of
+from wattune.analysis.summary import summarize
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.parquet import encoded
 from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ
@@ -70,12 +71,11 @@ def make(folder: Path, hours: float) -> None:
 
 def all_metrics(folder: Path, hours: float, *, with_detail: bool = False) -> dict[str, float]:
     """Computes what `wattune analyze` does, from the files."""
-    measured = MeasuredFolder(folder)
-    examined = examine(None, None, measured.stored(), measured.manifests(), window=window(hours))
-    assert examined is not None
+    data = replace(RunData.of(folder), window=window(hours))
+    assert data.examined is not None
     if with_detail:
-        detail_of(examined)
-    return dict(summary_of(examined, measured.manifests(), simulated=False).metrics)
+        detail_of(data.examined)
+    return dict(summarize(data).metrics)
 
 
 def ours(folder: Path, hours: float) -> dict[str, float]:

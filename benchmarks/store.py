@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import Summary, summarize
 from wattune.schema import TELEMETRY, table_schema
 from wattune.storage.measured import MeasuredFolder
@@ -186,7 +187,7 @@ def timed(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
 def summarise(folder: MeasuredFolder) -> Summary:
     """Does what `wattune analyze` does with a recording of an hour."""
     window = WALL_NS + s_to_ns(2), WALL_NS + s_to_ns(HOUR_S - 2)
-    return summarize(None, None, folder.telemetry(), folder.manifests(), window=window)
+    return summarize(RunData(tables=folder.telemetry(), manifests=folder.manifests(), window=window))
 
 
 def main() -> None:

@@ -2,36 +2,20 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from wattune.analysis.detail import Detail, detail_of
-from wattune.analysis.examine import examine
-from wattune.analysis.signals.readings import HOST, Tables
-from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import (
-    IMPOSSIBLE,
-    Summary,
-    impossible,
-    is_simulated,
-    summarize,
-    summary_of,
-    told_by_trial,
-    told_window,
-)
+from wattune.analysis.signals.readings import HOST
+from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, summarize
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.ranking.comparison import Recorded
 from wattune.ranking.recordings import recorded_of
-from wattune.recording.recording import command_window, load
-from wattune.recording.steps import told_memory, told_tokens, window_chosen
+from wattune.recording.recording import load
 from wattune.storage.digests import NO_DIGESTS, FileCheck
 from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,72 +134,12 @@ def _checked(path: Path) -> tuple[FileCheck, str]:
 
 
 def _inspected(path: Path, files: FileCheck) -> Analysis:
-    folder = RecordingFolder(path)
-    facts = folder.facts()
-    tables: Tables
-    manifests: Mapping[str, Mapping[str, Any]]
-    if facts.get("closed", True):
-        try:
-            tables, spans, manifests = folder.stored(), folder.spans(), folder.manifests()
-            window = None if schema_problems(tables, spans) else command_window(facts, tables, manifests)
-        except ImpossibleValueError as error:
-            return Analysis(summary=impossible(error), detail=None)
-    else:
-        measured = load(path)
-        tables, spans, manifests, window = measured.tables, measured.spans, measured.manifests, measured.window
-        facts = dict(measured.facts)
-    if not tables and spans is None:
-        raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
-    spec = TrialFolder(path).spec() if (path / "spec.json").exists() else None
     try:
-        return _analysed(spec, spans, tables, manifests, window, TrialFolder(path), files, facts)
+        data = load(path)
+        if not data.tables and data.spans is None:
+            raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
+        data = replace(data, files=files)
+        summary = summarize(data)
+        return Analysis(summary=summary, detail=None if data.examined is None else detail_of(data.examined))
     except ImpossibleValueError as error:
         return Analysis(summary=impossible(error), detail=None)
-
-
-def _analysed(
-    spec: TrialSpec | None,
-    spans: pa.Table | None,
-    tables: Tables,
-    manifests: Mapping[str, Mapping[str, Any]],
-    window: tuple[int, int] | None,
-    folder: TrialFolder,
-    files: FileCheck,
-    facts: Mapping[str, Any],
-) -> Analysis:
-    examined = None
-    known, tags = _told_by_ranks(folder)
-    if not schema_problems(tables, spans):
-        examined = examine(
-            spec,
-            spans,
-            tables,
-            manifests,
-            kernels=folder.kernels(),
-            window=window or told_window(tags, tables, manifests),
-            chosen=window_chosen(facts),
-            tokens_per_step=told_tokens(facts) if spec is None else told_by_trial(spec, tags),
-        )
-    if examined is None:
-        return Analysis(summary=summarize(spec, spans, tables, manifests, window=window), detail=None)
-    simulated = is_simulated(tables, manifests)
-    memory = known.get("memory_peak_bytes")
-    summary = summary_of(
-        examined,
-        manifests,
-        simulated=simulated,
-        memory_peak_bytes=told_memory(facts) if memory is None else [int(memory)],
-        expert_imbalance_frac=known.get("expert_imbalance_frac"),
-        num_edited_files=len(files.accepted),
-        num_missing_files=len(files.missing),
-        trial_tags=tags,
-    )
-    return Analysis(summary=summary, detail=detail_of(examined))
-
-
-def _told_by_ranks(folder: TrialFolder) -> tuple[Mapping[str, float], Mapping[str, str]]:
-    """Returns metrics and tags of the trial's result, which no other file has; none if it cannot be read."""
-    with suppress(PlanError):
-        result = folder.result()
-        return ({}, {}) if result is None else (result.metrics, result.tags)
-    return {}, {}

@@ -16,8 +16,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from wattune.analysis.signals.align import Aligned, align
-from wattune.analysis.signals.schema_check import schema_problems
+from wattune.analysis.run_data import RunData
+from wattune.analysis.signals.align import Aligned
 from wattune.analysis.summary import node_power_series
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, TrackingError, WattuneError
 from wattune.forced_exit import asked
@@ -65,16 +65,15 @@ class Charts:
 def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: TrialResult) -> Charts:
     """Draws a trial's own telemetry for a tracking store.
 
-    Empty without recorded device power and steps, or if the tables do not have the expected schema.
+    Empty without a window, or if the tables do not have the expected schema.
     """
     try:
-        tables, spans = folder.telemetry(), folder.spans()
+        examined = RunData.of(folder.path).examined
+        if examined is None:
+            return Charts()
+        aligned, power_w = examined.aligned, node_power_series(examined.aligned)
     except ImpossibleValueError:  # the result is invalid and says why
         return Charts()
-    aligned = None if schema_problems(tables, spans) else align(tables, spans, folder.manifests())
-    if aligned is None:
-        return Charts()
-    power_w = node_power_series(aligned)
     series = {
         f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), watts)
         for node, (time_s, watts) in power_w.items()

@@ -1,13 +1,15 @@
 """A folder as a living sampler would have it: real H200 readings, up to a moment that a test chooses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pyarrow.compute as pc
 
-from wattune.recording.recording import Measured, load
+from wattune.recording.recording import load
 from wattune.schema import table_schema
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.files.stream import StreamWriter, checksums_of
 
 DP4: Final = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"
@@ -23,7 +25,7 @@ class LivingSampler:
         Args:
             storage: The recording is `storage/recordings/live`.
         """
-        self.measured: Measured = load(DP4)
+        self.measured = replace(load(DP4), tables=MeasuredFolder(DP4).telemetry())
         self.first_ns: int = self.measured.tables["fast"]["mono_ns"][0].as_py()
         self.folder = storage / "recordings" / "live" / "telemetry" / NODE
         self.folder.mkdir(parents=True)

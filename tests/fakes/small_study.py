@@ -10,6 +10,9 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
+from runs import run_data
+
+from wattune.analysis.run_data import WINDOW_TAGS
 from wattune.analysis.summary import Summary, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -43,7 +46,7 @@ def spec_of(plan: Plan) -> TrialSpec:
 @cache
 def _summary(recording: str) -> Summary:
     recorded = MeasuredFolder(GOLDEN / recording)
-    return summarize(spec_of(PLANS[recording]), recorded.spans(), recorded.telemetry(), recorded.manifests())
+    return summarize(run_data(spec_of(PLANS[recording]), recorded.spans(), recorded.telemetry(), recorded.manifests()))
 
 
 def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.0) -> StudyFolder:
@@ -106,6 +109,18 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
     reason = "tp=8 does not divide num_kv_heads=8 over 4 devices"
     study.write_candidates([*rows, {"trial_id": "", "status": "rejected", "rule": "world_size", "reason": reason}])
     return study
+
+
+def without_steps(study: StudyFolder, trial_id: str) -> TrialResult:
+    """Makes a trial one whose command told no steps: no spans, and the window in the result."""
+    folder = study.trial(trial_id, 0)
+    (folder.path / "spans.parquet").unlink()
+    at_ns = folder.telemetry()["fast"]["mono_ns"].to_numpy()
+    window = zip(WINDOW_TAGS, ("node0", str(at_ns.min()), str(at_ns.max())), strict=True)
+    result = folder.result()
+    assert result is not None
+    folder.write_result(replace(result, tags={**result.tags, **dict(window)}))
+    return folder.result() or result
 
 
 def ranking_of(study: StudyFolder) -> Ranking:

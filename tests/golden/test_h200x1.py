@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import run_data
 
 from wattune.analysis.summary import Summary, summarize
 from wattune.schema import TELEMETRY
@@ -22,7 +23,7 @@ def folder(recording: str) -> MeasuredFolder:
 @cache
 def summary(recording: str) -> Summary:
     own = folder(recording)
-    return summarize(None, own.spans(), own.telemetry(), own.manifests())
+    return summarize(run_data(None, own.spans(), own.telemetry(), own.manifests()))
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)

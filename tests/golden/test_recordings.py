@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import run_data
 
 from wattune.analysis.detail import Detail, detail_of
-from wattune.analysis.examine import clocks_and_temperatures, examine
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
 from wattune.analysis.quality import PUBLISHABLE
+from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import Summary, node_power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
@@ -91,13 +92,13 @@ def spec_of(recording: str) -> TrialSpec | None:
 @cache
 def summary(recording: str) -> Summary:
     folder = MeasuredFolder(FOLDER / recording)
-    return summarize(spec_of(recording), folder.spans(), folder.telemetry(), folder.manifests())
+    return summarize(run_data(spec_of(recording), folder.spans(), folder.telemetry(), folder.manifests()))
 
 
 @cache
 def details(recording: str) -> Detail:
     folder = MeasuredFolder(FOLDER / recording)
-    examined = examine(spec_of(recording), folder.spans(), folder.stored(), folder.manifests())
+    examined = run_data(spec_of(recording), folder.spans(), folder.stored(), folder.manifests()).examined
     assert examined is not None
     return detail_of(examined)
 
@@ -187,7 +188,7 @@ def test_without_its_ring_the_square_wave_swings_as_much_up_to_5_hz():
     """1,135 W of the ring's 1,231 W; a wave has no other line below the Nyquist frequency of the 100 ms of `fast`."""
     folder = MeasuredFolder(FOLDER / "square_inphase")
     tables = {tier: table for tier, table in folder.telemetry().items() if tier != "ring"}
-    found = summarize(None, folder.spans(), tables, folder.manifests())
+    found = summarize(run_data(None, folder.spans(), tables, folder.manifests()))
     assert found.tags["power_source"] == "fast" and found.metrics["sensor_period_s"] == pytest.approx(0.1, rel=0.01)
     assert found.metrics["power_swing_rms_w"] == pytest.approx(1135, rel=0.02)
 

@@ -1,15 +1,18 @@
 """Real H200 readings through backend, sampler process, store and analysis, held against the recording they are from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from runs import run_data
 
-from wattune.analysis.summary import Summary, summarize
+from wattune.analysis.run_data import RunData
+from wattune.analysis.summary import Summary, metrics_by_device, summarize
 from wattune.recording.recorder import record
-from wattune.recording.recording import Measured, load
+from wattune.recording.recording import load
 from wattune.storage.measured import MeasuredFolder
 
 DP4 = Path(__file__).parent / "h200x4" / "dp4"
@@ -27,18 +30,18 @@ def samples(table: pa.Table, device: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def played(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     folder = tmp_path_factory.mktemp("replayed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WATTUNE_RUNTIME", str(folder / "runtime"))
         path = record(
             ["sleep", str(SECONDS)], storage=folder, backends=[f"replay:{DP4}?start_s={START_S}"], name="dp4-again"
         )
-    return load(path)
+    return replace(load(path), tables=MeasuredFolder(path).telemetry())
 
 
 @pytest.fixture(scope="module")
-def own(played: Measured) -> Summary:
+def own(played: RunData) -> Summary:
     """The recording's own summary of the stretch that was played while the command ran."""
     golden = MeasuredFolder(DP4).telemetry()
     played_ns, played_w = samples(played.tables["ring"], "gpu0")
@@ -50,11 +53,11 @@ def own(played: Measured) -> Summary:
     here_ns = played.tables["ring"]["wall_ns"][0].as_py() - played.tables["ring"]["mono_ns"][0].as_py()
     shift_ns = int(recorded_ns[found] - played_ns[0]) + wall_ns - here_ns
     window = played.window[0] + shift_ns, played.window[1] + shift_ns
-    return summarize(None, None, golden, MeasuredFolder(DP4).manifests(), window=window)
+    return summarize(run_data(None, None, golden, MeasuredFolder(DP4).manifests(), window=window))
 
 
 @pytest.mark.parametrize("device", ["gpu0", "gpu1", "gpu2", "gpu3"])
-def test_no_sample_is_lost_doubled_or_moved(played: Measured, device: str) -> None:
+def test_no_sample_is_lost_doubled_or_moved(played: RunData, device: str) -> None:
     played_ns, played_w = samples(played.tables["ring"], device)
     recorded_ns, recorded_w = samples(MeasuredFolder(DP4).telemetry()["ring"], device)
     assert len(played_w) > 50 * 0.9 * SECONDS
@@ -80,24 +83,24 @@ def test_no_sample_is_lost_doubled_or_moved(played: Measured, device: str) -> No
         ("device_power_limit_w", 0.0),
     ],
 )
-def test_the_figures_are_the_recordings_own(played: Measured, own: Summary, metric: str, tolerance_frac: float) -> None:
-    assert played.summary().metrics[metric] == pytest.approx(own.metrics[metric], rel=tolerance_frac)
+def test_the_figures_are_the_recordings_own(played: RunData, own: Summary, metric: str, tolerance_frac: float) -> None:
+    assert summarize(played).metrics[metric] == pytest.approx(own.metrics[metric], rel=tolerance_frac)
 
 
-def test_it_is_right_and_no_new_measurement(played: Measured) -> None:
-    summary = played.summary()
+def test_it_is_right_and_no_new_measurement(played: RunData) -> None:
+    summary = summarize(played)
     assert summary.quality == "indicative" and "replayed" in summary.quality_reasons
     assert summary.tags["simulated"] == "false"
     for tier, table in played.tables.items():
         assert table.schema.metadata[b"wattune.backend"] == b"replay", tier
-    energy_j = played.energy_j()
+    energy_j = played.examined.energy_j()
     assert energy_j == pytest.approx(4 * summary.metrics["device_power_mean_w"] * played.window_s, rel=1e-6)
 
 
-def test_every_device_has_its_own_figures(played: Measured) -> None:
+def test_every_device_has_its_own_figures(played: RunData) -> None:
     devices = played.devices
     assert [name for _, name in devices] == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    each = [played.only(device).summary().metrics for device in devices]
-    whole = played.summary().metrics
+    each = list(metrics_by_device(played).values())
+    whole = summarize(played).metrics
     assert max(one["device_power_peak_100ms_w"] for one in each) == pytest.approx(whole["device_power_peak_100ms_w"])
     assert np.mean([one["device_power_mean_w"] for one in each]) == pytest.approx(whole["device_power_mean_w"])

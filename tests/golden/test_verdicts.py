@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import run_data
 from small_study import GOLDEN, PLANS, START_NS, make_study, spec_of
 
 from wattune.analysis.summary import summarize
@@ -70,7 +71,7 @@ def simulated() -> Study:
             spec, spans = spec_of(PLANS[name]), MeasuredFolder(GOLDEN / name).spans()
             assert spans is not None
             ((node, (tables, manifest)),) = simulate(spec, spans, seed=seed).items()
-            found = summarize(spec, spans, tables, {node: {**manifest, "simulated": True}})
+            found = summarize(run_data(spec, spans, tables, {node: {**manifest, "simulated": True}}))
             result = TrialResult(
                 trial_id=spec.trial_id,
                 repeat=0,

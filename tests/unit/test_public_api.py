@@ -25,7 +25,7 @@ def test_importing_wattune_loads_nothing_else() -> None:
 
 
 def test_using_the_interface_loads_no_heavy_library() -> None:
-    code = "import sys, wattune\nwattune.plan, wattune.Study, wattune.Recording\n"
+    code = "import sys, wattune\nwattune.plans, wattune.Study, wattune.Recording\n"
     code += f"print([name for name in {HEAVY[:5]!r} if name in sys.modules])"
     assert run(code) == "[]"
 
@@ -64,7 +64,7 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
         "import wattune\n"
         'best = wattune.rank("x", objective="minimize step_time_s").best\n'
         "reveal_type(best)\n"
-        'reveal_type(wattune.plan({"study": "x"}))\n'
+        'reveal_type(wattune.plans({"study": "x"}))\n'
         'reveal_type(wattune.load_study("x").trials())\n'
         'wattune.rank("x", objektive="")\n'
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from small_study import make_study, ranking_of, without_steps
 from study_files import DOCUMENT, SPEC, measured, result_of
 
 from wattune import upload
@@ -76,6 +77,16 @@ def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder)
     assert power_w.max() > 2000
     folder.write_spans(recorded.telemetry()["fast"])
     assert charts_of(folder, SPEC, result_of()) == Charts()
+
+
+def test_a_trial_without_steps_is_drawn_over_the_run_of_its_command(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    best = ranking_of(study).best
+    result = without_steps(study, best.trial_id)
+    charts = charts_of(study.trial(best.trial_id, 0), best.spec, result)
+    ((_, power_w),) = charts.series.values()
+    assert power_w.max() > 2000
+    assert sum(one.tag.endswith("polyline") for one in ElementTree.fromstring(charts.picture).iter()) == 1
 
 
 def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.examine import Examined, with_caps
 from wattune.analysis.metrics.outlier import Outlier
 from wattune.analysis.metrics.phases import phase_table, step_table, traces_by_device
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.throttle import clock_max_mhz, stretches
 from wattune.analysis.metrics.waterfall import Breakdown, breakdown
+from wattune.analysis.run_data import Examined, with_caps
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Device, Readings
 

@@ -1,14 +1,10 @@
 """Summary of one trial or recording: from spans and readings to metrics and a verdict."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from wattune.analysis.examine import Examined, examine
 from wattune.analysis.metrics.energy import (
     Powers,
     PowerTrace,
@@ -28,17 +24,16 @@ from wattune.analysis.metrics.thermal import all_settled_from_s, temperature_ris
 from wattune.analysis.metrics.throttle import throttle_metrics
 from wattune.analysis.metrics.utilization import memory_metrics, use_metrics
 from wattune.analysis.quality import INVALID, Facts, assess_quality
-from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
+from wattune.analysis.run_data import WINDOW_TAGS, Examined, RunData
+from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
-from wattune.analysis.signals.readings import HOST, Device, Tables
-from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.signals.series import Floats, Ints, Series
+from wattune.analysis.signals.readings import HOST, Device
+from wattune.analysis.signals.series import Floats, Series
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.errors import ImpossibleValueError
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
 from wattune.intervals import of_series
 from wattune.schema import METRICS
-from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
@@ -47,15 +42,8 @@ NO_WINDOW: Final = "no_window"
 IMPOSSIBLE: Final = "impossible_value"
 """A table has a value that cannot be (`wattune.schema.BOUNDS`); the tag of this name has the place and the value."""
 
-
-TOLD_TOKENS: Final = "told_tokens_per_step"
-"""Tag with the tokens of a step that a trial's own program told."""
-
-WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")
-"""Tags of a trial whose window is the run of its command, on the clock of its first node."""
-
-NO_TAGS: Final[Mapping[str, str]] = {}
-"""Tags of what no study ran, or of a full measurement."""
+_OF_SEVERAL: Final = ("node_", "cluster_", "nic_", "power_coincidence", "device_temp_spread")
+"""Prefixes of metrics that do not describe a single device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,61 +64,12 @@ class Summary:
     quality than the rest."""
 
 
-def summarize(
-    spec: TrialSpec | None,
-    spans: pa.Table | None,
-    tables: Tables,
-    manifests: Mapping[str, Mapping[str, Any]],
-    *,
-    kernels: pa.Table | None = None,
-    memory_peak_bytes: Sequence[int] = (),
-    expert_imbalance_frac: float | None = None,
-    window: tuple[int, int] | None = None,
-    chosen: bool = False,
-    tokens_per_step: float | None = None,
-    tags: Mapping[str, str] = NO_TAGS,
-) -> Summary:
-    """Computes every metric that the input allows, and a verdict. Pure: the same input gives the same summary.
-
-    Args:
-        spec: What ran; None for a recording, which then has no MFU, shares of link peaks or decomposition.
-        spans: Spans of all ranks, None where there are none.
-        tables: Telemetry by tier, all nodes together; a tier that was not recorded is absent.
-        manifests: The manifest of each node's sampler, by node.
-        kernels: Kernels of the profiled steps (`wattune.schema.KERNELS`): they divide a step if its spans cannot.
-        memory_peak_bytes: Every rank's highest memory.
-        expert_imbalance_frac: See `wattune.analysis.metrics.experts`; None without experts.
-        window: Start and end of a recorded command in nanoseconds of the reference node's wall clock; only asked for
-            where there are no spans.
-        chosen: True where the steps from 0 on were chosen as the window already, by a person or by the recorder. All
-            of them count then; else those in front of the steady state are left out.
-        tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
-        tags: Tags of the trial that say how much of it was measured (`wattune.fidelity`).
-    """
-    problems = schema_problems(tables, spans)
-    if problems:
-        return Summary(quality=INVALID, quality_reasons=tuple(problems), tags=problems)
+def summarize(data: RunData) -> Summary:
+    """Computes every metric that the data allow, and a verdict. Pure: the same data give the same summary."""
     try:
-        examined = examine(
-            spec,
-            spans,
-            tables,
-            manifests,
-            kernels=kernels,
-            window=window,
-            chosen=chosen,
-            tokens_per_step=tokens_per_step,
-        )
-        if examined is None:
-            return Summary(quality=INVALID, quality_reasons=(NO_WINDOW,))
-        return summary_of(
-            examined,
-            manifests,
-            simulated=is_simulated(tables, manifests),
-            memory_peak_bytes=memory_peak_bytes,
-            expert_imbalance_frac=expert_imbalance_frac,
-            trial_tags=tags,
-        )
+        if data.examined is not None:
+            return summary_of(data.examined)
+        return Summary(quality=INVALID, quality_reasons=tuple(data.problems) or (NO_WINDOW,), tags=data.problems)
     except ImpossibleValueError as error:
         return impossible(error)
 
@@ -140,29 +79,14 @@ def impossible(error: ImpossibleValueError) -> Summary:
     return Summary(quality=INVALID, quality_reasons=(IMPOSSIBLE,), tags={IMPOSSIBLE: str(error)})
 
 
-def summary_of(
-    examined: Examined,
-    manifests: Mapping[str, Mapping[str, Any]],
-    *,
-    simulated: bool,
-    memory_peak_bytes: Sequence[int] = (),
-    expert_imbalance_frac: float | None = None,
-    num_edited_files: int = 0,
-    num_missing_files: int = 0,
-    trial_tags: Mapping[str, str] = NO_TAGS,
-) -> Summary:
-    """Computes metrics and verdict from examined data; see `summarize` and `Facts` for the arguments."""
-    spec, aligned, traces = examined.spec, examined.aligned, examined.powers
-    sensors = examined.together.sensors
-    speed = speed_metrics(aligned, spec, examined.tokens_per_step)
+def summary_of(examined: Examined) -> Summary:
+    """Computes metrics and verdict of what is examined."""
+    data, aligned, traces = examined.data, examined.aligned, examined.powers
+    spec, sensors = data.spec, examined.together.sensors
+    speed = speed_metrics(aligned, spec, data.tokens_per_step)
     metrics = {
         **speed,
-        **energy_metrics(
-            aligned,
-            traces,
-            step_time_s=speed.get("step_time_s"),
-            tokens_per_step=examined.tokens_per_step,
-        ),
+        **energy_metrics(aligned, traces, step_time_s=speed.get("step_time_s"), tokens_per_step=data.tokens_per_step),
         **power_metrics(aligned, traces, examined.together),
         **excursion_metrics(
             traces, [sensor.excursions for sensor in sensors], [sensor.above_limit_frac for sensor in sensors]
@@ -170,8 +94,8 @@ def summary_of(
         **throttle_metrics(aligned, examined.throttles),
         **thermal_metrics(aligned, examined.temperatures),
         **use_metrics(aligned, link_peaks(aligned, examined.sensed)),
-        **({} if expert_imbalance_frac is None else {"expert_imbalance_frac": expert_imbalance_frac}),
-        **memory_metrics(memory_peak_bytes, None if spec is None else spec.cluster.rank_device),
+        **({} if data.expert_imbalance_frac is None else {"expert_imbalance_frac": data.expert_imbalance_frac}),
+        **memory_metrics(data.memory_peak_bytes, None if spec is None else spec.cluster.rank_device),
         **(decompose_metrics(examined.division) or examined.profiled_metrics),
         **_host_metrics(examined, speed.get("step_time_s")),
         **_trust_metrics(examined),
@@ -179,20 +103,10 @@ def summary_of(
     assert metrics.keys() <= METRICS.keys(), metrics.keys() - METRICS.keys()
     # Drops readings of infinity and counters beyond floats here, so that no ranking sees them.
     metrics = {name: metrics[name] for name in METRICS if name in metrics and math.isfinite(metrics[name])}
-    facts = _facts(examined, metrics, manifests, simulated=simulated)
-    verdict = assess_quality(
-        replace(
-            facts,
-            start_up_counts=WINDOW_TAGS[0] in trial_tags,
-            burst=trial_tags.get(FIDELITY) == BURST,
-            stopped_early=STOPPED_EARLY in trial_tags,
-            num_edited_files=num_edited_files,
-            num_missing_files=num_missing_files,
-        )
-    )
+    verdict = assess_quality(_facts(examined, metrics))
     tags = {
         "window_s": f"{aligned.duration_s:.3f}",
-        "simulated": str(simulated).lower(),
+        "simulated": str(data.simulated).lower(),
         **_power_tags(aligned, traces, metrics),
         **_found_tags(examined),
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
@@ -200,39 +114,14 @@ def summary_of(
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
 
 
-def told_by_trial(spec: TrialSpec | None, tags: Mapping[str, str]) -> float | None:
-    """Returns the tokens of a step that a trial's program told; None where its workload says them, or nobody does."""
-    told = tags.get(TOLD_TOKENS)
-    return None if told is None or spec is None or spec.tokens_per_step is not None else float(told)
-
-
-def told_window(
-    tags: Mapping[str, str], tables: Tables, manifests: Mapping[str, Mapping[str, Any]]
-) -> tuple[int, int] | None:
-    """Returns the run of a trial's command in common time, where that is its window; None for other trials."""
-    if any(name not in tags for name in WINDOW_TAGS):
-        return None
-    node, start_ns, end_ns = (tags[name] for name in WINDOW_TAGS)
-    anchor_ns = clock_anchors_ns(tables, None, manifests).get(node)
-    return None if anchor_ns is None else (int(start_ns) + anchor_ns, int(end_ns) + anchor_ns)
-
-
-def is_simulated(tables: Tables, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns true if any part of the telemetry was simulated instead of measured."""
-    return (
-        any((table.schema.metadata or {}).get(b"wattune.simulated") == b"true" for table in tables.values())
-        or any(manifest.get("simulated") is True for manifest in manifests.values())
-        or read_by("simulated", manifests)
-    )
-
-
-def read_by(backend: str, manifests: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns true if a backend of that name read any device."""
-    return any(
-        facts.get("backend") == backend
-        for manifest in manifests.values()
-        for facts in manifest.get("devices", {}).values()
-    )
+def metrics_by_device(data: RunData) -> dict[Device, dict[str, float]]:
+    """Metrics of each device as if it had been sampled alone; those of nodes and between devices are left out."""
+    examined = data.examined
+    found = {} if examined is None else {one: summary_of(examined.only(one)).metrics for one in data.devices}
+    return {
+        device: {name: value for name, value in metrics.items() if not name.startswith(_OF_SEVERAL)}
+        for device, metrics in found.items()
+    }
 
 
 def power_series(aligned: Aligned) -> dict[Device, tuple[Floats, Floats]]:
@@ -306,42 +195,14 @@ def _uncertainties(aligned: Aligned, traces: Powers) -> dict[str, float]:
     return {name: interval.half_width_frac for name, interval in intervals.items() if interval is not None}
 
 
-def first_step(spans: pa.Table | None) -> int:
-    """Returns the number of the step that had the first batch of the stream of data: negative if it was warm-up."""
-    return 0 if spans is None or not spans.num_rows else min(int(pc.min(spans["step"]).as_py()), 0)
-
-
-def steps_text(number: Ints, spans: pa.Table | None) -> str:
-    """Returns the first and the last measured step as indices of the stream of data, such as `12-43`."""
-    first = first_step(spans)
-    return f"{int(number.min()) - first}-{int(number.max()) - first}"
-
-
-def metrics_over(
-    spec: TrialSpec,
-    spans: pa.Table,
-    tables: Tables,
-    manifests: Mapping[str, Mapping[str, Any]],
-    steps: tuple[int, int],
-    tokens_per_step: float | None = None,
-) -> dict[str, float]:
-    """Computes speed, energy and their uncertainties over some of a trial's steps.
-
-    Args:
-        spec: Specification of the trial.
-        spans: Spans of all ranks.
-        tables: Telemetry by tier.
-        manifests: The manifest of each node's sampler.
-        steps: First and last step, as indices of the stream of data.
-        tokens_per_step: Tokens of a step over all ranks, where the program told them; None is what `spec` says.
-    """
-    first = first_step(spans)
-    tokens = spec.tokens_per_step if tokens_per_step is None else tokens_per_step
-    aligned = align(tables, spans, manifests, measured_steps=range(steps[0] + first, steps[1] + first + 1))
-    if aligned is None or aligned.steps is None:
+def metrics_over(data: RunData, first: int, last: int) -> dict[str, float]:
+    """Computes speed, energy and their uncertainties over some steps, by their places in the stream of data."""
+    examined = data.over(first, last)
+    if examined is None or examined.aligned.steps is None:
         return {}
+    aligned, tokens = examined.aligned, data.tokens_per_step
     traces = powers(aligned)
-    speed = speed_metrics(aligned, spec, tokens)
+    speed = speed_metrics(aligned, data.spec, tokens)
     energy = energy_metrics(aligned, traces, step_time_s=speed["step_time_s"], tokens_per_step=tokens)
     return {**speed, **energy, **_uncertainties(aligned, traces)}
 
@@ -350,7 +211,8 @@ def _found_tags(examined: Examined) -> dict[str, str]:
     """Returns findings that are not numbers, as tags."""
     tags = {}
     if examined.aligned.steps is not None:
-        tags["steps"] = steps_text(examined.aligned.steps.number, examined.spans)
+        number, start = examined.aligned.steps.number, examined.data.first_step
+        tags["steps"] = f"{int(number.min()) - start}-{int(number.max()) - start}"
     if examined.num_unsteady_steps:
         tags["steady_from_step"] = str(examined.num_unsteady_steps)
     settled_s = all_settled_from_s(examined.temperatures)
@@ -364,14 +226,9 @@ def _found_tags(examined: Examined) -> dict[str, str]:
     return tags
 
 
-def _facts(
-    examined: Examined,
-    metrics: Mapping[str, float],
-    manifests: Mapping[str, Mapping[str, Any]],
-    *,
-    simulated: bool,
-) -> Facts:
-    aligned, traces, spec = examined.aligned, examined.powers, examined.spec
+def _facts(examined: Examined, metrics: Mapping[str, float]) -> Facts:
+    data, aligned, traces = examined.data, examined.aligned, examined.powers
+    spec, manifests = data.spec, data.manifests
     steps, missing = aligned.steps, aligned.missing
     gone = 0 if len(missing) == len(aligned.devices) else len(missing)
     has_power = bool(traces.traces)
@@ -382,8 +239,8 @@ def _facts(
         num_missing_devices=gone,
         num_outside_sensors=traces.num_outside,
         has_power=has_power,
-        simulated=simulated,
-        replayed=read_by("replay", manifests),
+        simulated=data.simulated,
+        replayed=data.read_by("replay"),
         num_stand_ins=sum(trace.stands_in or (not trace.from_ring and trace.node in rings) for trace in traces.traces),
         coverage_frac=metrics.get("sample_coverage_frac"),
         largest_gap_s=max((trace.largest_gap_s for trace in traces.traces), default=None),
@@ -400,6 +257,11 @@ def _facts(
         thermal_window_s=aligned.duration_s if "device_temp_max_c" in metrics else None,
         unexplained_frac=metrics.get("other_frac"),
         host_bound_frac=metrics.get("host_bound_frac"),
+        start_up_counts=WINDOW_TAGS[0] in data.tags,
+        burst=data.tags.get(FIDELITY) == BURST,
+        stopped_early=STOPPED_EARLY in data.tags,
+        num_edited_files=len(data.files.accepted),
+        num_missing_files=len(data.files.missing),
     )
 
 

@@ -79,7 +79,7 @@ class Study:
 
     @property
     def space(self) -> dict[str, Any]:
-        """The search space that holds, every default filled in; `wattune.plan` takes it.
+        """The search space that holds, every default filled in; `wattune.plans` takes it.
 
         Raises:
             PlanError: The file cannot be read.

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.analysis.run_data import TOLD_TOKENS, WINDOW_TAGS
 from wattune.analysis.signals.readings import HOST
-from wattune.analysis.summary import TOLD_TOKENS, WINDOW_TAGS
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry

@@ -10,10 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.metrics.energy import PowerTrace, powers
-from wattune.analysis.signals.align import align
-from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces
-from wattune.analysis.signals.series import Series
+from wattune.analysis.run_data import RunData
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec
 
@@ -42,17 +39,9 @@ def node_power_peak_w(
     Returns:
         Watts; None if the devices' power is not read, or the window is shorter than 1 s.
     """
-    aligned = align(tables, None, {node: manifest}, window=window)
-    if aligned is None:
-        return None
-    total = EnergySum(aligned.duration_s)
-
-    def add(trace: PowerTrace, series: Series) -> None:
-        for _ in total.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
-            pass
-
-    usable = powers(aligned, add).usable
-    return total.energy.peak_w(LONGEST_S) if usable else None
+    examined = RunData(tables=tables, manifests={node: manifest}, window=window).examined
+    nodes = () if examined is None else examined.together.nodes
+    return nodes[0].peak_1s_w if nodes else None
 
 
 def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:

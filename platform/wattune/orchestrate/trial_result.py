@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from wattune.analysis.metrics.experts import expert_imbalance_frac
-from wattune.analysis.summary import Summary, summarize, told_by_trial, told_window
+from wattune.analysis.run_data import RunData
+from wattune.analysis.summary import Summary, summarize
 from wattune.fidelity import STOPPED_EARLY
 from wattune.orchestrate.command_result import command_tags, num_answers
 from wattune.orchestrate.failures import Cause, Failure
@@ -104,20 +105,10 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
     if is_command(spec):
         tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
     if status is TrialStatus.COMPLETED:
-        tables, manifests = folder.stored(), folder.manifests()
+        experts = expert_imbalance_frac([outcome.expert_tokens for outcome in answer.outcomes], spec.plan.ep)
+        data = RunData.of(folder.path)
         summary = summarize(
-            spec,
-            spans,
-            tables,
-            manifests,
-            kernels=folder.kernels(),
-            memory_peak_bytes=_peaks(answer.outcomes),
-            expert_imbalance_frac=expert_imbalance_frac(
-                [outcome.expert_tokens for outcome in answer.outcomes], ended.spec.plan.ep
-            ),
-            window=told_window(tags, tables, manifests),
-            tokens_per_step=told_by_trial(spec, tags),
-            tags=tags,
+            data.of_trial(tags, memory_peak_bytes=_peaks(answer.outcomes), expert_imbalance_frac=experts)
         )
         status, reason = against_limits(summary, ended.limits)
     facts = {

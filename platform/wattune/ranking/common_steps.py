@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from wattune.analysis.quality import INDICATIVE, INVALID
+from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.steady_state import LEAST_STEPS
-from wattune.analysis.summary import metrics_over, told_by_trial
+from wattune.analysis.summary import metrics_over
 from wattune.errors import WattuneError
 from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
 from wattune.schema import METRICS
-from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder
 from wattune.trial import UNCONTROLLED, TrialResult, TrialSpec, TrialStatus
 
 STEPS_DIFFER: Final = "steps_differ"
@@ -51,13 +52,9 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
     """
 
     def again(spec: TrialSpec, result: TrialResult, steps: Range) -> Mapping[str, float]:
-        folder: TrialFolder = study.trial(result.trial_id, result.repeat)
         try:
-            spans = folder.spans()
-            if spans is None:
-                return {}
-            told = told_by_trial(spec, result.tags)
-            return metrics_over(spec, spans, folder.stored(), folder.manifests(), steps, told)
+            data = replace(RunData.of(study.trial(result.trial_id, result.repeat).path), spec=spec)
+            return metrics_over(data.of_trial(result.tags), *steps)
         except WattuneError:  # without its files a trial is marked; `wattune analyze` says what they lack
             return {}
 

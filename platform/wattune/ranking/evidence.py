@@ -10,11 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wattune.analysis.detail import detail_of
-from wattune.analysis.examine import examine
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
-from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.summary import first_step, node_power_series
+from wattune.analysis.run_data import RunData
+from wattune.analysis.summary import node_power_series
 from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
@@ -65,11 +64,10 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
         TelemetryError: A table in it cannot be read or is of another schema, or a file does not agree with its digest.
     """
     folder.check()
-    spans, tables, manifests = folder.spans(), folder.stored(), folder.manifests()
-    problems = schema_problems(tables, spans)
-    if problems:
-        raise TelemetryError(f"{folder.path}: {'; '.join(problems.values())}")
-    examined = examine(folder.spec(), spans, tables, manifests, kernels=folder.kernels())
+    data = RunData.of(folder.path)
+    if data.problems:
+        raise TelemetryError(f"{folder.path}: {'; '.join(data.problems.values())}")
+    examined = data.examined
     if examined is None:
         return None
     found = detail_of(examined)
@@ -80,7 +78,7 @@ def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
         repeat=result.repeat,
         power_w=node_power_series(examined.aligned),
         steps=(start_s, time_s),
-        step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - first_step(spans),
+        step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - data.first_step,
         excursions=found.excursions,
         slots=found.slots,
         breakdown=found.breakdown,

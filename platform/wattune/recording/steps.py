@@ -10,8 +10,6 @@ import pyarrow as pa
 from wattune.clock import ClockAnchor
 from wattune.errors import SpaceError
 from wattune.recording.window import with_window
-from wattune.schema import BOUNDS
-from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import NONE, parse_source
 from wattune.telemetry.host import HOST
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun
@@ -111,20 +109,3 @@ def _also_of(devices: list[str]) -> str:
         f"power and energy are also of devices that no rank named ({', '.join(devices)}): idle ones and others' work "
         "count"
     )
-
-
-def told_tokens(facts: Mapping[str, Any]) -> float | None:
-    """Returns the tokens of a step that a recording's facts have; None without."""
-    tokens = (facts.get("steps") or {}).get("tokens_per_step")
-    return float(tokens) if isinstance(tokens, int | float) and 0 < tokens < MOST_TOKENS else None
-
-
-def window_chosen(facts: Mapping[str, Any]) -> bool:
-    """Returns True where the steps of a recording are those of its window, so that no figure leaves out more."""
-    return bool(facts.get("window_why"))
-
-
-def told_memory(facts: Mapping[str, Any]) -> list[int]:
-    """Returns the peak memory of the rank that used most, as a recording's facts have it; empty without."""
-    peak = (facts.get("steps") or {}).get("memory_peak_bytes")
-    return [peak] if isinstance(peak, int) and 0 < peak < BOUNDS["memory_used_bytes"].most else []

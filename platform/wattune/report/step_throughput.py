@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.summary import TOLD_TOKENS
+from wattune.analysis.run_data import TOLD_TOKENS
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.common_steps import COMPARED
 from wattune.ranking.evidence import Evidence

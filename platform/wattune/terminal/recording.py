@@ -11,9 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.readings import HOST, Device
+from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.recording.recorder import LOG
-from wattune.recording.recording import Measured, Recording, device_metrics, look
+from wattune.recording.recording import Recording, look
 from wattune.schema import THROTTLE_REASON_BITS
 from wattune.units import ns_to_s, s_to_ns
 from wattune.view.console import fitted, show
@@ -156,12 +158,13 @@ class LiveView:
         took_s = self._clock_s() - begun_s
         self._next_s = begun_s + (IDLE_SHARE * took_s if self._live is not None else LINE_EVERY_S)
 
-    def _show(self, measured: Measured, elapsed_s: float, log: Path) -> None:
-        rows = {device: self._row(measured, device) for device in measured.devices}
+    def _show(self, measured: RunData, elapsed_s: float, log: Path) -> None:
+        known = metrics_by_device(measured)
+        rows = {device: self._row(measured, device, known.get(device, {})) for device in measured.devices}
         host = {title: cell for title, cell in _host_cells(_last_host(measured)).items() if cell != "-"}
         quality = Text("quality not known yet")
         if measured.window_s is not None:
-            summary = measured.summary()
+            summary = summarize(measured)
             title = f"quality of the last {measured.window_s:.0f} s"
             quality = _quality(summary.quality, summary.quality_reasons, title)
         whole = Text("   ".join([f"{elapsed_s:.0f} s", *(f"{title} {cell}" for title, cell in host.items())]))
@@ -180,14 +183,12 @@ class LiveView:
         parts.append(Text("\n".join(_last_lines(log)), style="dim", no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts), refresh=True)
 
-    def _row(self, measured: Measured, device: Device) -> dict[str, str]:
-        own = measured.only(device)
-        metrics = device_metrics(measured, device)
-        last = _last(own.tables.get("fast"))
+    def _row(self, measured: RunData, device: Device, metrics: Mapping[str, float]) -> dict[str, str]:
+        last = _last(measured.rows("fast", device))
         peak_w = metrics.get("device_power_peak_100ms_w")
         if peak_w is not None:
             self._peaks_w[device] = max(peak_w, self._peaks_w.get(device, 0.0))
-        max_mhz = own.manifests[device[0]]["devices"][device[1]].get("sm_clock_max_mhz")
+        max_mhz = measured.manifests[device[0]]["devices"][device[1]].get("sm_clock_max_mhz")
         return {
             "power": worded("power_w", _number(last, "power_instant_w")),
             "peak 100 ms": worded("power_w", peak_w),
@@ -195,7 +196,7 @@ class LiveView:
             "temperature": worded("temp_c", _number(last, "gpu_temp_c")),
             "SM clock": worded("clock_mhz", _number(last, "sm_clock_mhz")),
             "throttled by": throttle_causes(_number(last, "event_reasons"), _number(last, "sm_clock_mhz"), max_mhz),
-            "NVLink": worded("rate_bytes_per_s", _link_rate_bytes_per_s(own.tables.get("counter"))),
+            "NVLink": worded("rate_bytes_per_s", _link_rate_bytes_per_s(measured.rows("counter", device))),
         }
 
 
@@ -229,8 +230,8 @@ def _number(row: Mapping[str, object], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _last_host(measured: Measured) -> dict[str, float]:
-    row = _last(measured.tables.get(HOST))
+def _last_host(measured: RunData) -> dict[str, float]:
+    row = _last(measured.rows(HOST, (next(iter(measured.manifests)), HOST)))
     return {name: value for name in _HOST_GAUGES.values() if (value := _number(row, name)) is not None}
 
 

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from runs import run_data
 
 from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
-from wattune.analysis.examine import clocks_and_temperatures, examine
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.throttle import stretches, throttle_metrics
+from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.readings import ReadingsCache
 from wattune.analysis.summary import summarize
@@ -75,7 +76,7 @@ def whole(bench):
 
 
 def detail(spans, tables, manifests) -> Detail:
-    examined = examine(None, spans, tables, manifests)
+    examined = run_data(None, spans, tables, manifests).examined
     assert examined is not None
     return detail_of(examined)
 
@@ -96,7 +97,7 @@ def test_slots_and_their_temperatures_over_time(bench):
 
 def test_excursions_are_listed_as_they_are_counted(bench):
     spans, tables = whole(bench)
-    found, metrics = detail(spans, tables, MANIFESTS), summarize(None, spans, tables, MANIFESTS).metrics
+    found, metrics = detail(spans, tables, MANIFESTS), summarize(run_data(None, spans, tables, MANIFESTS)).metrics
     assert found.excursions.num_rows == metrics["excursion_count"] == 5
     assert set(found.excursions["device"].to_pylist()) == {"gpu0"}
     starts_s, ends_s = (found.excursions[name].to_numpy() for name in ("start_s", "end_s"))
@@ -128,6 +129,6 @@ def test_json_has_the_first_rows_of_long_tables_and_says_how_many_there_are(benc
 
 def test_a_cache_without_room_changes_no_figure(bench, monkeypatch):
     spans, tables = whole(bench)
-    before = summarize(None, spans, tables, MANIFESTS).metrics
+    before = summarize(run_data(None, spans, tables, MANIFESTS)).metrics
     monkeypatch.setattr("wattune.analysis.signals.align.ReadingsCache", lambda: ReadingsCache(most_bytes=1))
-    assert summarize(None, spans, tables, MANIFESTS).metrics == before
+    assert summarize(run_data(None, spans, tables, MANIFESTS)).metrics == before

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import run_data
 
 from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.analysis.signals.align import align
@@ -89,7 +90,7 @@ def throttled_frac():
 
 
 def test_a_whole_trial(bench):
-    summary = summarize(SPEC, *trial(bench), MANIFESTS, memory_peak_bytes=[10**9] * 4)
+    summary = summarize(run_data(SPEC, *trial(bench), MANIFESTS, memory_peak_bytes=[10**9] * 4))
     assert summary.quality == PUBLISHABLE
     assert summary.quality_reasons == ("short_for_thermal",)
     assert summary.tags["quality_thermal"] == INDICATIVE
@@ -115,19 +116,21 @@ def test_what_a_device_waits_for_its_host_is_taken_out_of_the_step(bench):
         for name, busy_s in (("step", 1.2), ("gemm", 0.6))
     ]
     spans, tables = trial(bench)
-    metrics = summarize(SPEC, spans, tables, MANIFESTS, kernels=pa.Table.from_pylist(rows, schema=KERNELS)).metrics
+    metrics = summarize(
+        run_data(SPEC, spans, tables, MANIFESTS, kernels=pa.Table.from_pylist(rows, schema=KERNELS))
+    ).metrics
     assert metrics["step_time_s"] == pytest.approx(1.0)
     assert metrics["host_bound_frac"] == pytest.approx(0.4)
     assert metrics["device_bound_step_time_s"] == pytest.approx(0.6)
-    assert "device_bound_step_time_s" not in summarize(SPEC, spans, tables, MANIFESTS).metrics
+    assert "device_bound_step_time_s" not in summarize(run_data(SPEC, spans, tables, MANIFESTS)).metrics
 
 
 def test_whether_the_limit_was_read_or_only_announced_is_said(bench):
     spans, tables = trial(bench)
     tables["slow"] = tables["slow"].drop_columns("power_limit_w")
-    assert "excursion_count" not in summarize(SPEC, spans, tables, {}).metrics
-    assert "excursion_limit" not in summarize(SPEC, spans, tables, {}).tags
-    summary = summarize(SPEC, spans, tables, MANIFESTS)
+    assert "excursion_count" not in summarize(run_data(SPEC, spans, tables, {})).metrics
+    assert "excursion_limit" not in summarize(run_data(SPEC, spans, tables, {})).tags
+    summary = summarize(run_data(SPEC, spans, tables, MANIFESTS))
     assert summary.metrics["device_power_limit_w"] == 700.0
     assert summary.tags["excursion_limit"] == "manifest"
 
@@ -135,7 +138,7 @@ def test_whether_the_limit_was_read_or_only_announced_is_said(bench):
 def test_a_recording_without_spans_is_held_to_its_commands_window(bench):
     _, tables = trial(bench)
     window = int(bench.wall_ns("n0", 5.0)), int(bench.wall_ns("n0", 15.0))
-    summary = summarize(None, None, tables, MANIFESTS, window=window)
+    summary = summarize(run_data(None, None, tables, MANIFESTS, window=window))
     assert summary.tags["window_s"] == "10.000"
     assert summary.metrics["device_power_mean_w"] == pytest.approx(560.0, rel=5e-3)
     assert not summary.metrics.keys() & {"step_time_s", "tokens_per_s", "energy_per_step_j", "mfu_frac"}
@@ -145,7 +148,7 @@ def test_a_recording_without_spans_is_held_to_its_commands_window(bench):
 def test_simulated_data_is_never_better_than_indicative(bench):
     spans, tables = trial(bench)
     tables["ring"] = tables["ring"].cast(table_schema("ring", backend="simulated", simulated=True))
-    summary = summarize(SPEC, spans, tables, MANIFESTS)
+    summary = summarize(run_data(SPEC, spans, tables, MANIFESTS))
     assert (summary.quality, summary.quality_reasons[0]) == (INDICATIVE, "simulated")
     assert summary.tags["simulated"] == "true"
 
@@ -173,7 +176,7 @@ def with_facts(*, steps=(), **processes):
     ],
 )
 def test_what_samplers_saw_is_judged(bench, facts, reasons):
-    summary = summarize(SPEC, *trial(bench), with_facts(**facts))
+    summary = summarize(run_data(SPEC, *trial(bench), with_facts(**facts)))
     assert summary.quality == (INDICATIVE if reasons else PUBLISHABLE)
     assert summary.quality_reasons == (*reasons, "short_for_thermal")
 
@@ -182,22 +185,25 @@ def test_what_samplers_saw_is_judged(bench, facts, reasons):
 def test_a_clock_that_is_not_known_well_enough_is_a_reason_where_nodes_are_added_up(bench, uncertain_s, reasons):
     spans, tables = trial(bench)
     known = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_uncertainty_ns": round(uncertain_s * 1e9)}}
-    assert summarize(SPEC, spans, tables, known).quality_reasons == (*reasons, "short_for_thermal")
+    assert summarize(run_data(SPEC, spans, tables, known)).quality_reasons == (*reasons, "short_for_thermal")
     window = int(bench.wall_ns("n1", 5.0)), int(bench.wall_ns("n1", 15.0))
     alone = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n1")) for tier, table in tables.items()}
-    assert "clock_uncertain" not in summarize(None, None, alone, {"n1": known["n1"]}, window=window).quality_reasons
+    assert (
+        "clock_uncertain"
+        not in summarize(run_data(None, None, alone, {"n1": known["n1"]}, window=window)).quality_reasons
+    )
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.floats(-100, 100))
 def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):
-    still = summarize(SPEC, *trial(make_bench()), MANIFESTS)
+    still = summarize(run_data(SPEC, *trial(make_bench()), MANIFESTS))
     moved = make_bench(
         mono_0_s={"n0": mono_s, "n1": 2 * mono_s + 7}, wall_ahead_s={"n0": wall_s, "n1": wall_s + round(offset_s, 3)}
     )
     offset_ns = round(round(offset_s, 3) * 1e9)
     manifests = {**MANIFESTS, "n1": {**MANIFESTS["n1"], "clock_offset_ns": offset_ns}}
-    shifted = summarize(SPEC, *trial(moved), manifests)
+    shifted = summarize(run_data(SPEC, *trial(moved), manifests))
     assert shifted.metrics == pytest.approx(dict(still.metrics), rel=1e-5, abs=1e-6)
     assert (shifted.quality, shifted.quality_reasons) == (still.quality, still.quality_reasons)
 
@@ -207,28 +213,28 @@ def test_shifting_time_changes_nothing(make_bench, wall_s, mono_s, offset_s):
 def test_permuting_devices_and_rows_changes_nothing(make_bench, order, random):
     spans, tables = trial(make_bench())
     names = {("n0", "gpu0"): 0, ("n0", "gpu1"): 1, ("n1", "gpu0"): 2, ("n1", "gpu1"): 3}
-    before = summarize(SPEC, spans, tables, MANIFESTS)
+    before = summarize(run_data(SPEC, spans, tables, MANIFESTS))
     rows = list(range(spans.num_rows))
     random.shuffle(rows)
     parts = [_of_device(tables["ring"], *device) for device, index in sorted(names.items(), key=lambda x: order[x[1]])]
     mixed = {
         tier: table.take(np.random.default_rng(order[0]).permutation(table.num_rows)) for tier, table in tables.items()
     }
-    after = summarize(SPEC, spans.take(rows), {**mixed, "ring": pa.concat_tables(parts)}, MANIFESTS)
+    after = summarize(run_data(SPEC, spans.take(rows), {**mixed, "ring": pa.concat_tables(parts)}, MANIFESTS))
     assert after.metrics == pytest.approx(dict(before.metrics), rel=1e-9)
     assert after.quality_reasons == before.quality_reasons
 
 
 def test_exchanging_the_devices_of_a_node_changes_nothing(bench):
     twins = [DEVICES[1], DEVICES[0], *DEVICES[2:]]
-    before = summarize(SPEC, *trial(bench), MANIFESTS).metrics
-    assert summarize(SPEC, *trial(bench, twins), MANIFESTS).metrics == pytest.approx(dict(before), rel=1e-9)
+    before = summarize(run_data(SPEC, *trial(bench), MANIFESTS)).metrics
+    assert summarize(run_data(SPEC, *trial(bench, twins), MANIFESTS)).metrics == pytest.approx(dict(before), rel=1e-9)
 
 
 def test_without_spans_and_window_the_verdict_is_clear(bench):
     _, tables = trial(bench)
     for spans in (None, bench.spans([])):
-        summary = summarize(SPEC, spans, tables, MANIFESTS)
+        summary = summarize(run_data(SPEC, spans, tables, MANIFESTS))
         assert (summary.metrics, summary.quality, summary.quality_reasons) == ({}, INVALID, ("no_window",))
 
 
@@ -236,7 +242,7 @@ def test_host_telemetry_alone_is_indicative_with_its_reason(bench):
     time_s = np.arange(-1.0, 21.0)
     host = bench.tier("host", {("n0", "host"): {"time_s": time_s, "cpu_busy_frac": np.full(len(time_s), 0.9)}})
     spans = bench.steps([("n0", "cpu0"), ("n0", "cpu1")])
-    summary = summarize(None, spans, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}})
+    summary = summarize(run_data(None, spans, {"host": host}, {"n0": {"devices": {"host": {"backend": "host"}}}}))
     assert (summary.quality, summary.quality_reasons) == (INDICATIVE, ("no_device_power",))
     assert summary.metrics.keys() == {"step_time_s", "step_time_p95_s", "step_time_uncertainty_frac"}
 
@@ -244,7 +250,7 @@ def test_host_telemetry_alone_is_indicative_with_its_reason(bench):
 def test_a_missing_node_leaves_no_figure_that_needs_it(bench):
     spans, tables = trial(bench)
     kept = {tier: table.filter(pc.equal(table["node"].cast(pa.string()), "n0")) for tier, table in tables.items()}
-    summary = summarize(SPEC, spans, kept, MANIFESTS)
+    summary = summarize(run_data(SPEC, spans, kept, MANIFESTS))
     assert summary.quality == INVALID
     assert {"device_missing", "low_coverage"} <= set(summary.quality_reasons)
     assert summary.metrics["sample_coverage_frac"] == 0.0
@@ -254,7 +260,7 @@ def test_a_missing_node_leaves_no_figure_that_needs_it(bench):
 
 def test_a_rank_without_spans_is_invalid(bench):
     spans, tables = trial(bench)
-    summary = summarize(SPEC, spans.filter(pc.less(spans["rank"], 3)), tables, MANIFESTS)
+    summary = summarize(run_data(SPEC, spans.filter(pc.less(spans["rank"], 3)), tables, MANIFESTS))
     assert (summary.quality, "rank_missing" in summary.quality_reasons) == (INVALID, True)
 
 
@@ -262,7 +268,7 @@ def test_a_rank_without_spans_is_invalid(bench):
 @pytest.mark.parametrize("damage", ["absent", "empty", "nulls", "nan", "one_row"])
 def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damage):
     spans, tables = trial(bench)
-    whole = summarize(SPEC, spans, tables, MANIFESTS).metrics
+    whole = summarize(run_data(SPEC, spans, tables, MANIFESTS)).metrics
     keys = {"node", "device", "mono_ns", "wall_ns", "sensor_ns"}
     table = tables.pop(tier)
     if damage in ("empty", "one_row"):
@@ -273,7 +279,7 @@ def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damag
                 value = float("nan") if damage == "nan" and pa.types.is_floating(field.type) else None
                 table = table.set_column(index, field, pa.array([value] * table.num_rows, field.type))
         tables[tier] = table
-    summary = summarize(SPEC, spans, tables, MANIFESTS)
+    summary = summarize(run_data(SPEC, spans, tables, MANIFESTS))
     assert all(math.isfinite(value) for value in summary.metrics.values())
     lost_with = {
         "ring": {"device_power_mean_w", "energy_per_step_j", "excursion_count"},
@@ -291,7 +297,7 @@ def test_a_damaged_tier_takes_its_metrics_with_it_and_no_more(bench, tier, damag
 def test_nothing_at_all_is_no_error():
     empty = {tier: schema.empty_table() for tier, schema in TELEMETRY.items()}
     for tables in ({}, empty):
-        summary = summarize(None, None, tables, {}, window=(0, 10**10))
+        summary = summarize(run_data(None, None, tables, {}, window=(0, 10**10)))
         assert (summary.metrics, summary.quality, summary.quality_reasons) == (
             {"window_s": 10.0},
             INDICATIVE,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from runs import run_data
 
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
@@ -44,7 +45,9 @@ def test_a_part_of_a_trial_draws_what_the_whole_does() -> None:
     found = simulate(SPEC, pa.concat_tables(whole.values()), seed=0)
     tables, manifest = found["n0"]
     window = (ANCHOR.wall_ns, ANCHOR.wall_ns + 8 * S)
-    whole_w = summarize(None, None, tables, {"n0": manifest}, window=window).metrics["node_device_power_peak_1s_w"]
+    whole_w = summarize(run_data(None, None, tables, {"n0": manifest}, window=window)).metrics[
+        "node_device_power_peak_1s_w"
+    ]
     part_w = simulated_power_w(SPEC, {rank: spans(rank, first=40, steps=30) for rank in range(2)}, seed=0)
     assert part_w == {"n0": pytest.approx(whole_w, rel=0.01)}
     assert 1000 < whole_w < 1400, "two H200s that compute without a pause"
@@ -54,7 +57,7 @@ def test_the_peak_is_the_metric_of_the_whole_trial_and_needs_the_power_of_every_
     tables, manifest = simulate(SPEC, pa.concat_tables(spans(rank) for rank in range(2)), seed=0)["n0"]
     start_ns = ANCHOR.wall_ns
     window = (start_ns, start_ns + 6 * S)
-    metrics = summarize(None, None, tables, {"n0": manifest}, window=window).metrics
+    metrics = summarize(run_data(None, None, tables, {"n0": manifest}, window=window)).metrics
     assert node_power_peak_w(tables, "n0", manifest, window) == metrics["node_device_power_peak_1s_w"]
     assert node_power_peak_w(tables, "n0", manifest, (start_ns, start_ns + S // 2)) is None, "shorter than a second"
     assert node_power_peak_w(tables, "n0", manifest, (start_ns, start_ns)) is None

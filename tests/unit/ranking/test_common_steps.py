@@ -7,7 +7,8 @@ import pytest
 from made_trials import FASTEST, Pair, trial
 from small_study import make_study, ranking_of
 
-from wattune.analysis.summary import TOLD_TOKENS, metrics_over
+from wattune.analysis.run_data import TOLD_TOKENS, RunData
+from wattune.analysis.summary import metrics_over
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint
 from wattune.ranking.common_steps import (
@@ -128,8 +129,7 @@ def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: 
     before = {result.trial_id: result for _, result in pairs}
     after = {result.trial_id: result for _, result in of_folder(study, pairs)}
     assert after[longer].tags[COMPARED] == f"{first}-{last}"
-    folder = study.trial(longer, 0)
-    whole = metrics_over(folder.spec(), folder.spans(), folder.stored(), folder.manifests(), ranges[longer])
+    whole = metrics_over(RunData.of(study.trial(longer, 0).path), *ranges[longer])
     for name, value in whole.items():
         assert value == pytest.approx(before[longer].metrics[name], rel=1e-9), "over all its steps it is as before"
     changed = {name for name in whole if after[longer].metrics[name] != before[longer].metrics[name]}

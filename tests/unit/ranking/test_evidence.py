@@ -4,8 +4,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from small_study import make_study, ranking_of
+from small_study import make_study, ranking_of, without_steps
 
+from wattune.analysis.run_data import WINDOW_TAGS
 from wattune.errors import PlanError
 from wattune.ranking.evidence import Compared, compare_trials, gather, split_reference
 from wattune.storage.study import StudyFolder
@@ -58,6 +59,19 @@ def test_evidence_is_what_the_folder_holds(study):
     assert start_s[0] == pytest.approx(0.0, abs=1e-3)
     assert (length_s > 0).all()
     assert found.slots["slot"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_evidence_of_a_trial_without_steps_is_of_the_window_that_its_run_is(tmp_path):
+    study = make_study(tmp_path)
+    best = ranking_of(study).best
+    result = without_steps(study, best.trial_id)
+    found = gather(study.trial(best.trial_id, 0), result)
+    assert found is not None and not found.steps[0].size and found.breakdown is None
+    (time_s, watts) = found.power_w["node0"]
+    start_ns, end_ns = (int(result.tags[name]) for name in WINDOW_TAGS[1:])
+    assert 0 <= time_s[0] < time_s[-1] <= (end_ns - start_ns) / 1e9 and watts.max() > 2000
+    side = Compared(study).side(best.trial_id)
+    assert side.simulated is False and side.breakdown is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from wattune.analysis.summary import summarize
 from wattune.errors import PlanError, TelemetryError
 from wattune.recording import recorder
 from wattune.recording.recorder import default_name, record
@@ -205,7 +206,7 @@ def test_windows_a_calibration_excludes_give_no_peak(
     assert measured.facts["closed"] is not killed
     (manifest,) = measured.manifests.values()
     assert manifest["devices"]["gpu0"]["sensor_limits"] == COARSE
-    peaks = [name for name in measured.summary().metrics if name.startswith("device_power_peak_")]
+    peaks = [name for name in summarize(measured).metrics if name.startswith("device_power_peak_")]
     assert peaks == ["device_power_peak_1s_w"]
 
 

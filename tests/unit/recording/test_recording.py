@@ -2,22 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from wattune.analysis import run_data
+from wattune.analysis.run_data import RunData
+from wattune.analysis.signals.align import align
+from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.recording.recorder import record
-from wattune.recording.recording import (
-    LAG_S,
-    Measured,
-    command_window,
-    device_metrics,
-    load,
-    read_until_mono_ns,
-    sampled,
-)
+from wattune.recording.recording import LAG_S, Recording, load, read_until_mono_ns, sampled
 from wattune.schema import table_schema
 from wattune.steps.files import Step
 from wattune.steps.process.writer import StepWriter
@@ -52,12 +49,12 @@ def test_a_window_is_the_command_s_and_without_its_end_goes_up_to_the_last_readi
     tables = {"host": host_rows(5 * NS_PER_S, 10)}
     window = {"start_mono_ns": 6 * NS_PER_S}
     facts = {"node": "n0", "window": window}
-    manifests = {"n0": {"node": "n0"}}
-    assert command_window(facts, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 9 * NS_PER_S)
+    data = RunData(tables=tables, manifests={"n0": {"node": "n0"}})
+    assert data.of_recording(facts).window == (10**18 + NS_PER_S, 10**18 + 9 * NS_PER_S)
     whole = {**facts, "window": {**window, "end_mono_ns": 8 * NS_PER_S}}
-    assert command_window(whole, tables, manifests) == (10**18 + NS_PER_S, 10**18 + 3 * NS_PER_S)
-    assert command_window({"node": "n0"}, tables, manifests) is None
-    assert command_window({**facts, "node": "n1"}, tables, manifests) is None
+    assert data.of_recording(whole).window == (10**18 + NS_PER_S, 10**18 + 3 * NS_PER_S)
+    assert data.of_recording({"node": "n0"}).window is None
+    assert data.of_recording({**facts, "node": "n1"}).window is None
 
 
 def test_the_window_of_an_open_recording_ends_where_the_first_sensor_s_readings_do() -> None:
@@ -68,10 +65,11 @@ def test_the_window_of_an_open_recording_ends_where_the_first_sensor_s_readings_
     silent = {"host": pa.concat_tables([early.slice(0, 2), late])}
     assert read_until_mono_ns(silent) == 9 * NS_PER_S - round(LAG_S * NS_PER_S), "a device that is lost costs no more"
     facts = {"node": "n0", "window": {"start_mono_ns": 6 * NS_PER_S}}
-    found = [command_window(facts, tables, {"n0": {"node": "n0"}}, second * NS_PER_S) for second in (8, 6, 5)]
+    data = RunData(tables=tables, manifests={"n0": {"node": "n0"}})
+    found = [data.of_recording(facts, read_until_ns=second * NS_PER_S).window for second in (8, 6, 5)]
     assert found == [(10**18 + 6 * NS_PER_S, 10**18 + 8 * NS_PER_S), None, None]
     told = {**facts, "window": {"start_mono_ns": 6 * NS_PER_S, "end_mono_ns": 9 * NS_PER_S}}
-    assert command_window(told, tables, {"n0": {"node": "n0"}}, 8 * NS_PER_S) == found[0]
+    assert data.of_recording(told, read_until_ns=8 * NS_PER_S).window == found[0]
 
 
 def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_path: Path) -> None:
@@ -101,17 +99,16 @@ def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_pa
 
 def test_means_of_the_host_are_those_of_the_window() -> None:
     tables = {"host": host_rows(0, 10)}
-    measured = Measured(tables=tables, manifests={}, window=(10**18 + NS_PER_S, 10**18 + 4 * NS_PER_S))
+    measured = RunData(tables=tables, manifests={}, window=(10**18 + NS_PER_S, 10**18 + 4 * NS_PER_S))
     assert measured.window_s == 3.0
-    means = measured.host_means()
+    means = measured.examined.host_means()
     assert means["cpu_busy_frac"] == pytest.approx((0.2 + 0.3 + 0.4) / 3) and "package_power_w" not in means
-    assert Measured(tables=tables, manifests={}).host_means() == {}
     rows = tables["host"].to_pylist()
     for row in rows[:3]:  # before the wall clock was set
         row["wall_ns"] -= 3600 * NS_PER_S
     stepped = {"host": pa.Table.from_pylist(rows, schema=tables["host"].schema)}
-    assert Measured(tables=stepped, manifests={}, window=measured.window).host_means() == means
-    assert Measured(tables={"host": tables["host"].slice(0, 0)}, manifests={}, window=(0, 1)).host_means() == {}
+    assert RunData(tables=stepped, window=measured.window).examined.host_means() == means
+    assert RunData(tables={"host": tables["host"].slice(0, 0)}, window=(0, 1)).examined.host_means() == {}
 
 
 def test_figures_of_all_and_of_each_device_are_of_the_steps_that_were_chosen() -> None:
@@ -121,22 +118,25 @@ def test_figures_of_all_and_of_each_device_are_of_the_steps_that_were_chosen() -
     spans = spans_of({0: steps}, node="n0", devices={0: "gpu0"}, anchor=ClockAnchor(mono_ns=0, wall_ns=10**18))
     facts = {"window_why": "steps 0 to 23 of 24: as asked for", "steps": {"tokens_per_step": 7.0}}
     manifests = {"n0": {"node": "n0", "devices": {"gpu0": {}}}}
-    measured = Measured(tables={"host": host_rows(0, 30)}, spans=spans, manifests=manifests, facts=facts)
-    for metrics in (measured.summary().metrics, device_metrics(measured, ("n0", "gpu0"))):
+    unchosen = RunData(tables={"host": host_rows(0, 30)}, spans=spans, manifests=manifests)
+    measured = unchosen.of_recording(facts)
+    for metrics in (summarize(measured).metrics, metrics_by_device(measured)["n0", "gpu0"]):
         assert metrics["step_time_p95_s"] == 2.0  # the slow ones were asked for
-    assert measured.summary().metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
-    assert "tokens_per_s" not in device_metrics(measured, ("n0", "gpu0"))  # they are of all devices together
-    unchosen = Measured(tables=measured.tables, spans=spans, manifests=manifests)
-    assert unchosen.summary().metrics["step_time_p95_s"] == 1.0
+    assert summarize(measured).metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
+    assert "tokens_per_s" not in metrics_by_device(measured)["n0", "gpu0"]  # they are of all devices together
+    assert summarize(unchosen).metrics["step_time_p95_s"] == 1.0
 
 
-def test_a_device_alone_has_its_rows_and_its_facts_only() -> None:
-    measured = load(GOLDEN)
-    assert len(measured.devices) == 4
-    device = measured.devices[2]
-    alone = measured.only(device)
-    assert alone.devices == [device]
-    assert {name for table in alone.tables.values() for name in table["device"].to_pylist()} == {device[1]}
-    assert sum(measured.only(each).tables["ring"].num_rows for each in measured.devices) == (
-        measured.tables["ring"].num_rows
-    )
+def test_a_device_alone_is_aligned_with_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **others: Any) -> Any:
+        calls.append(args)
+        return align(*args, **others)
+
+    monkeypatch.setattr(run_data, "align", counted)
+    found = Recording.read(GOLDEN)
+    assert len(calls) == 1 and len(found.devices) == 4
+    steps = [metrics["energy_per_step_j"] for metrics in found.devices.values()]
+    assert sum(steps) == pytest.approx(found.summary.metrics["energy_per_step_j"], rel=1e-9)
+    assert not any(name.startswith(("node_", "cluster_")) for metrics in found.devices.values() for name in metrics)

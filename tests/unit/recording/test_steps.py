@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
+from wattune.analysis.run_data import RunData
 from wattune.errors import PlanError
 from wattune.inspection import inspect, recorded
 from wattune.recording import recorder
@@ -17,8 +18,6 @@ from wattune.recording.steps import (
     FOLDER,
     devices_of_ranks,
     steps_of_open,
-    told_memory,
-    told_tokens,
 )
 from wattune.steps.files import Step
 from wattune.steps.process.writer import StepWriter
@@ -193,7 +192,8 @@ def test_ranks_have_their_own_device_and_every_device_has_steps() -> None:
     "steps", [None, {}, {"tokens_per_step": "many", "memory_peak_bytes": -1}, {"tokens_per_step": 0}]
 )
 def test_facts_that_cannot_be_are_none(steps: Any) -> None:
-    assert told_tokens({"steps": steps}) is None and told_memory({"steps": steps}) == []
+    data = RunData().of_recording({"steps": steps})
+    assert data.tokens_per_step is None and data.memory_peak_bytes == []
 
 
 def test_a_window_that_cannot_be_read_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from wattune.recording.recording import Measured, Recording, load
+from wattune.analysis.run_data import RunData
+from wattune.recording.recording import Recording, load
+from wattune.storage.measured import MeasuredFolder
 from wattune.terminal import recording as live
 from wattune.terminal.recording import LiveView, print_recording, throttle_causes
 
@@ -17,20 +19,20 @@ DP4 = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
 
 
 @pytest.fixture
-def measured() -> Measured:
+def measured() -> RunData:
     """Ten seconds of the load, as a look at a living sampler would give them."""
-    recorded = load(DP4)
+    recorded = replace(load(DP4), tables=MeasuredFolder(DP4).telemetry())
     start_ns = recorded.tables["fast"]["wall_ns"][0].as_py() + 20_000_000_000
     tables = {
         tier: table.filter([ns < start_ns + 10_000_000_000 for ns in table["wall_ns"].to_pylist()])
         for tier, table in recorded.tables.items()
     }
-    return Measured(
+    return RunData(
         tables=tables, manifests=recorded.manifests, window=(start_ns, start_ns + 9_000_000_000), facts={"command": []}
     )
 
 
-def shown(measured: Measured, monkeypatch: pytest.MonkeyPatch, folder: Path, *, terminal: bool) -> str:
+def shown(measured: RunData, monkeypatch: pytest.MonkeyPatch, folder: Path, *, terminal: bool) -> str:
     monkeypatch.setattr(live, "look", lambda *_: measured)
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=160, color_system=None)
@@ -40,7 +42,7 @@ def shown(measured: Measured, monkeypatch: pytest.MonkeyPatch, folder: Path, *, 
 
 
 def test_off_a_terminal_it_is_a_line_for_each_device(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    measured: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = shown(measured, monkeypatch, tmp_path, terminal=False)
     assert "\x1b" not in text
@@ -51,7 +53,7 @@ def test_off_a_terminal_it_is_a_line_for_each_device(
 
 
 def test_on_a_terminal_it_is_a_table_with_the_commands_last_lines(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    measured: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "command.log").write_text("\n".join(f"loss {n}" for n in range(900)) + "\nbar 1 %\rbar 2 %")
     text = shown(measured, monkeypatch, tmp_path, terminal=True)
@@ -61,19 +63,19 @@ def test_on_a_terminal_it_is_a_table_with_the_commands_last_lines(
 
 
 def test_a_machine_without_devices_shows_its_processors(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    measured: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     host = measured.tables["fast"].select(["node", "device", "mono_ns", "wall_ns"]).slice(0, 3)
-    host = host.append_column("cpu_busy_frac", [[0.1, 0.2, 0.375]])
-    alone = Measured(tables={"host": host}, manifests={"node0": {"devices": {"host": {}}}})
+    host = host.set_column(1, "device", [["host"] * 3]).append_column("cpu_busy_frac", [[0.1, 0.2, 0.375]])
+    alone = RunData(tables={"host": host}, manifests={"node0": {"devices": {"host": {}}}})
     text = shown(alone, monkeypatch, tmp_path, terminal=False)
     assert text == "21 s   CPU busy 37.5 %   quality not known yet\n"
 
 
-def test_it_rests_between_looks(measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_rests_between_looks(measured: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = SimpleNamespace(s=0.0, looks=0)
 
-    def look(*_: object) -> Measured:
+    def look(*_: object) -> RunData:
         now.looks += 1
         now.s += 0.2
         return measured

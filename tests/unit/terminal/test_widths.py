@@ -27,6 +27,7 @@ from wattune.recording.recording import Recording, load
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+from wattune.storage.measured import MeasuredFolder
 from wattune.terminal import recording as live
 from wattune.terminal.progress import StudyProgress
 from wattune.terminal.recording import LiveView, print_recording
@@ -253,7 +254,7 @@ def spec_key(event: TrialEvent) -> tuple[str, int]:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_recording_while_it_runs_fits(width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    loaded = load(DP4)
+    loaded = replace(load(DP4), tables=MeasuredFolder(DP4).telemetry())
     start_ns = loaded.tables["fast"]["wall_ns"][0].as_py() + 20_000_000_000
     tables = {
         tier: table.filter([start_ns <= ns < start_ns + 3_000_000_000 for ns in table["wall_ns"].to_pylist()])

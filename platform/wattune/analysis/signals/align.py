@@ -7,7 +7,7 @@ single number, so that jitter between the two clock reads never moves readings o
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -78,6 +78,17 @@ class Aligned:
         if not self.devices or any(device not in found for device in self.devices):
             return None
         return Each(found, self.devices)
+
+    def only(self, device: Device) -> "Aligned":
+        """Returns the same of one device, as if it had been sampled alone in the same window."""
+        return replace(
+            self,
+            steps=None if self.steps is None else self.steps.only(device),
+            devices=(device,),
+            tiers={name: tier for name, tier in self.tiers.items() if name != HOST},
+            known={device: self.known[device]} if device in self.known else {},
+            hosts={},
+        )
 
     @property
     def missing(self) -> list[Device]:

@@ -29,6 +29,20 @@ class Steps:
     anchor_ns: Ints
     """Shift from each rank's monotonic times to common time, shape (ranks,)."""
 
+    def only(self, device: Device) -> "Steps | None":
+        """Returns those of the ranks on one device; None where there are none."""
+        own = [index for index, each in enumerate(self.device) if each == device]
+        if not own:
+            return None
+        return Steps(
+            number=self.number,
+            rank=self.rank[own],
+            device=(device,) * len(own),
+            start_ns=self.start_ns[:, own],
+            end_ns=self.end_ns[:, own],
+            anchor_ns=self.anchor_ns[own],
+        )
+
     def duration_s(self) -> Floats:
         """Returns the time of each rank in each step, shape (steps, ranks)."""
         result: Floats = (self.end_ns - self.start_ns) / NS_PER_S

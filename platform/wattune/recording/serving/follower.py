@@ -12,13 +12,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.analysis.examine import clocks_and_temperatures
-from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.throttle import Throttle
-from wattune.analysis.signals.align import align
+from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.readings import HOST, Device
+from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.clock import ClockAnchor
-from wattune.recording.recording import Measured, device_metrics, look
+from wattune.recording.recording import look
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -179,7 +178,7 @@ class Follower:
             self._assess(measured, since_ns)
         return self._snapshot(now_ns, manifest, alive=True, measured=measured)
 
-    def _assess(self, measured: Measured, since_ns: int) -> None:
+    def _assess(self, measured: RunData, since_ns: int) -> None:
         """Takes peaks of all that was read, and the lost clock of what is new, where enough is."""
         assert measured.window is not None
         shift_ns = measured.window[0] - since_ns  # from the monotonic clock to the window's
@@ -187,31 +186,20 @@ class Follower:
         first = self._assessed_until_ns == self._start_ns
         if end_ns - begin_ns < s_to_ns(LEAST_PIECE_S if first else ASSESS_EVERY_S):
             return
-        for device in measured.devices:
-            own = measured.only(device)
-            peaks = self._device_peaks.setdefault(device[1], Peaks())
-            peaks.observe(device_metrics(own, device), _DEVICE_PEAKS)
-            self._account(own, device, (since_ns + shift_ns, begin_ns + shift_ns, end_ns + shift_ns))
-        self._node_peaks.observe(measured.summary().metrics, _NODE_PEAKS)
+        for (_, name), metrics in metrics_by_device(measured).items():
+            self._device_peaks.setdefault(name, Peaks()).observe(metrics, _DEVICE_PEAKS)
+        self._node_peaks.observe(summarize(measured).metrics, _NODE_PEAKS)
+        from_ns = max(since_ns, begin_ns - s_to_ns(LEAST_PIECE_S))
+        whole = _clock_lost(measured, (from_ns + shift_ns, end_ns + shift_ns))
+        known = _clock_lost(measured, (from_ns + shift_ns, begin_ns + shift_ns))
+        for name, lost in whole.items():
+            before = known.get(name) if from_ns < begin_ns else ClockLost()
+            if before is not None:
+                self._lost.setdefault(name, ClockLost()).add(lost, before)
         self._assessed_until_ns = end_ns
 
-    def _account(self, own: Measured, device: Device, times_ns: tuple[int, int, int]) -> None:
-        """Adds the clock that a device lost.
-
-        Args:
-            own: Its readings.
-            device: The device.
-            times_ns: Where its readings begin, and the new piece's start and end, on the window's clock.
-        """
-        first_ns, begin_ns, end_ns = times_ns
-        from_ns = max(first_ns, begin_ns - s_to_ns(LEAST_PIECE_S))
-        whole = _clock_lost(own, device, (from_ns, end_ns))
-        known = _clock_lost(own, device, (from_ns, begin_ns)) if from_ns < begin_ns else ClockLost()
-        if whole is not None and known is not None:
-            self._lost.setdefault(device[1], ClockLost()).add(whole, known)
-
     def _snapshot(
-        self, now_ns: int, manifest: Mapping[str, Any], *, alive: bool, measured: Measured | None = None
+        self, now_ns: int, manifest: Mapping[str, Any], *, alive: bool, measured: RunData | None = None
     ) -> Snapshot:
         devices: dict[str, DeviceView] = {}
         host = None
@@ -241,23 +229,20 @@ class Follower:
         )
 
 
-def _clock_lost(own: Measured, device: Device, window_ns: tuple[int, int]) -> ClockLost | None:
-    """Computes the clock that one device lost in a window; None where that is not known."""
-    aligned = align(own.tables, None, own.manifests, window=window_ns)
-    if aligned is None:
-        return None
-    _, throttles = clocks_and_temperatures(aligned, None, powers(aligned))
-    return ClockLost.of(throttles.get(device), aligned.duration_s)
+def _clock_lost(measured: RunData, window_ns: tuple[int, int]) -> dict[str, ClockLost]:
+    """Computes the clock that devices lost in a window, by name; one of which that is not known is not in it."""
+    examined = replace(measured, window=window_ns).examined
+    if examined is None:
+        return {}
+    each = {device: examined.only(device).throttles.get(device) for device in measured.devices}
+    lost = {name: ClockLost.of(found, examined.aligned.duration_s) for (_, name), found in each.items()}
+    return {name: known for name, known in lost.items() if known is not None}
 
 
-def _latest(measured: Measured, device: Device) -> dict[str, Latest]:
+def _latest(measured: RunData, device: Device) -> dict[str, Latest]:
     """Returns a device's last row of every tier that has one."""
-    own = measured.only(device).tables
-    found = {}
-    for tier in FOLLOWED_TIERS:
-        if tier in own and own[tier].num_rows:
-            found[tier] = _last_row(own[tier])
-    return found
+    own = {tier: measured.rows(tier, device) for tier in FOLLOWED_TIERS}
+    return {tier: _last_row(rows) for tier, rows in own.items() if rows is not None}
 
 
 def _last_row(table: pa.Table) -> Latest:

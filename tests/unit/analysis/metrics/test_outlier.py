@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import run_data
 
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
@@ -48,7 +49,7 @@ def trial(bench, *, clocks=(1900,) * 4, watts=(600.0,) * 4, busy_s=(0.7,) * 4, s
                 (device, rank, step, "forward", step, step + busy),
                 (device, rank, step, "wait", step + busy, step + 0.98),
             ]
-    return summarize(spec_ or spec(), bench.spans(spans), tables, {})
+    return summarize(run_data(spec_ or spec(), bench.spans(spans), tables, {}))
 
 
 def test_like_devices_are_no_outliers(bench):

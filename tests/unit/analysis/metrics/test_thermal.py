@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from wattune.analysis.examine import clocks_and_temperatures
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min, thermal_metrics
+from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0")]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.examine import clocks_and_temperatures
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.phases import segments
 from wattune.analysis.metrics.throttle import (
@@ -16,6 +15,7 @@ from wattune.analysis.metrics.throttle import (
     throttle_metrics,
     with_cap_causes,
 )
+from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.readings import Readings
 from wattune.analysis.signals.series import Series

@@ -10,7 +10,9 @@ import pytest
 from living_sampler import NODE, LivingSampler
 
 from wattune.analysis.metrics.throttle import Throttle
-from wattune.recording.recording import LAG_S, Measured, device_metrics
+from wattune.analysis.run_data import RunData
+from wattune.analysis.summary import metrics_by_device, summarize
+from wattune.recording.recording import LAG_S
 from wattune.recording.serving import follower
 from wattune.recording.serving.follower import ClockLost, Follower, Peaks, Snapshot
 from wattune.storage.files import write_calibration
@@ -52,8 +54,9 @@ def test_pieces_add_up_to_the_figures_of_the_whole_recording(
     assert assessed_s == pytest.approx(38.5 - START_S - 1.1, abs=0.15)
     window = (living.at_ns(START_S) + shift_ns, living.at_ns(START_S + assessed_s) + shift_ns)
     whole = replace(living.measured, spans=None, window=window)
+    each = metrics_by_device(whole)
     for name, view in seen.devices.items():
-        own = device_metrics(whole, (NODE, name))
+        own = each[NODE, name]
         lost = view.clock_lost
         assert lost.lost_s == pytest.approx(own["throttle_loss_frac"] * assessed_s, rel=1e-3)
         assert lost.throttled_s == pytest.approx(own["throttle_time_s"], rel=1e-3)
@@ -62,7 +65,7 @@ def test_pieces_add_up_to_the_figures_of_the_whole_recording(
         for window_name in ("20ms", "100ms", "1s"):
             expected = own[f"device_power_peak_{window_name}_w"]
             assert view.peaks.since_start_w[window_name] == pytest.approx(expected, rel=1e-3)
-    node = whole.summary().metrics
+    node = summarize(whole).metrics
     assert seen.peaks.since_start_w["1s"] == pytest.approx(node["node_device_power_peak_1s_w"], rel=1e-3)
     # The power cap took more than a tenth of the clock of this load.
     assert 0.1 < seen.devices["gpu0"].clock_lost.lost_s / assessed_s < 0.25
@@ -101,9 +104,9 @@ def test_a_scrape_a_minute_misses_no_peak(tmp_path: Path, monkeypatch: pytest.Mo
     now_ns, looked, covered = [0], [(0, 0)], [(0, 0)]
     late_ns = round((LAG_S + HAND_OVER_S) * 1e9)
 
-    def looking(_folder: Path, since_ns: int) -> Measured:
+    def looking(_folder: Path, since_ns: int) -> RunData:
         looked.append((since_ns, now_ns[0] - late_ns))
-        return Measured(tables={}, manifests={"n0": {"node": "n0"}}, window=looked[-1])
+        return RunData(tables={}, manifests={"n0": {"node": "n0"}}, window=looked[-1])
 
     monkeypatch.setattr(follower, "look", looking)
     monkeypatch.setattr(Peaks, "observe", lambda *_: covered.append(looked[-1]))

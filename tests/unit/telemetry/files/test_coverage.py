@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import run_data
 
 from wattune.analysis.metrics.energy import COVERED_PERIODS, LEAST_COUNTER_SPAN_S
 from wattune.analysis.summary import summarize
@@ -147,6 +148,6 @@ def test_power_that_is_the_counters_own_rise_checks_nothing(one_source: bool) ->
     info = DeviceInfo(device="gpu0", name="x", power_from_energy_counter=one_source or None).to_json()
     assert ("power_from_energy_counter" in info) is one_source
     manifests = {"node0": {"devices": {f"gpu{index}": {**info, "device": f"gpu{index}"} for index in range(4)}}}
-    found = summarize(None, recorded.spans(), recorded.telemetry(), manifests)
+    found = summarize(run_data(None, recorded.spans(), recorded.telemetry(), manifests))
     assert ("energy_unchecked" in found.quality_reasons) is one_source
     assert ("energy_integral_error_frac" in found.metrics) is not one_source

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from runs import run_data
 
-from wattune.analysis.examine import clocks_and_temperatures, examine
+from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
@@ -28,7 +29,7 @@ def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
         rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
         at_s += length_s
     ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
-    found = summarize(None, bench.spans(rows), {"ring": ring}, {})
+    found = summarize(run_data(None, bench.spans(rows), {"ring": ring}, {}))
     assert found.tags["steady_from_step"] == "4"
     assert found.tags["window_s"] == "20.000"
     assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
@@ -42,7 +43,7 @@ def test_of_steps_that_were_chosen_none_is_left_out(bench):
         (GPU, 0, number, "step", end_s - (2.0 if number < 4 else 1.0), end_s) for number, end_s in enumerate(ends_s)
     ]
     ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
-    found = summarize(None, bench.spans(rows), {"ring": ring}, {}, chosen=True, tokens_per_step=7.0)
+    found = summarize(run_data(None, bench.spans(rows), {"ring": ring}, {}, chosen=True, told_tokens_per_step=7.0))
     assert found.tags["window_s"] == "28.000" and found.tags["steps"] == "0-23"
     assert "steady_from_step" not in found.tags and "no_steady_state" not in found.quality_reasons
     assert found.metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
@@ -54,13 +55,13 @@ def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
     for number, length_s in enumerate(lengths_s):
         rows += [(GPU, 0, number, "step", at_s, at_s + length_s)]
         at_s += length_s
-    found = summarize(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {})
+    found = summarize(run_data(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {}))
     assert {"no_steady_state"} <= set(found.quality_reasons)
     assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
 
 
 def test_without_a_window_nothing_is_examined(bench):
-    assert examine(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}) is None
+    assert run_data(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}).examined is None
 
 
 SPEC = TrialSpec(
@@ -89,7 +90,7 @@ def kernels() -> pa.Table:
 
 def test_kernels_divide_a_step_where_its_spans_cannot(bench):
     spans = bench.steps([GPU, TWIN])
-    found = examine(SPEC, spans, {}, {}, kernels=kernels())
+    found = run_data(SPEC, spans, {}, {}, kernels=kernels()).examined
     assert found.division is None
     assert found.profiled == pytest.approx(
         {"compute": 0.7, "exposed_comm:tp": 0.2, "bubble": 0.0, "straggler": 0.0, "other": 0.1}
@@ -97,7 +98,7 @@ def test_kernels_divide_a_step_where_its_spans_cannot(bench):
     assert [*found.profiled][:2] == ["compute", "exposed_comm:tp"]
     assert found.profiled_metrics["exposed_comm_tp_frac"] == pytest.approx(0.2)
     for spec, kernel_table in ((None, kernels()), (SPEC, None)):
-        assert examine(spec, spans, {}, {}, kernels=kernel_table).profiled == {}
+        assert run_data(spec, spans, {}, {}, kernels=kernel_table).examined.profiled == {}
 
 
 def stage_kernels() -> pa.Table:
@@ -132,14 +133,14 @@ def test_the_measured_stages_divide_the_waiting_of_a_profiled_pipeline(bench):
                 (device, rank, step, name, step + at_s, step + at_s + 0.05 * (1 + rank)) for name, at_s in passes[rank]
             ]
     spec = replace(SPEC, plan=Plan(pp=2, sharding="zero2", micro_batch_size=4))
-    found = examine(spec, bench.spans(rows), {}, {}, kernels=stage_kernels())
+    found = run_data(spec, bench.spans(rows), {}, {}, kernels=stage_kernels()).examined
     assert found.division is None
     assert found.profiled_metrics["bubble_frac"] == pytest.approx(0.75 * (0.3 + 0.1) / 2)
     assert found.profiled_metrics["straggler_frac"] == pytest.approx(0.25 * (0.3 + 0.1) / 2)
     assert found.profiled_metrics["exposed_comm_frac"] == pytest.approx(0.5 - 0.2)
     assert sum(found.profiled.values()) == pytest.approx(1.0)
     # Spans of steps alone say nothing of the stages: one undivided wait.
-    alone = examine(spec, bench.steps([GPU, TWIN]), {}, {}, kernels=stage_kernels())
+    alone = run_data(spec, bench.steps([GPU, TWIN]), {}, {}, kernels=stage_kernels()).examined
     assert alone.profiled == pytest.approx({"compute": 0.5, "wait": 0.5, "other": 0.0})
     assert alone.profiled_metrics == pytest.approx({"compute_frac": 0.5, "other_frac": 0.0})
 
@@ -153,7 +154,7 @@ def test_spans_that_can_divide_a_step_go_before_kernels(bench):
                 (device, rank, step, "forward", step, step + 0.8),
                 (device, rank, step, "wait", step + 0.8, step + 1.0),
             ]
-    found = examine(replace(SPEC, plan=Plan()), bench.spans(rows), {}, {}, kernels=kernels())
+    found = run_data(replace(SPEC, plan=Plan()), bench.spans(rows), {}, {}, kernels=kernels()).examined
     assert found.division is not None and (found.profiled, found.profiled_metrics) == ({}, {})
 
 
