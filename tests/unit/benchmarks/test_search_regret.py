@@ -13,6 +13,7 @@ import search_regret as script
 import yaml
 from known_space import BEST, OBJECTIVE, POWER, SPECS, metrics, result
 
+from wattune.objective import Question
 from wattune.trial import TrialStatus
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +35,7 @@ def case():
         )
         for row, spec in enumerate(SPECS)
     )
-    return script.Case(name="known", trials=trials, objective=OBJECTIVE, constraints=(POWER,))
+    return script.Case(name="known", trials=trials, question=Question(objective=OBJECTIVE, constraints=(POWER,)))
 
 
 def test_a_replay_of_the_grid_finds_the_best_where_it_stands(case):
@@ -194,7 +195,9 @@ def test_every_case_names_a_table_and_a_bound_that_excludes_the_fastest_plan():
     for one in yaml.safe_load(CASES.read_text()):
         objective = script.parse_objective(one["objective"])
         bounds = tuple(map(script.parse_constraint, one["where"]))
-        case = script.Case(name=one["name"], trials=tables[one["table"]], objective=objective, constraints=bounds)
+        case = script.Case(
+            name=one["name"], trials=tables[one["table"]], question=Question(objective=objective, constraints=bounds)
+        )
         fastest = max((t for t in case.trials if t.metrics), key=lambda t: t.metrics[objective.metric])
         assert case.value(fastest) == -np.inf, case.name
         assert max(map(case.value, case.trials)) > -np.inf, case.name
@@ -205,7 +208,9 @@ def test_held_out_estimates_are_fitted_to_other_tables():
     """They order a table's plans better than chance, and the table itself is not needed for them."""
     path = DATA / "moe_ep_h200x4.parquet"
     case = script.Case(
-        name="moe", trials=script.read_table(path, held_out=True), objective=OBJECTIVE, constraints=(POWER,)
+        name="moe",
+        trials=script.read_table(path, held_out=True),
+        question=Question(objective=OBJECTIVE, constraints=(POWER,)),
     )
     assert 0.5 < script.pairwise_accuracy(case) < 1.0
     assert all(0.0 < trial.estimate["estimated_tokens_per_s_log_std"] < 0.5 for trial in case.trials)
